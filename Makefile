@@ -1,0 +1,94 @@
+# Everything a checkout needs is Python 3.11+ and make: the targets build their own environments
+# (.venv, and .venv-mcp1 for the legacy SDK) from hash-pinned files and reuse them until those change.
+
+PYTHON ?= python3
+ARGS ?=
+WORKERS ?= 2
+
+VENV := .venv
+MCP1 := .venv-mcp1
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test cover lint format bench gate lock clean
+
+help: ## say what each target does
+	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+
+serve: $(VENV)/.serve ## run the hub; ARGS="--config mcp.json --port 8765"
+	@exec $(VENV)/bin/isthmus serve $(ARGS)
+
+test: $(VENV)/.test $(MCP1)/.ready ## run the tests; ARGS="-k names"
+	$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
+cover: $(VENV)/.test $(MCP1)/.ready ## run the tests and show the branches they miss
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
+
+lint: $(VENV)/.test ## check style, format, types and who imports whom
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy --strict src tests bench
+	$(VENV)/bin/lint-imports --no-logo
+
+format: $(VENV)/.test ## put the code into the project's format
+	$(VENV)/bin/ruff check --fix-only --quiet .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/.test ## measure a call through the hub beside a direct one and a bare relay
+	$(VENV)/bin/python -m bench $(ARGS)
+
+gate: $(VENV)/.test ## fail when a call has become 15 % dearer than the committed baseline
+	$(VENV)/bin/python -m bench.gate $(ARGS)
+
+lock: ## pin the newest versions again; needs uv
+	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
+	$(COMPILE) --upgrade pyproject.toml requirements/image.in --constraint requirements/serve.txt --output-file requirements/image.txt
+	$(COMPILE) --upgrade pyproject.toml requirements/test.in --constraint requirements/image.txt --output-file requirements/test.txt
+	$(COMPILE) --upgrade requirements/mcp1.in --output-file requirements/mcp1.txt
+
+clean: ## remove the environments and every cache
+	rm -rf $(VENV) $(MCP1) build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps. test.txt is image.txt and more, at the same versions, so one environment serves both.
+
+$(VENV)/.serve: $(VENV)/.made requirements/image.txt pyproject.toml
+	@echo "installing the hub into $(VENV) …"
+	@$(VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/image.txt
+	@$(VENV)/bin/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.made requirements/test.txt pyproject.toml
+	@echo "installing the hub and its tests' tools into $(VENV) (about a minute) …"
+	@$(VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/test.txt
+	@$(VENV)/bin/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $(VENV)/.serve $@
+
+$(MCP1)/.ready: $(MCP1)/.made requirements/mcp1.txt
+	@echo "installing the legacy SDK into $(MCP1) …"
+	@$(MCP1)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/mcp1.txt
+	@touch $@
+
+# Debian and Ubuntu keep what `venv` needs in a package of its own: as root (a container) it is fetched,
+# otherwise the one command that helps is named.
+%/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found=$$(command -v $(PYTHON) >/dev/null && $(PYTHON) --version 2>&1 || echo missing); \
+	  echo "Isthmus needs Python 3.11 or newer, and '$(PYTHON)' is $$found." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing $$package, which '$(PYTHON) -m venv' needs …"; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    { apt-get install -qq -y $$package || { apt-get update -qq && apt-get install -qq -y $$package; }; } >/dev/null; \
+	  else \
+	    echo "'$(PYTHON)' cannot make environments. Install its venv package and run make again:" >&2; \
+	    echo "    sudo apt-get install $$package" >&2; exit 1; \
+	  fi; }
+	@echo "making $* with $$($(PYTHON) --version) …"
+	@$(PYTHON) -m venv --clear $*
+	@touch $@

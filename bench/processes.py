@@ -1,0 +1,97 @@
+"""The processes under measurement: starting them, learning their ports, reading their CPU time, ending them.
+
+Called by `python -m bench`. Each program runs alone in a process, so that its CPU time is its own. Linux
+only, for the clock of another process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping
+from time import clock_gettime, monotonic, sleep
+from typing import Self
+
+START_SECONDS = 15.0
+"""Time for a program to say its port; a cold start with byte-compiling takes a second or two."""
+
+END_SECONDS = 5.0
+"""Time to end after SIGTERM, before SIGKILL."""
+
+POLL_SECONDS = 0.02
+
+PORT_PRINTED = re.compile(r"^PORT (\d+)$", re.MULTILINE)
+"""How the bench's own servers say their port."""
+
+PORT_LOGGED = re.compile(r"http://127\.0\.0\.1:(\d+)")
+"""How the hub says its port, somewhere in a log line."""
+
+
+class NotStarted(Exception):
+    """A program that ended or fell silent before it served."""
+
+
+class Program:
+    """One running Python module that serves on a port; leaving its `with` block ends it."""
+
+    def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        self._module = module
+        # A file, not a pipe: nobody reads during a round, and a full pipe would stop the program.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as the program runs)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.close()
+
+    def port(self, said: re.Pattern[str], *, besides: Collection[int] = ()) -> int:
+        """Wait for the words that `said` matches and return the port in them.
+
+        `besides` are the ports of others, which a program may well mention before its own.
+
+        Raises:
+            NotStarted: they did not come; the message holds what the program said instead.
+        """
+        give_up = monotonic() + START_SECONDS
+        while monotonic() < give_up and self._process.poll() is None:
+            own = (port for text in said.findall(self.output()) if (port := int(text)) not in besides)
+            if found := next(own, None):
+                return found
+            sleep(POLL_SECONDS)
+        raise NotStarted(f"{self._module} did not say its port; it said:\n{self.output()[-2000:]}")
+
+    def output(self) -> str:
+        """Return what the program has written to stdout and stderr so far."""
+        # pread leaves the offset alone, which the child shares and writes at.
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time, user and system, that this process alone has used."""
+        return clock_gettime(cpu_clock_of(self._process.pid))
+
+
+def cpu_clock_of(pid: int) -> int:
+    """Return the id of a process's CPU clock, in nanoseconds where /proc counts hundredths of a second.
+
+    This is what clock_getcpuclockid(3), which Python does not offer, computes on Linux.
+    """
+    per_process_scheduled = 2
+    return (~pid << 3) | per_process_scheduled

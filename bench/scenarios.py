@@ -1,0 +1,157 @@
+"""The parts of the hub that the gate watches, each as one function.
+
+A scenario sets up, yields the piece of work that is repeated and timed, and tidies up after the yield.
+Adding one is writing one decorated function here and then `python -m bench.gate --save`. The work must be
+the same at each repetition and must wait for nothing; work that needs an event loop drives one inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import msgspec
+import uvloop
+
+from bench.messages import call_body
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.lane import Lane
+from isthmus.core.catalog.snapshot import CheckCache, Snapshot, Standing
+from isthmus.core.settings import Limits
+from isthmus.identity.keys import KeyRing, credential_of, digest_of
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING, Call
+from isthmus.model.events import Event
+from isthmus.model.names import ServerName, ToolName
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.tools import Tool
+from isthmus.wire import jsonrpc
+
+Work = Callable[[], object]
+Scenario = Callable[[], AbstractContextManager[Work]]
+
+SCENARIOS: dict[str, Scenario] = {}
+"""Every watched scenario by the name of its function, in the order of the table."""
+
+SERVER = ServerName("files")
+CALLER = Caller("bench", "bench", Grants(allow=("files.*", "search.query"), deny=("files.delete",)))
+RESULT = msgspec.Raw(b'{"content":[{"type":"text","text":"a text of some length"}],"resultType":"complete"}')
+DEFINITION = {
+    "description": msgspec.Raw(b'"Return the text it was given."'),
+    "inputSchema": msgspec.Raw(
+        b'{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}'
+    ),
+}
+
+
+def scenario(function: Callable[[], Iterator[Work]]) -> Scenario:
+    """Have the gate watch `function`."""
+    made = contextmanager(function)
+    SCENARIOS[function.__name__] = made
+    return made
+
+
+@scenario
+def decode_request() -> Iterator[Work]:
+    """A caller's modern `tools/call`, from bytes to a checked envelope and its members."""
+    body = call_body(7, "files.echo", "a text of some length", "modern")
+    yield lambda: jsonrpc.decode(body)
+
+
+@scenario
+def decode_reply() -> Iterator[Work]:
+    """A server's answer, from bytes to a checked envelope."""
+    body = jsonrpc.result(b"7", RESULT)
+    yield lambda: jsonrpc.decode(body)
+
+
+@scenario
+def encode_both() -> Iterator[Work]:
+    """The request towards a server and the answer towards a caller."""
+    params = msgspec.Raw(b'{"name":"echo","arguments":{"text":"a text of some length"}}')
+    id = msgspec.Raw(b"7")
+    yield lambda: (jsonrpc.request(7, "tools/call", params), jsonrpc.result(id, RESULT))
+
+
+@scenario
+def find_caller() -> Iterator[Work]:
+    """Whose key a request carries, among a hundred callers."""
+    ring = KeyRing([(digest_of(f"a-key-for-caller-{number}"), CALLER) for number in range(100)])
+    headers = [
+        (b"host", b"127.0.0.1"),
+        (b"content-type", b"application/json"),
+        (b"accept", b"application/json, text/event-stream"),
+        (b"authorization", b"Bearer a-key-for-caller-50"),
+    ]
+    yield lambda: ring.caller_of(credential_of(headers) or b"")
+
+
+@scenario
+def compile_view() -> Iterator[Work]:
+    """The table of one permission set over ten servers with ten tools each, as after every `list_changed`."""
+    standings = {}
+    for server in (SERVER, *(ServerName(f"server-{number}") for number in range(9))):
+        tools = tuple(Tool.of(server, ToolName(f"tool_{number}"), DEFINITION) for number in range(10))
+        standings[server] = Standing(server, "ready", tools=tools, is_settled=True)
+    checks = CheckCache(limit_bytes=Limits().schema_bytes)
+    everything = Grants(allow=("*",))
+    yield lambda: Snapshot(1, standings, checks).view(everything, EVERYTHING)
+
+
+class Silent:
+    """An exchange and a recorder that do nothing, so that what is measured is the core's own cost."""
+
+    def emit(self, event: Event) -> None:
+        raise AssertionError(f"nothing happens during this call, yet {event} came")
+
+    def end(self, outcome: Outcome) -> None:
+        assert isinstance(outcome, Result), outcome
+
+    def ended(self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        pass
+
+    def late(self, server: ServerName) -> None:
+        raise AssertionError(f"{server} was answered for twice")
+
+
+class Instant:
+    """A link to a server that has answered before `send` returns."""
+
+    def send(self, inflight: InFlight) -> None:
+        inflight.finish(Result(RESULT))
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        return True
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        raise AssertionError(f"an instant call was withdrawn: {reason}")
+
+
+@scenario
+def core_call() -> Iterator[Work]:
+    """The core alone: all stages, the lane, the deadline's timer and the end of sixteen calls."""
+    loop = uvloop.new_event_loop()
+    hub = loop.run_until_complete(hub_with_instant_server())
+    silent = Silent()
+    call = Call(CALLER, EVERYTHING, "files.echo", msgspec.Raw(b'{"text":"a text of some length"}'))
+
+    async def sixteen() -> None:
+        for _ in range(16):
+            hub.start(call, silent)
+        # Cancelled timers are swept by the loop, which is part of what they cost.
+        await asyncio.sleep(0)
+
+    yield lambda: loop.run_until_complete(sixteen())
+    loop.close()
+
+
+async def hub_with_instant_server() -> Hub:
+    """Return a hub with one server, attached and ready."""
+    hub = Hub(Limits(), Silent())
+    lane = Lane(SERVER, hub.limits)
+    tools = (Tool.of(SERVER, ToolName("echo"), DEFINITION),)
+    hub.open_lane(lane, Standing(SERVER, "ready", tools=tools, is_settled=True))
+    lane.attach(Instant())
+    return hub

@@ -1,0 +1,171 @@
+"""The cast of one bench run: servers, relay and hub as processes, and what each scenario sends to whom.
+
+Called by `python -m bench`. A scenario that the hub serves differs from another only in the tool it names
+and in how it asks; all of them go through the same hub process, with a caller's key and permissions on.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+
+from bench.load import complaint_about
+from bench.messages import CLIENT, VERSIONS, Ask, Era, asks, call_body, call_headers
+from bench.processes import PORT_LOGGED, PORT_PRINTED, NotStarted, Program
+
+READY_SECONDS = 10.0
+"""Time for the hub to reach its servers; on loopback it needs a fraction of a second."""
+
+KEY = "a-bench-key-that-protects-nothing"
+HUB_MODULE = "isthmus"
+HUB_CONFIG = """
+[servers.modern]
+url = "http://127.0.0.1:{modern}/mcp"
+
+[servers.legacy]
+url = "http://127.0.0.1:{legacy}/mcp"
+
+[servers.pipe]
+command = {python}
+args = ["-m", "bench.direct", "--stdio"]
+cwd = {folder}
+
+[callers.bench]
+key = "env:BENCH_KEY"
+allow = ["modern.*", "legacy.echo", "pipe.*"]
+deny = ["modern.forbidden"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One row of the table: who is measured, and how it is asked for what."""
+
+    name: str
+    measured: str
+    tool: str
+    era: Era = "modern"
+
+    @property
+    def needs_hub(self) -> bool:
+        """Say whether the hub must be running for it."""
+        return self.measured == "hub"
+
+
+SCENARIOS = (
+    Scenario("direct", "direct", "echo"),
+    Scenario("relay", "relay", "echo"),
+    Scenario("hub", "hub", "modern.echo"),
+    Scenario("hub, stdio server", "hub", "pipe.echo"),
+    Scenario("hub, legacy server", "hub", "legacy.echo"),
+    Scenario("hub, legacy caller", "hub", "modern.echo", "legacy"),
+)
+"""All rows, in the order of the table; `direct` and `relay` are what the others are compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A scenario made ready: the process to watch, its port, and each connection's calls."""
+
+    scenario: Scenario
+    program: Program
+    port: int
+    asks_of: Sequence[Sequence[Ask]]
+
+
+def set_stage(
+    held: ExitStack, scenarios: Sequence[Scenario], *, connections: int, asks_each: int
+) -> list[Target]:
+    """Start what the scenarios need and return them ready to be driven; `held` ends the processes.
+
+    Raises:
+        NotStarted: a program did not start, or the hub did not reach its servers.
+    """
+    programs = start_programs(held, with_hub=any(scenario.needs_hub for scenario in scenarios))
+    return [ready(scenario, *programs[scenario.measured], connections, asks_each) for scenario in scenarios]
+
+
+def start_programs(held: ExitStack, *, with_hub: bool) -> dict[str, tuple[Program, int]]:
+    """Start server, relay and perhaps the hub; return each with its port."""
+    direct = held.enter_context(Program("bench.direct"))
+    direct_port = direct.port(PORT_PRINTED)
+    relay = held.enter_context(Program("bench.relay", str(direct_port)))
+    programs = {"direct": (direct, direct_port), "relay": (relay, relay.port(PORT_PRINTED))}
+    if with_hub:
+        programs["hub"] = start_hub(held, direct_port)
+    return programs
+
+
+def start_hub(held: ExitStack, modern_port: int) -> tuple[Program, int]:
+    """Start the hub on a configuration of its own."""
+    legacy = held.enter_context(Program("bench.direct", "--era", "legacy"))
+    folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+    config = folder / "isthmus.toml"
+    legacy_port = legacy.port(PORT_PRINTED)
+    config.write_text(hub_config(modern_port, legacy_port))
+    serve = ("serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0")
+    hub = held.enter_context(Program(HUB_MODULE, *serve, env={"BENCH_KEY": KEY}))
+    return hub, hub.port(PORT_LOGGED, besides=(modern_port, legacy_port))
+
+
+def hub_config(modern_port: int, legacy_port: int) -> str:
+    """Return the hub's configuration file; JSON strings are TOML strings too."""
+    quoted = {"python": sys.executable, "folder": str(Path(__file__).parent.parent)}
+    texts = {key: msgspec.json.encode(value).decode() for key, value in quoted.items()}
+    return HUB_CONFIG.format(modern=modern_port, legacy=legacy_port, **texts)
+
+
+def ready(scenario: Scenario, program: Program, port: int, connections: int, asks_each: int) -> Target:
+    """Open a session where the scenario needs one, and return once a call succeeds."""
+    extra = {"Authorization": f"Bearer {KEY}"} if scenario.needs_hub else {}
+    if scenario.era == "legacy":
+        extra |= open_session(port, extra)
+    wait_until_served(scenario, program, port, extra)
+    asks_of = [
+        asks("/mcp", scenario.tool, scenario.era, extra, first_id=1 + number * asks_each, count=asks_each)
+        for number in range(connections)
+    ]
+    return Target(scenario, program, port, asks_of)
+
+
+def open_session(port: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """Initialise as a legacy caller and return the session header, if the peer keeps sessions."""
+    params = {"protocolVersion": VERSIONS["legacy"], "capabilities": {}, "clientInfo": CLIENT}
+    hello = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    reply, _ = post(port, msgspec.json.encode(hello), call_headers("", "legacy", extra))
+    session = reply.getheader("Mcp-Session-Id")
+    header = {"Mcp-Session-Id": session} if session else {}
+    done = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    post(port, msgspec.json.encode(done), call_headers("", "legacy", {**extra, **header}))
+    return header
+
+
+def wait_until_served(scenario: Scenario, program: Program, port: int, extra: Mapping[str, str]) -> None:
+    """Call until the answer is right; a hub that has just started may still be dialling."""
+    ask = Ask(b"", 1, "ready?")
+    body = call_body(ask.id, scenario.tool, ask.text, scenario.era)
+    headers = call_headers(scenario.tool, scenario.era, extra)
+    give_up = monotonic() + READY_SECONDS
+    while complaint := complaint_about(post(port, body, headers)[1], ask):
+        if monotonic() > give_up:
+            raise NotStarted(f"{scenario.name!r} is not served: {complaint}\n{program.output()[-2000:]}")
+        sleep(0.1)
+
+
+def post(port: int, body: bytes, headers: Mapping[str, str]) -> tuple[HTTPResponse, bytes]:
+    """Send one request outside the measured rounds and return the reply and its body."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=READY_SECONDS)
+    try:
+        connection.request("POST", "/mcp", body, dict(headers))
+        reply = connection.getresponse()
+        return reply, reply.read()
+    finally:
+        connection.close()

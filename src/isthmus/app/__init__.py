@@ -1,0 +1,1 @@
+"""The composition root: nobody else joins rooms."""

@@ -1,0 +1,153 @@
+"""The hub behind its HTTP door: routes, callers, signals, and an ordered end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.config.load import access_mode
+from isthmus.config.settings import Configuration
+from isthmus.faces.http.door import Door, DoorSettings
+from isthmus.faces.http.gate import Gate, Headers, Identify
+from isthmus.faces.http.health import PATHS, Health
+from isthmus.faces.http.origin import OriginGuard
+from isthmus.faces.http.turn import Message, Receive, Send
+from isthmus.faces.mcp.http import McpHttp
+from isthmus.identity.keys import KeyRing, credential_of
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Surface
+from isthmus.model.names import ServerName
+
+log = structlog.get_logger(__name__)
+
+
+class Routes:
+    """Which path leads to which face. Decided on the path alone, exactly; nothing is normalised."""
+
+    def __init__(self, running: RunningHub, mcp: McpHttp, health: Health) -> None:
+        self._running = running
+        self._mcp = mcp
+        self._health = health
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        path: str = scope["path"]
+        if path == "/mcp":
+            await self._mcp.serve(self._running.surface, scope, receive, send)
+        elif path.startswith("/mcp/") and self._is_server(path[5:]):
+            await self._mcp.serve(Surface("own", ServerName(path[5:])), scope, receive, send)
+        elif path in PATHS:
+            await self._health.serve(scope, receive, send)
+        else:
+            await _not_found(send)
+
+    def _is_server(self, name: str) -> bool:
+        return name in self._running.hub.lanes
+
+
+async def _not_found(send: Send) -> None:
+    body = b'{"error":"Not found: MCP is at /mcp and /mcp/{server}"}'
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 404, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def identify(configuration: Configuration) -> Identify:
+    """How callers are known: by their keys, or (on loopback, with none configured) as the one local caller.
+
+    Raises:
+        ConfigError: the hub would be open to a network.
+    """
+    if access_mode(configuration.hub, configuration.callers) == "open":
+        return lambda _headers: LOCAL
+    ring = KeyRing(configuration.callers)
+
+    def by_key(headers: Headers) -> Caller | None:
+        key = credential_of(headers)
+        return None if key is None else ring.caller_of(key)
+
+    return by_key
+
+
+async def serve(
+    configuration: Configuration, environment: Mapping[str, str], *, on_open: Callable[[str, int], None]
+) -> None:
+    """Run until SIGTERM or SIGINT; `on_open` is told where the hub listens.
+
+    Raises:
+        ConfigError: the hub would be open to a network.
+        DoorError: the address cannot be listened on.
+    """
+    settings = configuration.hub
+    gate = Gate(
+        OriginGuard(
+            bind_host=settings.host,
+            public_url=settings.public_url,
+            allowed_hosts=settings.allowed_hosts,
+            allowed_origins=settings.allowed_origins,
+        ),
+        identify(configuration),
+    )
+    running = RunningHub(configuration, environment)
+    try:
+        mcp = McpHttp(running.dialogue(), gate)
+        routes = Routes(running, mcp, Health(lambda: not running.hub.is_draining))
+        door = Door(routes, _door_settings(configuration))
+        door.on_drain(mcp.end_streams)
+        port = await door.open()
+        on_open(settings.host, port)
+        await _until_told(running, door)
+    finally:
+        await running.aclose()
+
+
+def _door_settings(configuration: Configuration) -> DoorSettings:
+    limits = configuration.hub.limits
+    return DoorSettings(
+        host=configuration.hub.host,
+        port=configuration.hub.port,
+        max_body_bytes=limits.request_bytes,
+        stall_bytes=limits.lag_bytes,
+        stall_seconds=limits.lag_seconds,
+        drain_seconds=limits.drain_seconds,
+    )
+
+
+async def _until_told(running: RunningHub, door: Door) -> None:
+    """Wait for a signal, then drain; a second signal ends the wait."""
+    signals = Signals()
+    try:
+        await signals.next()
+        log.info("shutting down: no new calls, waiting for those in flight", calls=running.hub.running())
+        running.hub.refuse_new_calls()
+        drain = running.crew.spawn("drain", door.drain())
+        again = running.crew.spawn("second signal", signals.next())
+        await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+    finally:
+        await door.close()
+        signals.close()
+
+
+class Signals:
+    """SIGTERM and SIGINT as something to wait for."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[int] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._arrived.put_nowait, number)
+
+    async def next(self) -> Any:
+        """Wait for the next one."""
+        return await self._arrived.get()
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)

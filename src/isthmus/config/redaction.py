@@ -1,0 +1,63 @@
+"""Which texts of an entry are secrets, and how to speak without them.
+
+Values borrowed from variables are known to be secrets (`config.variables`); this is about the literal ones,
+found by the names they go under. It errs towards hiding. Called by `config.servers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
+
+from isthmus.config.findings import Finding
+from isthmus.upstream.settings import SECRET_LENGTH_MIN
+
+_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie", re.IGNORECASE)
+
+
+def secrets_of(fields: dict[str, object]) -> set[str]:
+    """Return the literal secrets of a server entry, whatever shape it is in."""
+    named = [*_pairs(fields.get("headers")), *_pairs(fields.get("env"))]
+    named += [*_query(fields.get("url")), *_options(fields.get("args"))]
+    secrets = {str(value) for name, value in named if value and _SECRET_NAME.search(name)}
+    # Of `Bearer abc` the token alone is secret as well, however it is quoted elsewhere.
+    return secrets | {value.split()[-1] for value in secrets if value.strip()}
+
+
+def _pairs(value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        yield from ((name, text) for name, text in value.items() if isinstance(text, str))
+
+
+def _query(url: object) -> Iterator[tuple[str, str]]:
+    if isinstance(url, str):
+        for part in url.partition("?")[2].partition("#")[0].split("&"):
+            name, _, value = part.partition("=")
+            yield name, value
+
+
+def _options(args: object) -> Iterator[tuple[str, str]]:
+    """Yield `--name=value`, and `--name value` over two arguments."""
+    texts = [text for text in args if isinstance(text, str)] if isinstance(args, list) else []
+    for text, following in zip(texts, [*texts[1:], ""], strict=False):
+        if text.startswith("-"):
+            name, equals, value = text.partition("=")
+            yield name, value if equals else following
+
+
+def without(secrets: Set[str], finding: Finding) -> Finding:
+    """Return a finding with these secrets blanked out."""
+    return replace(
+        finding,
+        value=_blanked(finding.value, secrets),
+        message=_blanked(finding.message, secrets),
+        advice=_blanked(finding.advice, secrets),
+    )
+
+
+def _blanked(text: str, secrets: Iterable[str]) -> str:
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= SECRET_LENGTH_MIN:
+            text = text.replace(secret, "***")
+    return text

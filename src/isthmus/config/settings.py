@@ -1,0 +1,110 @@
+"""The settings of the hub as a whole, and the value that `load` returns.
+
+Settings of one room live in that room (`upstream.settings`, `core.settings`); here is what belongs to none:
+where the hub listens, what it calls itself, how it logs. Read by `app` and the command line.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from isthmus.config.findings import Finding
+from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller
+from isthmus.upstream.settings import ServerSettings
+
+NameStyle = Literal["canonical", "llm"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
+
+_HOST = re.compile(r"[A-Za-z0-9._:%\[\]-]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._:\[\]-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    """Where the hub listens and how it presents itself."""
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    """0 lets the system choose."""
+    public_url: str | None = None
+    """What the hub calls itself towards others; never taken from a request's Host header."""
+    names: NameStyle = "canonical"
+    state: str = "~/.local/state/isthmus"
+    """The folder for what must outlast the process; `load` returns it absolute."""
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "auto"
+    allowed_hosts: tuple[str, ...] = ()
+    """Host headers accepted besides the hub's own addresses."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call; a request without one is not from a page and passes."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if _HOST.fullmatch(self.host) is None:
+            raise ValueError(f"host must be an address or a host name, not {self.host!r}")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be 0 to 65535, not {self.port}")
+        if self.public_url is not None:
+            _check_public_url(self.public_url)
+        _check_one_of("names", self.names, get_args(NameStyle))
+        _check_one_of("log_level", self.log_level, get_args(LogLevel))
+        _check_one_of("log_format", self.log_format, get_args(LogFormat))
+        _check_each("allowed_hosts", self.allowed_hosts, _HOST, "a host name, with its port if it has one")
+        _check_each("allowed_origins", self.allowed_origins, _ORIGIN, "an origin like https://app.example")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs on this machine can reach the hub."""
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            address = ipaddress.ip_address(self.host.strip("[]"))
+        except ValueError:
+            return False  # a name may resolve to anything
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return (mapped or address).is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Everything that was configured, checked, with what had to be left out."""
+
+    file: Path | None
+    hub: HubSettings
+    servers: tuple[ServerSettings, ...] = ()
+    callers: tuple[tuple[bytes, Caller], ...] = ()
+    """Digest of the key and who it belongs to, ready for `identity.keys.KeyRing`."""
+    warnings: tuple[Finding, ...] = ()
+
+
+def _check_one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{key} must be one of {', '.join(known)}, not {value!r}")
+
+
+def _check_each(key: str, values: tuple[str, ...], form: re.Pattern[str], what: str) -> None:
+    for position, value in enumerate(values):
+        if form.fullmatch(value) is None:
+            raise ValueError(f"{key}.{position} must be {what}, not {value!r}")
+
+
+def _check_public_url(url: str) -> None:
+    if not _is_address(url):
+        raise ValueError(f"public_url must be an http or https address without a query, not {url!r}")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # only looked at is it checked
+    except ValueError:
+        return False
+    is_plain = not (parts.query or parts.fragment or any(character.isspace() for character in url))
+    return is_plain and parts.scheme in ("http", "https") and bool(parts.hostname)

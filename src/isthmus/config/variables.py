@@ -1,0 +1,155 @@
+"""Values that a file borrows from elsewhere: `${VAR}`, `env:NAME`, `file:PATH`, and the `.env` beside it.
+
+It takes the environment as a mapping and never looks at the process's own. A variable may hold a secret, so
+every borrowed value is remembered for redaction. What a borrowed value means is up to the modules that ask:
+`servers` and `callers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.config.files import located
+from isthmus.config.findings import Finding, Place
+
+SECRET_FILE_BYTES = 64 * 1024
+"""More than any key or certificate; a larger file was named by mistake."""
+
+_PUBLIC = frozenset({"HOME", "USER", "LOGNAME", "PATH", "PWD", "TMPDIR", "SHELL", "LANG", "HOSTNAME"})
+"""Variables that are no secrets: blanking a home folder out of every log would help nobody."""
+
+_PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
+_REFERENCE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
+_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_.-]*)\s*=\s*(.*)", re.DOTALL)
+_DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')
+_SINGLE = re.compile(r"'([^']*)'\s*(?:#.*)?")
+_COMMENT = re.compile(r"(?:^|\s)#.*")
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+@dataclass(slots=True)
+class Borrowed:
+    """What was borrowed so far by one entry of the file."""
+
+    secrets: set[str] = field(default_factory=set)
+    unresolved: list[str] = field(default_factory=list)
+    """Placeholders that stayed literal since the last look."""
+
+
+class Variables:
+    """The variables that one file can see."""
+
+    def __init__(self, values: Mapping[str, str], folder: Path, home: Path) -> None:
+        self._values = values
+        self._folder = folder
+        self._home = home
+
+    def expand(self, text: str, borrowed: Borrowed) -> str:
+        """Return `text` with `${VAR}` and `${VAR:-default}` replaced.
+
+        A default stands in for a variable that is absent or empty. What cannot be resolved stays as it is: an
+        empty text in its place would start servers with half a command. Replaced text is not looked at again.
+        """
+        return _PLACEHOLDER.sub(lambda found: self._value_of(found, borrowed), text)
+
+    def _value_of(self, found: re.Match[str], borrowed: Borrowed) -> str:
+        reference = _REFERENCE.fullmatch(found[1])
+        name, default = reference.groups() if reference else (None, None)
+        value = self._values.get(name) if name else None
+        if value or (value is not None and default is None):
+            return _remembered(value, name, borrowed)
+        if default is not None:
+            return default
+        borrowed.unresolved.append(found[0])
+        return found[0]
+
+    def secret(self, key: str, text: str, borrowed: Borrowed) -> str:
+        """Return a secret that may be literal, `env:NAME`, `file:PATH` or hold `${VAR}`.
+
+        Raises:
+            ValueError: what it refers to is not there, in the words "<key> must …".
+        """
+        kind, colon, rest = text.partition(":")
+        match kind if colon else "":
+            case "env":
+                return self._from_environment(key, rest, borrowed)
+            case "file":
+                return self._from_file(key, rest, borrowed)
+            case "keyring":
+                raise ValueError(
+                    f"{key} must be literal, env:NAME or file:PATH, not keyring:, which comes later"
+                )
+            case _:
+                return self.expand(text, borrowed)
+
+    def _from_environment(self, key: str, name: str, borrowed: Borrowed) -> str:
+        value = self._values.get(name)
+        if value is None:
+            raise ValueError(f"{key} must name a variable that is set, not env:{name}")
+        return _remembered(value.strip(), None, borrowed)
+
+    def _from_file(self, key: str, path: str, borrowed: Borrowed) -> str:
+        try:
+            with located(path, self._folder, self._home).open("rb") as file:
+                content = file.read(SECRET_FILE_BYTES + 1)
+            if len(content) > SECRET_FILE_BYTES:
+                raise ValueError("longer than 64 KiB")
+            return _remembered(content.decode().strip(), None, borrowed)
+        except OSError as error:
+            raise ValueError(
+                f"{key} must name a readable file, not file:{path} ({error.strerror})"
+            ) from error
+        except ValueError as error:
+            raise ValueError(f"{key} must name a short text file, not file:{path}") from error
+
+
+def _remembered(value: str, name: str | None, borrowed: Borrowed) -> str:
+    if value and name not in _PUBLIC:
+        borrowed.secrets.add(value)
+    return value
+
+
+def seen_from(file: Path, environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[Finding, ...]]:
+    """Return the variables that a file can see, its neighbour `.env` included; the real environment wins."""
+    beside = file.with_name(".env")
+    try:
+        text = beside.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        return dict(environment), ()
+    except (OSError, UnicodeDecodeError):
+        return dict(environment), (Place(beside).finding("cannot be read as text and is left out"),)
+    values, bad_lines = parse_env(text)
+    # The line is not quoted: it may be a secret with its name forgotten.
+    told = (Place(beside, f"line {line}").finding("is not NAME=value and is left out") for line in bad_lines)
+    return {**values, **environment}, tuple(told)
+
+
+def parse_env(text: str) -> tuple[dict[str, str], tuple[int, ...]]:
+    """Read the lines of a `.env` file; return its values, and the numbers of the lines that make no sense."""
+    values: dict[str, str] = {}
+    bad_lines: list[int] = []
+    for position, line in enumerate(map(str.strip, text.split("\n")), start=1):
+        if not line or line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line)
+        value = _unquoted(found[2]) if found else None
+        if found is None or value is None:
+            bad_lines.append(position)
+        else:
+            values[found[1]] = value
+    return values, tuple(bad_lines)
+
+
+def _unquoted(value: str) -> str | None:
+    """Return what a value stands for; None if its quotes do not close."""
+    if value.startswith('"'):
+        found = _DOUBLE.fullmatch(value)
+        return _ESCAPE.sub(lambda escape: _ESCAPES.get(escape[1], escape[1]), found[1]) if found else None
+    if value.startswith("'"):
+        found = _SINGLE.fullmatch(value)
+        return found[1] if found else None
+    return _COMMENT.sub("", value, count=1).rstrip()

@@ -1,0 +1,119 @@
+"""A call that has been started and has not finished: an entry in tables, not a stack frame and not a task."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from isthmus.core.catalog.snapshot import Route
+from isthmus.core.ports.exchange import Exchange
+from isthmus.core.ports.link import Link
+from isthmus.core.ports.recorder import Recorder
+from isthmus.model.calls import Call
+from isthmus.model.events import Event
+from isthmus.model.faults import Cancelled, Executed, Fault, TimedOut
+from isthmus.model.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from isthmus.core.calls.lane import Lane
+
+log = structlog.get_logger(__name__)
+
+
+class InFlight:
+    """Ends exactly once, by the first of: the server's answer, a fault, the deadline, the caller's withdrawal.
+
+    `lane` and `route` are set by the stages, `link` by the lane when the call leaves its queue, `carriage` by the
+    link for its own use (a request id, a connection).
+    """
+
+    __slots__ = (
+        "_loop",
+        "_recorder",
+        "_started",
+        "_timer",
+        "call",
+        "carriage",
+        "exchange",
+        "lane",
+        "link",
+        "outcome",
+        "route",
+        "timeout",
+    )
+
+    def __init__(
+        self, call: Call, exchange: Exchange, recorder: Recorder, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.call = call
+        self.exchange = exchange
+        self.route: Route | None = None
+        self.lane: Lane | None = None
+        self.link: Link | None = None
+        self.carriage: object = None
+        self.outcome: Outcome | None = None
+        self.timeout = 0.0
+        self._recorder = recorder
+        self._loop = loop
+        self._started = loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def tool(self) -> Route:
+        """Where the call goes; only asked once the stages have found it."""
+        assert self.route is not None
+        return self.route
+
+    def limit(self, seconds: float) -> None:
+        """Set the deadline; the timer is the call's own, no scope and no task watches it."""
+        self.timeout = seconds
+        self._timer = self._loop.call_later(seconds, self._expire)
+
+    def emit(self, event: Event) -> None:
+        """Pass an event on to the caller, unless the call has ended."""
+        if self.outcome is None:
+            self.exchange.emit(event)
+
+    def finish(self, outcome: Outcome) -> bool:
+        """End the call; False if it had ended already, in which case the outcome is counted and dropped."""
+        route = self.route
+        if self.outcome is not None:
+            if route is not None:
+                self._recorder.late(route.tool.server)
+            return False
+        self.outcome = outcome
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.lane is not None:
+            self.lane.released(self, outcome)
+        server = None if route is None else route.tool.server
+        self._recorder.ended(self.call, server, outcome, self._loop.time() - self._started)
+        try:
+            self.exchange.end(outcome)
+        except Exception:  # one caller's broken exchange must not reach the link, which serves others
+            log.exception("exchange failed while taking an outcome", tool=self.call.name)
+        return True
+
+    def cancel(self, why: str) -> None:
+        """Withdraw the call: end it here and tell the server to stop."""
+        if self.outcome is None:
+            server = None if self.route is None else self.route.tool.server
+            self._give_up(Cancelled(why, executed=self._executed(), server=server), why)
+
+    def _expire(self) -> None:
+        if self.outcome is None:
+            fault = TimedOut(self.tool.tool.server, self.timeout, executed=self._executed())
+            self._give_up(fault, f"no answer within {self.timeout:g} s")
+
+    def _give_up(self, fault: Fault, reason: str) -> None:
+        link = self.link
+        self.finish(fault)
+        if link is not None:
+            link.withdraw(self, reason)
+
+    def _executed(self) -> Executed:
+        if self.link is None or not self.link.may_have_run(self):
+            return "no"
+        return "unknown"

@@ -1,0 +1,136 @@
+"""One server's share of the hub: its link, its slots, its queue and its breaker.
+
+A lane is the bulkhead between servers: whatever happens on one, the others have their own. It is driven by the hub
+(calls come in), by the supervisor (links come and go) and by in-flight calls (slots come back).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from isthmus.core.access.breaker import Breaker
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.ports.link import Link
+from isthmus.core.settings import Limits
+from isthmus.model.faults import BadReply, BreakerOpen, Cancelled, Fault, Lost, NotConnected, Overloaded, TimedOut
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome
+
+_FAILURES = (TimedOut, Lost, BadReply)
+_SILENT = (Cancelled, NotConnected, Overloaded)
+"""Outcomes that say nothing about whether the server works."""
+
+
+class Lane:
+    """At most `max_calls` running and `max_queued` waiting; integers count, nothing locks."""
+
+    __slots__ = (
+        "_breaker",
+        "_link",
+        "_loop",
+        "_queue",
+        "_why_not",
+        "answered",
+        "max_calls",
+        "max_queued",
+        "opened_at",
+        "running",
+        "server",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        server: ServerName,
+        limits: Limits,
+        *,
+        max_calls: int | None = None,
+        max_queued: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.server = server
+        self.max_calls = limits.max_calls if max_calls is None else max_calls
+        self.max_queued = limits.max_queued if max_queued is None else max_queued
+        self.timeout = min(limits.call_seconds if timeout is None else timeout, limits.hard_seconds)
+        self.running = 0
+        self.answered = 0
+        """Calls that the present link has answered; the supervisor takes them for a sign of health."""
+        self._queue: deque[InFlight] = deque()
+        self._breaker = Breaker(limits)
+        self._link: Link | None = None
+        self._why_not = "it has not been started"
+        self._loop = asyncio.get_running_loop()
+        self.opened_at = self._loop.time()
+
+    @property
+    def queued(self) -> int:
+        """Calls waiting for a slot."""
+        return len(self._queue)
+
+    def attach(self, link: Link) -> None:
+        """Calls go to `link` from now on; that it came up wipes the breaker clean."""
+        self._link = link
+        self.answered = 0
+        self._breaker.reset()
+
+    def detach(self, why: str, *, is_failure: bool) -> None:
+        """There is no link any more: what waits is told so. A lost link counts as one failure, not as many."""
+        if self._link is not None and is_failure:
+            self._breaker.failed(self._loop.time())
+        self._link = None
+        self._why_not = why
+        waiting, self._queue = self._queue, deque()
+        for inflight in waiting:
+            inflight.finish(NotConnected(self.server, why))
+
+    def explain(self, why: str) -> None:
+        """Say why there is no link, for those who call meanwhile."""
+        self._why_not = why
+
+    def submit(self, inflight: InFlight) -> Fault | None:
+        """Send the call, or queue it, or say why not."""
+        if self._link is None:
+            return NotConnected(self.server, self._why_not)
+        if seconds := self._breaker.wait(self._loop.time()):
+            return BreakerOpen(self.server, seconds)
+        if self.running < self.max_calls:
+            self._send(inflight, self._link)
+        elif len(self._queue) < self.max_queued:
+            self._queue.append(inflight)
+        else:
+            return Overloaded(self.server, self.running, len(self._queue))
+        return None
+
+    def released(self, inflight: InFlight, outcome: Outcome) -> None:
+        """A call of this lane has ended: take its slot back and let the next one go."""
+        if inflight.link is None:
+            self._leave_queue(inflight)
+            return
+        self.running -= 1
+        if inflight.link is self._link:  # what a lost link's calls say was counted when it was lost
+            self._judge(outcome)
+        self._send_waiting()
+
+    def _leave_queue(self, inflight: InFlight) -> None:
+        # A call that was refused, or ended while waiting; at most `max_queued` entries are looked at.
+        if inflight in self._queue:
+            self._queue.remove(inflight)
+
+    def _send_waiting(self) -> None:
+        while self._queue and self._link is not None and self.running < self.max_calls:
+            self._send(self._queue.popleft(), self._link)
+
+    def _send(self, inflight: InFlight, link: Link) -> None:
+        inflight.link = link
+        self.running += 1
+        link.send(inflight)
+
+    def _judge(self, outcome: Outcome) -> None:
+        if isinstance(outcome, _FAILURES):
+            self._breaker.failed(self._loop.time())
+        elif isinstance(outcome, _SILENT):
+            self._breaker.gave_up()
+        else:
+            self.answered += 1
+            self._breaker.succeeded(self._loop.time())

@@ -1,0 +1,1 @@
+"""What there is to call: names on every surface, the snapshot, and each permission set's view of it."""

@@ -1,0 +1,101 @@
+"""How a tool is called on each surface, always as a table in both directions.
+
+Names are looked up, never parsed back: `web` + `search_query` and `web_search` + `query` both flatten to the same
+text, so no parser could be right. The tables are built over all tools of a snapshot, not over what one caller
+sees, so that a name means the same to everybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from isthmus.model.names import ServerName, ToolName
+
+Pair: TypeAlias = tuple[ServerName, ToolName]
+
+LLM_LENGTH_MAX = 64
+"""What the providers of language models accept as the name of a function."""
+
+BUILTIN = ServerName("builtin")
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_]")
+
+
+def canonical(pair: Pair) -> str:
+    """`server.tool`; unambiguous because no server's name has a dot."""
+    return f"{pair[0]}.{pair[1]}"
+
+
+def canonical_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
+    """The canonical name of every tool."""
+    return {pair: canonical(pair) for pair in pairs}
+
+
+def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
+    """`mcp_{server}_{tool}` for every tool, made legal, short and unique.
+
+    A name that had to be cut, or that two tools would share, ends in six hex digits of the pair; which tools get
+    the digits does not depend on their order.
+    """
+    ordered = sorted(set(pairs))
+    plain = {pair: _ILLEGAL.sub("_", f"mcp_{pair[0]}_{pair[1]}") for pair in ordered}
+    shared = Counter(plain.values())
+    table = {pair: name for pair, name in plain.items() if shared[name] == 1 and len(name) <= LLM_LENGTH_MAX}
+    taken = set(table.values())
+    for pair in ordered:
+        if pair not in table:
+            table[pair] = _with_digits(plain[pair], pair, taken)
+            taken.add(table[pair])
+    return table
+
+
+def _with_digits(name: str, pair: Pair, taken: set[str]) -> str:
+    digest = hashlib.blake2b("\0".join(pair).encode("utf-8", "surrogatepass")).hexdigest()
+    for start in range(0, len(digest) - 6, 6):
+        candidate = f"{name[: LLM_LENGTH_MAX - 7]}_{digest[start : start + 6]}"
+        if candidate not in taken:
+            return candidate
+    raise AssertionError(f"no free name for {pair}")  # twenty independent 24-bit collisions
+
+
+class Ambiguous(LookupError):
+    """A short name that several tools have; `candidates` are their canonical names."""
+
+    def __init__(self, name: str, candidates: list[str]) -> None:
+        super().__init__(f"{name!r} could be {', '.join(candidates)}: use one of these full names")
+        self.name = name
+        self.candidates = candidates
+
+
+def resolve(name: str, pairs: Iterable[Pair]) -> Pair | None:
+    """Find the tool that a person means by `name`: canonical, `mcp.tool`, or short; None if there is none.
+
+    Raises:
+        Ambiguous: several tools have this short name.
+    """
+    table = {canonical(pair): pair for pair in pairs}
+    if name in table:
+        return table[name]
+    server, dot, rest = name.partition(".")
+    if dot and server == "mcp":
+        return _only(name, [pair for pair in table.values() if pair[1] == rest and pair[0] != BUILTIN])
+    if (own := (BUILTIN, ToolName(name))) in set(table.values()):
+        return own
+    return _only(name, [pair for pair in table.values() if pair[1] == name])
+
+
+def _only(name: str, found: list[Pair]) -> Pair | None:
+    if len(found) > 1:
+        raise Ambiguous(name, sorted(canonical(pair) for pair in found))
+    return found[0] if found else None
+
+
+def inverse(table: Mapping[Pair, str]) -> dict[str, Pair]:
+    """The way back; raises if the table is not one to one, which would be a defect of its maker."""
+    back = {name: pair for pair, name in table.items()}
+    if len(back) != len(table):
+        raise AssertionError("two tools share a name")
+    return back

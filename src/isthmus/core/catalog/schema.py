@@ -1,0 +1,72 @@
+"""Checking arguments against a tool's own schema, safely: the schema comes from a server and is not trusted.
+
+No reference is fetched, patterns run in linear time, and size is bounded. A schema that cannot be used under these
+rules costs only the check here (the server still makes its own), and says why in `Unchecked`.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+import jsonschema_rs
+import msgspec
+
+DETAIL_LENGTH_MAX = 300
+"""An explanation may quote the value; a caller needs its beginning, not a megabyte of it."""
+
+
+class Check(Protocol):
+    """Says what is wrong with arguments, or None."""
+
+    def __call__(self, arguments: msgspec.Raw) -> str | None: ...
+
+
+class Unchecked(ValueError):
+    """The schema cannot be used for checking; the message says why."""
+
+
+def compile_check(schema: msgspec.Raw, *, limit_bytes: int) -> Check:
+    """Make the check for one tool.
+
+    Raises:
+        Unchecked: too large, not a schema, or one that points outside itself.
+    """
+    text = bytes(schema)
+    if len(text) > limit_bytes:
+        raise Unchecked(f"its schema has {len(text)} bytes, the limit is {limit_bytes}")
+    try:
+        validator = jsonschema_rs.validator_for(
+            msgspec.json.decode(text),
+            retriever=_refuse,
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20),
+        )
+    except (ValueError, TypeError, msgspec.MsgspecError, RecursionError) as error:
+        raise Unchecked(f"its schema cannot be used: {str(error)[:DETAIL_LENGTH_MAX]}") from error
+    return _Check(validator)
+
+
+def _refuse(uri: str) -> NoReturn:
+    raise ValueError(f"the schema refers to {uri}, which is not fetched")
+
+
+class _Check:
+    __slots__ = ("_validator",)
+
+    def __init__(self, validator: jsonschema_rs.Validator) -> None:
+        self._validator = validator
+
+    def __call__(self, arguments: msgspec.Raw) -> str | None:
+        try:
+            value = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            return f"not usable JSON ({error})"
+        if self._validator.is_valid(value):
+            return None
+        return self._explain(value)
+
+    def _explain(self, value: object) -> str:
+        for error in self._validator.iter_errors(value):
+            where = ".".join(str(step) for step in error.instance_path)
+            text = f"{where}: {error.message}" if where else str(error.message)
+            return text[:DETAIL_LENGTH_MAX]
+        return "refused by the tool's schema"

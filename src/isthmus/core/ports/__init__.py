@@ -1,0 +1,1 @@
+"""What the core needs of its neighbours, one file per neighbour."""

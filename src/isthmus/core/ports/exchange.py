@@ -1,0 +1,22 @@
+"""The caller's side of a running call, as the core sees it. Faces and the command line implement it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from isthmus.model.events import Event
+from isthmus.model.outcomes import Outcome
+
+
+class Exchange(Protocol):
+    """Takes what happens to one call.
+
+    Both methods are synchronous and never wait: a link must not stand still because a caller reads slowly, so
+    an implementation that cannot deliver at once keeps or drops by its own stated rule.
+    """
+
+    def emit(self, event: Event) -> None:
+        """Something happened; the call goes on."""
+
+    def end(self, outcome: Outcome) -> None:
+        """The call is over; called exactly once, and nothing follows."""

@@ -1,0 +1,25 @@
+"""A live, initialised connection to one server, as the core sees it. `upstream` implements it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from isthmus.core.calls.inflight import InFlight
+
+
+class Link(Protocol):
+    """Carries calls to a server.
+
+    `send` puts the call on its way without waiting and later ends it by `InFlight.finish`; it may do so before it
+    returns. It never raises and never sends a call twice.
+    """
+
+    def send(self, inflight: InFlight) -> None:
+        """Put the call on its way."""
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        """False only if the request provably never left this process whole."""
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        """Forget the call, which has ended here, and tell the server to stop working on it."""

@@ -1,0 +1,95 @@
+"""How much of everything the hub allows: the limits that the core owns.
+
+Numbers only, checked when made. `config` fills them from `[limits]`; the core, the links and the faces are
+handed the value by `app` and read it. Per-server figures (`max_calls`, `max_queued`, the timeout) are the
+defaults for servers that say nothing themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every bound in one place; durations are seconds."""
+
+    call_seconds: float = 30.0
+    """How long a call may take unless its server is configured otherwise."""
+    hard_seconds: float = 600.0
+    """How long any call may take, whoever asked for more."""
+    connect_seconds: float = 5.0
+    listing_seconds: float = 1.0
+    """How long a listing waits for servers whose first attempt to connect has not ended."""
+    drain_seconds: float = 30.0
+    """How long calls in flight may finish once the hub was told to stop."""
+    lag_seconds: float = 10.0
+    """How long a reader may stand still before it is cut."""
+
+    max_calls: int = 64
+    max_queued: int = 256
+    tools_per_server: int = 1000
+    depth: int = 64
+    """How deep JSON may nest."""
+
+    request_bytes: int = 4 * MIB
+    reply_bytes: int = 16 * MIB
+    notification_bytes: int = 1 * MIB
+    schema_bytes: int = 256 * KIB
+    lag_bytes: int = 1 * MIB
+    """How much may wait for a slow reader before it is cut."""
+
+    breaker_failures: int = 5
+    """Failures in a row that open the breaker."""
+    breaker_share: float = 0.5
+    """The share of failures that opens it, of at least `breaker_calls` within `breaker_window_seconds`."""
+    breaker_calls: int = 10
+    breaker_window_seconds: float = 30.0
+    breaker_open_seconds: float = 3.0
+    """How long it stays open the first time; it doubles up to `breaker_open_max_seconds`."""
+    breaker_open_max_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            _check(limit.name, getattr(self, limit.name))
+        if self.call_seconds > self.hard_seconds:
+            raise ValueError(
+                f"call_seconds must be at most hard_seconds ({self.hard_seconds}), not {self.call_seconds}"
+            )
+        if self.breaker_open_max_seconds < self.breaker_open_seconds:
+            raise ValueError(
+                "breaker_open_max_seconds must be at least breaker_open_seconds "
+                f"({self.breaker_open_seconds}), not {self.breaker_open_max_seconds}"
+            )
+
+
+_MINIMUMS = {
+    "max_queued": 0,
+    # Smaller ones refuse an ordinary `initialize` or schema, and nobody would see why nothing works.
+    "request_bytes": 4 * KIB,
+    "reply_bytes": 4 * KIB,
+    "notification_bytes": 1 * KIB,
+    "schema_bytes": 1 * KIB,
+    "lag_bytes": 4 * KIB,
+    "depth": 8,
+}
+
+_MAXIMUMS = {
+    "hard_seconds": 600.0,
+    "breaker_share": 1.0,
+    # Decoders recurse once per level; deeper input would meet the interpreter's own limit first.
+    "depth": 512,
+}
+
+
+def _check(name: str, value: float) -> None:
+    # Not `value <= 0`, so that NaN fails too; infinity is no bound at all.
+    if name not in _MINIMUMS and not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be positive, not {value}")
+    if value < _MINIMUMS.get(name, 0):
+        raise ValueError(f"{name} must be at least {_MINIMUMS[name]}, not {value}")
+    if value > _MAXIMUMS.get(name, value):
+        raise ValueError(f"{name} must be at most {_MAXIMUMS[name]:g}, not {value}")

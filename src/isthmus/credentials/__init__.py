@@ -1,0 +1,1 @@
+"""What the hub shows of itself to servers."""

@@ -1,0 +1,522 @@
+"""One client's connection: parses its requests, gives each its turn, and limits what it may cost.
+
+uvicorn's httptools protocol does the parsing and the upgrade to WebSocket; what it lacks is here. A
+connection has no timer of its own: the door's patrol calls `inspect`. Only the door makes connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, cast
+from urllib.parse import unquote
+
+import httptools
+import structlog
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from isthmus.faces.http.turn import PEER, App, Message, Turn, render_error
+
+log = structlog.get_logger(__name__)
+
+PATROL_SECONDS = 0.5
+"""How often connections are inspected: a limit is enforced at most this late."""
+
+LINGER_SECONDS = 2.0
+"""How long a refused client may go on sending; to close on unread bytes would reset our answer away."""
+
+STALL_PROGRESS_BYTES = 64 * 1024
+"""What a reader must take of a long answer within `stall_seconds`; less is a trick to hold our memory."""
+
+JOINED_BYTES = 64 * 1024
+"""Up to here an answer's pieces are joined for one write; beyond it copying costs more than writing twice."""
+
+MAX_WAITING = 8
+"""Pipelined requests at which reading pauses."""
+
+MAX_PIPELINED = 64
+"""Pipelined requests that one read may bring at most, before the pause takes effect."""
+
+Phase = Literal["head", "body", "between", "leaving"]
+"""What reading is at: a head, a body, nothing, or throwing away what a refused client still sends."""
+
+WATCHED_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
+"""What decides how a body is read; given twice, two readers could disagree on it."""
+
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorSettings:
+    """Where the door listens and what one client may cost."""
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    header_seconds: float = 10.0
+    """For a whole request head, from the connection's opening or the next request's first byte."""
+    body_seconds: float = 10.0
+    """The window in which a body must arrive or keep its rate."""
+    body_bytes_per_second: int = 1024
+    keep_alive_seconds: float = 75.0
+    max_head_bytes: int = 32 * 1024
+    max_body_bytes: int = 4 * 1024 * 1024
+    stall_bytes: int = 1024 * 1024
+    """Unsent output beyond which nothing more is written: the client is cut."""
+    stall_seconds: float = 10.0
+    """How long output may stay unsent before the client is cut."""
+    drain_seconds: float = 30.0
+    max_connections: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be between 0 and 65535, not {self.port}")
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if name not in ("host", "port") and value <= 0:
+                raise ValueError(f"{name} must be positive, not {value}")
+
+    @property
+    def patrol_seconds(self) -> float:
+        """Often enough that the shortest limit is kept with a quarter to spare."""
+        shortest = min(self.header_seconds, self.body_seconds, self.keep_alive_seconds, self.stall_seconds)
+        return min(PATROL_SECONDS, shortest / 4)
+
+
+class Refused(Exception):
+    """What arrives is not to be served; raised in parser callbacks, because that stops the parser at once."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+class DoorState(ServerState):
+    """What a door and its connections share."""
+
+    def __init__(self, settings: DoorSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.idle_until: float | None = None
+        """Set when draining: the time from which idle connections are closed."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection: parses its requests, gives each its turn, and keeps the door's limits.
+
+    Requests are answered in order. What is wrong with a request is answered once, after the turns before it,
+    and nothing behind it is read.
+    """
+
+    server_state: DoorState
+
+    def __init__(self, config: Config, server_state: DoorState) -> None:
+        super().__init__(config, server_state, app_state={})
+        self._settings = server_state.settings
+        self._running: Turn | None = None
+        self._waiting: deque[Turn] = deque()
+        self._arriving: Turn | None = None
+        self._refusal: bytes | None = None
+        self._is_deaf = False
+        self._phase: Phase = "head"
+        self._since = self.loop.time()
+        self._received_bytes = 0
+        self._window_bytes = 0
+        self._body_bytes = 0
+        self._watched: dict[bytes, bytes] = {}
+        self._written_bytes = 0
+        self._stalled_since: float | None = None
+        self._stall_goal_bytes = 0
+
+    # The transport's callbacks
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._settings.max_connections:
+            self._refuse(503, "This hub has no room for another connection.")
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._received_bytes += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            refused = _refusal_for(error)
+            self._refuse(refused.status, refused.sentence)
+        else:
+            self._check_unfinished()
+
+    def eof_received(self) -> None:
+        # Who stops sending is taken to have gone: to wait for half-closed clients would hide every departure.
+        self._dismiss_turns()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connections.discard(self)
+        self._dismiss_turns()
+        self.flow.resume_writing()
+        # The parser holds bound methods of this object; cutting the knot frees both at once.
+        self.parser = cast(Any, None)
+
+    def _dismiss_turns(self) -> None:
+        self._is_deaf = True
+        waiting, self._waiting = self._waiting, deque()
+        for turn in waiting:
+            turn.leave()
+        if self._running is not None:
+            self._running.leave()
+
+    # The parser's callbacks
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self._switch_to_websocket()
+            else:
+                self._parse_without_upgrade(data[upgrade.args[0] :])
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Read a request again as if it had not asked for a protocol that is not offered here.
+
+        Java's HTTP client asks for h2c with every first request. The parser then takes a body for the other
+        protocol's bytes, so ignoring the wish means parsing the head once more, without it.
+        """
+        lines = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                lines += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self._parse(b"".join([*lines, b"\r\n", rest]))
+
+    def _switch_to_websocket(self) -> None:
+        if self._running is not None or self.server_state.idle_until is not None:
+            self._refuse(503, "The connection cannot become a WebSocket now.")
+            return
+        self._is_deaf = True
+        self.handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        if self._phase == "between":
+            self._phase = "head"
+            self._since = self.loop.time()
+            self._received_bytes = (
+                1  # Its first byte, whose read may have been counted for the request before.
+            )
+        self.url = b""
+        self._watched = {}
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase != "head":
+            return  # A trailer: merged into the headers it would speak after authorisation has read them.
+        name = name.lower()
+        if name in WATCHED_HEADERS:
+            if name in self._watched:
+                _refuse_now(400, f"The header {name.decode()} is there twice.")
+            self._watched[name] = value
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        version = self.parser.get_http_version()
+        scope = self._make_scope(version)
+        self._check_head(version, scope["method"])
+        if self.parser.should_upgrade():
+            self.scope = cast(Any, scope)  # For uvicorn's handshake, if it comes to that.
+            return
+        self._phase = "body"
+        self._since = self.loop.time()
+        self._received_bytes = self._window_bytes = self._body_bytes = 0
+        self._admit(self._make_turn(scope))
+
+    def _make_scope(self, version: str) -> Message:
+        raw_path, query = _split_target(self.url)
+        path = raw_path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": self.parser.get_method().decode("ascii"),
+            "scheme": self.scheme or "http",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": self.headers,
+            "client": self.client,
+            "server": self.server,
+        }
+
+    def _check_head(self, version: str, method: str) -> None:
+        if method == "CONNECT":
+            _refuse_now(400, "This is not a proxy.")
+        if self._received_bytes > self._settings.max_head_bytes:
+            head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if head_bytes > self._settings.max_head_bytes:
+                _refuse_now(431, "The request's head is too long.")
+        if version not in ("1.1", "1.0"):
+            _refuse_now(505, f"HTTP {version} is not spoken here.")
+        if self._watched:
+            self._check_watched(version)
+
+    def _check_watched(self, version: str) -> None:
+        watched = self._watched
+        if watched.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            _refuse_now(415, "Request bodies must not be compressed.")
+        if watched.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+            _refuse_now(501, "Request bodies may be chunked and nothing else.")
+        if b"transfer-encoding" in watched and (b"content-length" in watched or version == "1.0"):
+            _refuse_now(400, "A body has a length or, from HTTP 1.1 on, is chunked.")
+        if int(watched.get(b"content-length", b"0")) > self._settings.max_body_bytes:
+            self._refuse_long_body()
+
+    def _refuse_long_body(self) -> NoReturn:
+        _refuse_now(413, f"The request's body is longer than {self._settings.max_body_bytes} bytes.")
+
+    def _make_turn(self, scope: Message) -> Turn:
+        is_staying = self.server_state.idle_until is None
+        turn = Turn(
+            self,
+            scope,
+            is_kept_alive=is_staying and scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
+            owes_continue=self._watched.get(b"expect", b"").lower() == b"100-continue",
+        )
+        scope["extensions"] = {PEER: turn}
+        return turn
+
+    def _admit(self, turn: Turn) -> None:
+        if len(self._waiting) >= MAX_PIPELINED:
+            _refuse_now(503, "Too many requests are waiting on this connection.")
+        self._arriving = turn
+        if self._running is None:
+            self._start(turn)
+            return
+        self._waiting.append(turn)
+        if len(self._waiting) >= MAX_WAITING:
+            self.flow.pause_reading()
+
+    def _start(self, turn: Turn) -> None:
+        self._running = turn
+        # An ASGI application is a coroutine, so each request is one task, as on every ASGI server. The door's
+        # state owns it until it ends.
+        task = self.loop.create_task(turn.run(cast(App, self.app)))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def on_body(self, body: bytes) -> None:
+        turn = self._arriving
+        if turn is None:
+            return
+        self._body_bytes += len(body)
+        if self._body_bytes > self._settings.max_body_bytes:
+            self._refuse_long_body()
+        if turn.is_over:
+            return
+        turn.add_body(body)
+        if turn.pending_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        turn = self._arriving
+        if turn is None:
+            return
+        self._arriving = None
+        self._phase = "between"
+        self._since = self.loop.time()
+        self._received_bytes = 0
+        turn.end_body()
+
+    def _check_unfinished(self) -> None:
+        """Bound what a message may cost before its end: an endless head, trailer or chunk extension."""
+        if self._is_deaf or self._phase == "between":
+            return
+        room_bytes = self._settings.max_head_bytes
+        if self._phase == "body":
+            room_bytes += 2 * self._settings.max_body_bytes
+        if self._received_bytes <= room_bytes:
+            return
+        if self._phase == "head":
+            self._refuse(431, "The request's head is too long.")
+        else:
+            self._refuse(413, "The request's body has too much around it.")
+
+    # What a turn asks for
+
+    def put(self, pieces: list[bytes]) -> None:
+        """Write the pieces of an answer, in one write unless they are long, or cut a reader that lags."""
+        if self.flow.write_paused and self.transport.get_write_buffer_size() > self._settings.stall_bytes:
+            self._cut("it holds too much unsent output")
+            return
+        total_bytes = sum(map(len, pieces))
+        self._written_bytes += total_bytes
+        if total_bytes <= JOINED_BYTES:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
+            self.transport.write(piece)
+
+    def read_on(self) -> None:
+        """The running turn wants more of its body."""
+        if len(self._waiting) < MAX_WAITING:
+            self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """The running turn's answer is written: the next one's turn, or the end."""
+        turn, self._running = self._running, None
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        assert turn is not None, "only the running turn completes"
+        if turn.is_kept_alive and self._waiting:
+            self._start(self._waiting.popleft())
+        elif turn.is_kept_alive and self._refusal is None:
+            self._since = self.loop.time()
+        else:
+            self._part(is_last_word=not turn.is_kept_alive)
+        if not self._is_deaf:
+            self.read_on()
+
+    # Refusing and leaving
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        """Answer what is arriving with an error, after the turns before it, and hear nothing more."""
+        log.debug("request refused", client=self.client, status=status, reason=sentence)
+        self._is_deaf = True
+        self._refusal = render_error(status, sentence)
+        turn, self._arriving = self._arriving, None
+        if turn is not None and not self._withdraw(turn):
+            self.transport.abort()
+        elif self._running is None:
+            self._part()
+
+    def _withdraw(self, turn: Turn) -> bool:
+        """Take back a turn whose request went wrong midway; False if its answer has begun."""
+        if not turn.is_unsaid:
+            return False
+        if turn is self._running:
+            self._running = None
+        else:
+            self._waiting.remove(turn)
+        turn.leave()
+        return True
+
+    def _part(self, *, is_last_word: bool = False) -> None:
+        """Close, once the client has had a chance to read our last word: the refusal, unless it was said."""
+        is_still_sending = self._arriving is not None or self._refusal is not None
+        self._is_deaf = True
+        self._arriving = None
+        if self._refusal is not None and not is_last_word:
+            self.put([self._refusal])
+        if self.transport.is_closing():
+            return
+        if not is_still_sending or not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._phase = "leaving"
+        self._since = self.loop.time()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _cut(self, reason: str) -> None:
+        log.info("client cut", client=self.client, reason=reason)
+        self.transport.abort()
+
+    # The patrol
+
+    def shutdown(self) -> None:
+        """Keep the connection only until the answers under way are out."""
+        last = self._waiting[-1] if self._waiting else self._running
+        if last is not None:
+            last.is_kept_alive = False
+
+    def inspect(self, now: float) -> None:
+        """Enforce whatever limit this connection has passed by `now`."""
+        if self._is_stalled(now):
+            self._cut("it does not read its answer")
+        elif self._is_held_up_by_us():
+            self._since = now
+            self._window_bytes = self._received_bytes
+        elif not self.transport.is_closing():
+            self._inspect_reading(now, now - self._since)
+
+    def _is_held_up_by_us(self) -> bool:
+        """Whether the client cannot go on: we do not read, or have not yet told it to send its body."""
+        return self.flow.read_paused or (self._arriving is not None and self._arriving.owes_continue)
+
+    def _inspect_reading(self, now: float, elapsed: float) -> None:
+        match self._phase:
+            case "leaving":
+                if elapsed > LINGER_SECONDS:
+                    self.transport.abort()
+            case "between":
+                is_idle = self._running is None
+                if is_idle and (elapsed > self._settings.keep_alive_seconds or self._is_unwanted(now)):
+                    self.transport.close()
+            case "head" if not self._is_deaf:
+                self._inspect_head(now, elapsed)
+            case "body" if not self._is_deaf:
+                self._inspect_body(now, elapsed)
+            case "head" | "body":
+                pass  # Refused already; the turns before it are being answered.
+
+    def _inspect_head(self, now: float, elapsed: float) -> None:
+        is_late = elapsed > self._settings.header_seconds
+        if not self._received_bytes and (is_late or self._is_unwanted(now)):
+            self.transport.close()
+        elif is_late:
+            self._refuse(408, "The request's head took too long.")
+
+    def _inspect_body(self, now: float, elapsed: float) -> None:
+        if elapsed < self._settings.body_seconds:
+            return
+        if self._received_bytes - self._window_bytes < elapsed * self._settings.body_bytes_per_second:
+            self._refuse(408, "The request's body took too long.")
+            return
+        self._since = now
+        self._window_bytes = self._received_bytes
+
+    def _is_unwanted(self, now: float) -> bool:
+        idle_until = self.server_state.idle_until
+        return idle_until is not None and now >= idle_until
+
+    def _is_stalled(self, now: float) -> bool:
+        """Whether output has waited too long without the client taking all of it, or a fair piece."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        taken_bytes = self._written_bytes - unsent_bytes
+        if not unsent_bytes:
+            self._stalled_since = None
+        elif self._stalled_since is None or taken_bytes >= self._stall_goal_bytes:
+            self._stalled_since = now
+            self._stall_goal_bytes = taken_bytes + min(unsent_bytes, STALL_PROGRESS_BYTES)
+        else:
+            return now - self._stalled_since > self._settings.stall_seconds
+        return False
+
+
+def _refuse_now(status: int, sentence: str) -> NoReturn:
+    raise Refused(status, sentence)
+
+
+def _refusal_for(error: httptools.HttpParserError) -> Refused:
+    """What to answer when the parser stopped: what our callback said, or that this is not HTTP."""
+    cause = error.__context__
+    if isinstance(cause, Refused):
+        return cause
+    if cause is not None:
+        log.error("the door failed to read a request", exc_info=cause)
+    return Refused(400, "This is not a valid HTTP request.")
+
+
+def _split_target(target: bytes) -> tuple[bytes, bytes]:
+    try:
+        url = httptools.parse_url(target)
+    except httptools.HttpParserInvalidURLError:
+        _refuse_now(400, "The request's target is not a path.")
+    path = url.path or b"/"
+    if not path.isascii():
+        _refuse_now(400, "The request's target is not ASCII.")
+    return path, url.query or b""

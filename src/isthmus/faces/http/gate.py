@@ -1,0 +1,43 @@
+"""Who may come in over HTTP: the place (Host, Origin) and the person (a key), decided for every face alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from isthmus.faces.http.origin import OriginGuard
+from isthmus.model.callers import Caller
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+Identify: TypeAlias = Callable[[Headers], Caller | None]
+"""Makes a caller of a request's headers; None if they hold no valid credential."""
+
+CHALLENGE = (b"www-authenticate", b'Bearer realm="isthmus"')
+
+
+class Denied(msgspec.Struct, frozen=True):
+    """Why a request does not come in."""
+
+    status: int
+    message: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Gate:
+    """Checks every request before a face reads it."""
+
+    def __init__(self, origins: OriginGuard, identify: Identify) -> None:
+        self._origins = origins
+        self._identify = identify
+
+    def admit(self, headers: Headers) -> Caller | Denied:
+        """The caller, or why there is none."""
+        refusal = self._origins.check(headers)
+        if refusal is not None:
+            return Denied(refusal.status, refusal.message)
+        caller = self._identify(headers)
+        if caller is None:
+            return Denied(401, "A valid key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY", (CHALLENGE,))
+        return caller

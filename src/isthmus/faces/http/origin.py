@@ -1,0 +1,185 @@
+"""Which Host and Origin headers a request may carry: the guard against DNS rebinding.
+
+A page on `evil.test` can make a browser talk to a hub on this machine; the browser then says so in `Host` or
+`Origin`. The guard is a pure decision over those two headers. It knows no route and no caller, and answers
+nothing itself: each HTTP face asks it first and turns a `Refusal` into a response.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""What a browser or client calls this machine; no name server can point these elsewhere."""
+
+CACHED_PAIRS = 1024
+"""Distinct (Host, Origin) pairs remembered; a hub sees a handful, an attacker only empties the cache."""
+
+CACHED_VALUE_BYTES = 256
+"""Longer header values are judged anew each time, so that the cache stays under a megabyte."""
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+# RFC 9110 lets more through than any client sends; what is not here (`#`, `?`, `/`, `@`, spaces) is how one
+# header is read as two different hosts.
+_AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
+_ORIGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#@\s]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The status and the sentence to answer with; the request must go no further."""
+
+    status: int
+    message: str
+
+
+class OriginGuard:
+    """Decides by Host and Origin whether a request may go on.
+
+    On a loopback address only loopback names, the public URL's host and `allowed_hosts` are served; elsewhere
+    every well-formed Host is, unless `allowed_hosts` narrows them. An Origin must be of the host asked,
+    be one of `allowed_origins` (exact: scheme, host and port), or be absent.
+    """
+
+    def __init__(
+        self,
+        *,
+        bind_host: str,
+        public_url: str | None = None,
+        allowed_hosts: Iterable[str] = (),
+        allowed_origins: Iterable[str] = (),
+    ) -> None:
+        """Raises: ValueError naming the entry that is not a host, an origin or a URL."""
+        named_hosts = {_configured_host(entry) for entry in allowed_hosts}
+        self._origins = {_configured_origin(entry) for entry in allowed_origins}
+        self._is_loopback = is_loopback(bind_host)
+        self._hosts = _served_hosts(bind_host, named_hosts) if self._is_loopback or named_hosts else None
+        if public_url is not None:
+            self._admit_public(public_url)
+        self._verdicts: dict[tuple[bytes, bytes | None], Refusal | None] = {}
+
+    def _admit_public(self, public_url: str) -> None:
+        # Behind a proxy the Host may be ours or the public one, and the page's Origin is the public one.
+        parts = urlsplit(public_url)
+        if not parts.scheme or not parts.netloc:
+            raise ValueError(f"{public_url!r} is not a URL such as 'https://hub.example'")
+        self._origins.add(_configured_origin(f"{parts.scheme}://{parts.netloc}"))
+        if self._hosts is not None:
+            self._hosts.add(_configured_host(parts.netloc))
+
+    def check(self, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
+        """None if a request with these ASGI headers (lower-case names) may go on, else how to refuse it."""
+        host: bytes | None = None
+        origin: bytes | None = None
+        for name, value in headers:
+            if name == b"host":
+                if host is not None:
+                    return Refusal(400, "The request has more than one Host header.")
+                host = value
+            elif name == b"origin":
+                if origin is not None:
+                    return Refusal(403, "The request has more than one Origin header.")
+                origin = value
+        if host is None:
+            return Refusal(400, "The request has no Host header.")
+        return self._recall(host, origin)
+
+    def _recall(self, host: bytes, origin: bytes | None) -> Refusal | None:
+        pair = (host, origin)
+        if pair in self._verdicts:
+            return self._verdicts[pair]
+        verdict = self._decide(host.decode("latin-1"), None if origin is None else origin.decode("latin-1"))
+        if len(host) + len(origin or b"") <= CACHED_VALUE_BYTES:
+            if len(self._verdicts) >= CACHED_PAIRS:
+                self._verdicts.clear()
+            self._verdicts[pair] = verdict
+        return verdict
+
+    def _decide(self, host: str, origin: str | None) -> Refusal | None:
+        asked = _parse_authority(host)
+        if asked is None:
+            return Refusal(400, f"The Host header {_shown(host)} is not a host.")
+        if self._hosts is not None and asked[0] not in self._hosts:
+            return Refusal(421, f"This hub does not serve the host {_shown(host)}.")
+        if origin is None or self._is_welcome(origin, asked[0]):
+            return None
+        return Refusal(403, f"Pages of the origin {_shown(origin)} may not use this hub.")
+
+    def _is_welcome(self, origin: str, asked_host: str) -> bool:
+        parsed = _parse_origin(origin)
+        if parsed is None:
+            return False
+        if parsed in self._origins:
+            return True
+        scheme, host, _ = parsed
+        if scheme not in DEFAULT_PORTS:
+            return False
+        return host == asked_host or (self._is_loopback and host in LOOPBACK_NAMES)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether listening on `host` is reachable from this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _served_hosts(bind_host: str, named_hosts: set[str]) -> set[str]:
+    if not is_loopback(bind_host):
+        return set(named_hosts)
+    bound = f"[{bind_host}]" if ":" in bind_host and not bind_host.startswith("[") else bind_host
+    return named_hosts | LOOPBACK_NAMES | {_configured_host(bound)}
+
+
+def _parse_authority(text: str) -> tuple[str, int | None] | None:
+    """Split `host[:port]` into a comparable host and its port, or None if it is not one."""
+    match = _AUTHORITY.fullmatch(text)
+    if match is None:
+        return None
+    host = _comparable(match["host"])
+    port = None if match["port"] is None else int(match["port"])
+    return None if host is None or (port is not None and port > 65535) else (host, port)
+
+
+def _comparable(host: str) -> str | None:
+    if not host.startswith("["):
+        return host.lower().removesuffix(".") or None
+    try:
+        return f"[{ipaddress.IPv6Address(host[1:-1]).compressed}]"
+    except ValueError:
+        return None
+
+
+def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
+    match = _ORIGIN.fullmatch(text)
+    authority = None if match is None else _parse_authority(match["authority"])
+    if match is None or authority is None:
+        return None
+    scheme = match["scheme"].lower()
+    return scheme, authority[0], authority[1] or DEFAULT_PORTS.get(scheme)
+
+
+def _configured_host(text: str) -> str:
+    parsed = _parse_authority(text)
+    if parsed is None:
+        raise ValueError(f"{text!r} is not a host such as 'hub.example' or '[::1]'")
+    return parsed[0]
+
+
+def _configured_origin(text: str) -> tuple[str, str, int | None]:
+    parsed = _parse_origin(text.removesuffix("/"))
+    if parsed is None:
+        raise ValueError(f"{text!r} is not an origin such as 'https://app.example'")
+    return parsed
+
+
+def _shown(value: str) -> str:
+    return ascii(value[:100])

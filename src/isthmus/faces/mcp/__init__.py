@@ -1,0 +1,1 @@
+"""The MCP face: both eras, over Streamable HTTP and over standard streams."""

@@ -1,0 +1,73 @@
+"""How a fault is told to an MCP caller: one code per leaf, and `executed` always in the data."""
+
+from __future__ import annotations
+
+import msgspec
+
+from isthmus.model.faults import (
+    BadArguments,
+    BadReply,
+    BadRequest,
+    BreakerOpen,
+    Bug,
+    Cancelled,
+    Draining,
+    Fault,
+    Lost,
+    NotConnected,
+    Overloaded,
+    ServerError,
+    TimedOut,
+    UnknownTool,
+)
+from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import Payload, object_members, render
+
+REFUSED = -32010
+NOT_CONNECTED = -32011
+SENT_AND_LOST = -32012
+
+CODES: dict[type[Fault], int] = {
+    BadRequest: jsonrpc.INVALID_REQUEST,
+    BadArguments: jsonrpc.INVALID_PARAMS,
+    UnknownTool: jsonrpc.INVALID_PARAMS,
+    Overloaded: REFUSED,
+    BreakerOpen: REFUSED,
+    Draining: REFUSED,
+    NotConnected: NOT_CONNECTED,
+    Cancelled: SENT_AND_LOST,
+    Lost: SENT_AND_LOST,
+    TimedOut: SENT_AND_LOST,
+    BadReply: SENT_AND_LOST,
+    ServerError: 0,
+    Bug: jsonrpc.INTERNAL_ERROR,
+}
+"""Every leaf has a row; a server's own error keeps its own code."""
+
+
+def code_of(fault: Fault) -> int:
+    """The JSON-RPC code of a fault."""
+    return fault.code if isinstance(fault, ServerError) else CODES[type(fault)]
+
+
+def data_of(fault: Fault) -> bytes:
+    """What a program may want to know: whether the tool ran, on which server, why, and when to try again."""
+    told: dict[str, object] = {"executed": fault.executed, "reason": fault.reason}
+    if fault.server is not None:
+        told["server"] = fault.server
+    if fault.retry_after is not None:
+        told["retryAfter"] = round(fault.retry_after, 3)
+    own = fault.data if isinstance(fault, ServerError) else None
+    return msgspec.json.encode(told) if own is None else _beside(own, told)
+
+
+def _beside(own: msgspec.Raw, told: dict[str, object]) -> bytes:
+    """A server's own data is kept; ours is added to it, or beside it where it is no object."""
+    members: dict[str, Payload] = dict(object_members(own) or {"data": own})
+    members.update((key, msgspec.json.encode(value)) for key, value in told.items() if key not in members)
+    return render(members)
+
+
+def error_reply(id: Payload | None, fault: Fault) -> bytes:
+    """The whole JSON-RPC error for a call that ended in a fault."""
+    return jsonrpc.error(id, code_of(fault), fault.message, data_of(fault))

@@ -1,0 +1,71 @@
+"""Sessions of legacy callers: random, bound to the caller, limited in number and idle time.
+
+A session is never a credential: every request is authenticated by itself, and a session of somebody else is as
+unknown as one that never was.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Surface
+
+SESSIONS_MAX = 10_000
+"""Sessions kept at once; the one unused for longest goes first."""
+
+IDLE_SECONDS = 3600.0
+"""A session unused for this long is forgotten; its caller initialises again."""
+
+
+@dataclass(slots=True)
+class Session:
+    """What the hub remembers between two requests of a legacy caller."""
+
+    id: str
+    caller: Caller
+    surface: Surface
+    used_at: float
+    calls: dict[bytes, InFlight] = field(default_factory=dict)
+    """Calls in flight by the caller's own id for them, so that they can be cancelled by it."""
+    seen: bytes | None = None
+    """The digest of the list it was last given."""
+
+
+class Sessions:
+    """All sessions of one face. Time comes in."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, caller: Caller, surface: Surface, now: float) -> Session:
+        """A new session."""
+        if len(self._sessions) >= SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        session = Session(secrets.token_urlsafe(24), caller, surface, now)
+        self._sessions[session.id] = session
+        return session
+
+    def find(self, id: str, caller: Caller, surface: Surface, now: float) -> Session | None:
+        """The caller's own session; None if it is unknown, forgotten, or another's."""
+        session = self._sessions.get(id)
+        if session is None or session.caller != caller or session.surface != surface:
+            return None
+        if now - session.used_at > IDLE_SECONDS and not session.calls:
+            del self._sessions[id]
+            return None
+        session.used_at = now
+        self._sessions.move_to_end(id)
+        return session
+
+    def close(self, session: Session) -> None:
+        """End a session and the calls in it."""
+        self._sessions.pop(session.id, None)
+        for inflight in list(session.calls.values()):
+            inflight.cancel("the session was ended")

@@ -1,0 +1,42 @@
+"""A call: one request of one caller for one tool. Plain data; what runs is `core.calls.inflight`."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from isthmus.model.callers import Caller
+from isthmus.model.names import ServerName
+
+Style: TypeAlias = Literal["canonical", "llm", "own"]
+"""How tools are named on a surface: `server.tool`, the form language models accept, or the server's own names."""
+
+
+class Surface(msgspec.Struct, frozen=True):
+    """Which names a caller sees: those of every server in one style, or one server's own."""
+
+    style: Style = "canonical"
+    server: ServerName | None = None
+
+
+EVERYTHING = Surface()
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What a caller asked for, in no protocol's terms.
+
+    `name` is looked up in the caller's view of `surface`, never parsed. `arguments` is a JSON object as text.
+    `meta` and `extra` are members that travel to the server untouched: the caller's `_meta` without the
+    keys a protocol owns, and request members this hub does not know. `timeout` is what the caller can wait,
+    in seconds; the server's own limit applies when it is shorter.
+    """
+
+    caller: Caller
+    surface: Surface
+    name: str
+    arguments: msgspec.Raw
+    meta: dict[str, msgspec.Raw] = {}  # noqa: RUF012 - msgspec copies an empty default
+    extra: dict[str, msgspec.Raw] = {}  # noqa: RUF012
+    wants_progress: bool = False
+    timeout: float | None = None

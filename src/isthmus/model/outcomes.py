@@ -1,0 +1,24 @@
+"""How a call ended: a `Result`, or a `Fault` (see `model.faults`)."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from isthmus.model.faults import Fault
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What the server answered: the whole result object as JSON text, unread but for two members.
+
+    `is_error` repeats the result's own `isError`: the tool ran and said no, which is still a result. `is_typed`
+    says that the object has a `resultType`, as results have since 2026-07-28 and must not have had before.
+    """
+
+    payload: msgspec.Raw
+    is_error: bool = False
+    is_typed: bool = False
+
+
+Outcome: TypeAlias = Result | Fault

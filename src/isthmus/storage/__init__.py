@@ -1,0 +1,1 @@
+"""Where what must last is kept."""

@@ -1,0 +1,1 @@
+"""What the hub tells of itself: counters and logs."""

@@ -1,0 +1,47 @@
+"""Counts of what happened, as plain integers: adding to one costs a tenth of a microsecond, reading is rare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from isthmus.model.calls import Call
+from isthmus.model.faults import Fault
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome
+
+
+@dataclass(slots=True)
+class ServerCounts:
+    """What happened on one server."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    late: int = 0
+    """Answers that came after their call had ended."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """How often calls ended in each way: `result`, `tool_error`, or a fault's reason."""
+
+
+class Counters:
+    """A recorder that counts in memory."""
+
+    def __init__(self) -> None:
+        self.servers: dict[ServerName | None, ServerCounts] = {}
+
+    def ended(self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        """Count a call."""
+        counts = self._of(server)
+        counts.calls += 1
+        counts.seconds += seconds
+        key = outcome.reason if isinstance(outcome, Fault) else "tool_error" if outcome.is_error else "result"
+        counts.outcomes[key] = counts.outcomes.get(key, 0) + 1
+
+    def late(self, server: ServerName) -> None:
+        """Count an answer that nobody waits for."""
+        self._of(server).late += 1
+
+    def _of(self, server: ServerName | None) -> ServerCounts:
+        counts = self.servers.get(server)
+        if counts is None:
+            counts = self.servers[server] = ServerCounts()
+        return counts

@@ -1,0 +1,23 @@
+"""How long to wait before trying a server again. Pure: chance comes in as a number."""
+
+from __future__ import annotations
+
+FIRST_SECONDS = 0.5
+MAX_SECONDS = 30.0
+
+
+class Backoff:
+    """Full jitter: anywhere between nothing and a bound that doubles, so that many hubs do not come at once."""
+
+    def __init__(self) -> None:
+        self._bound = FIRST_SECONDS
+
+    def next(self, chance: float) -> float:
+        """The next pause; `chance` is uniform in [0, 1)."""
+        seconds = self._bound * chance
+        self._bound = min(self._bound * 2, MAX_SECONDS)
+        return seconds
+
+    def reset(self) -> None:
+        """The server was well: the next pause is short again."""
+        self._bound = FIRST_SECONDS

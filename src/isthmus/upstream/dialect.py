@@ -1,0 +1,78 @@
+"""How requests to a server are written in its era. Links hold one; it has no state of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from isthmus.model.calls import Call
+from isthmus.wire.jsonrpc import Payload, render
+from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.tools import PROGRESS_TOKEN, Implementation, call_params
+
+_NO_MEMBERS: Mapping[str, Payload] = {}
+
+
+class Dialect(Protocol):
+    """Writes the parameters of requests."""
+
+    era: Literal["legacy", "modern"]
+    version: str
+    probe: str
+    """The cheapest method that every server of the era answers."""
+
+    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS) -> bytes:
+        """Parameters of any request."""
+
+    def call_params(self, call: Call, tool: str, token: int) -> bytes:
+        """Parameters of `tools/call`; `token` asks for progress if the caller wants it."""
+
+
+class LegacyDialect:
+    """A negotiated version; nothing is repeated per request."""
+
+    era: Literal["legacy", "modern"] = "legacy"
+    probe = "ping"
+
+    def __init__(self, version: str = legacy.LATEST) -> None:
+        self.version = version
+
+    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS) -> bytes:
+        """The members as they are."""
+        return render(members)
+
+    def call_params(self, call: Call, tool: str, token: int) -> bytes:
+        """`_meta` only if there is something to say in it."""
+        meta = _passed_on(call, token)
+        return call_params(tool, call.arguments, render(meta) if meta else None, call.extra)
+
+
+class ModernDialect:
+    """Every request carries the hub's own envelope."""
+
+    era: Literal["legacy", "modern"] = "modern"
+    version = modern.VERSION
+    probe = modern.DISCOVER
+
+    def __init__(self, me: Implementation) -> None:
+        self._own = modern.envelope(me)
+        self._bare = modern.request_meta(self._own, {})
+
+    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS) -> bytes:
+        """The members and the envelope."""
+        return render({**members, "_meta": self._bare})
+
+    def call_params(self, call: Call, tool: str, token: int) -> bytes:
+        """`_meta` always: the envelope, and what the caller's is passed on."""
+        meta = _passed_on(call, token)
+        written = modern.request_meta(self._own, meta) if meta else self._bare
+        return call_params(tool, call.arguments, written, call.extra)
+
+
+def _passed_on(call: Call, token: int) -> dict[str, Payload]:
+    meta: dict[str, Payload] = dict(call.meta)
+    if call.wants_progress:
+        meta[PROGRESS_TOKEN] = msgspec.json.encode(token)
+    return meta

@@ -1,0 +1,155 @@
+"""Tools that live in the hub itself: plain functions behind the same link as any server's.
+
+`builtin.echo` and `builtin.timestamp` answer at once; `builtin.chat_log` keeps a caller's own lines in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.crew import Crew
+from isthmus.core.ports.journal import Entry, Journal
+from isthmus.model.faults import Bug
+from isthmus.model.names import ServerName, ToolName
+from isthmus.model.outcomes import Result
+from isthmus.model.tools import Tool
+
+LINES_MAX = 100
+"""Lines that one reading of the chat log may ask for."""
+
+
+class LocalTool(msgspec.Struct, frozen=True):
+    """A function and how it is described to callers. It returns the structured content of its result."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    run: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]] | dict[str, Any]]
+    """Called with the caller's name and the arguments, which were checked against the schema."""
+    annotations: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies an empty default
+
+
+class LocalLink:
+    """Runs functions of this process. Nothing can be lost on the way, and nothing waits in a queue."""
+
+    def __init__(self, server: ServerName, tools: list[LocalTool], crew: Crew) -> None:
+        self._functions = {tool.name: tool for tool in tools}
+        self._crew = crew
+        self.tools = tuple(_describe(server, tool) for tool in tools)
+
+    def send(self, inflight: InFlight) -> None:
+        """Run the function: at once, or as a member of the crew if it has to wait for something."""
+        function = self._functions[inflight.tool.tool.name]
+        arguments = msgspec.json.decode(inflight.call.arguments)
+        answer = function.run(inflight.call.caller.name, arguments)
+        if isinstance(answer, dict):
+            inflight.finish(_result(answer))
+        else:
+            inflight.carriage = self._crew.spawn(f"tool {function.name}", _finish(inflight, answer))
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        """It began as soon as it was sent."""
+        return True
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        """Cancel what still waits."""
+        if isinstance(inflight.carriage, asyncio.Task):
+            inflight.carriage.cancel()
+
+
+async def _finish(inflight: InFlight, answer: Awaitable[dict[str, Any]]) -> None:
+    try:
+        inflight.finish(_result(await answer))
+    except Exception:
+        inflight.finish(Bug(inflight.tool.exposed))  # the crew logs the rest
+        raise
+
+
+def _result(content: dict[str, Any]) -> Result:
+    text = content["text"] if list(content) == ["text"] else msgspec.json.encode(content).decode()
+    payload = {"content": [{"type": "text", "text": text}], "structuredContent": content, "isError": False}
+    return Result(msgspec.Raw(msgspec.json.encode(payload)))
+
+
+def _describe(server: ServerName, tool: LocalTool) -> Tool:
+    definition = {
+        "name": tool.name,
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+        "annotations": tool.annotations,
+    }
+    raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in definition.items()}
+    return Tool.of(server, ToolName(tool.name), raw)
+
+
+# -- the built-in tools --------------------------------------------------------------------------------------------
+
+
+def builtin_tools(journal: Journal, now: Callable[[], float]) -> list[LocalTool]:
+    """The tools that every hub has; `now` tells the time in seconds since the epoch."""
+    log = ChatLog(journal, now)
+    return [
+        LocalTool("echo", "Return the text it is given.", _ECHO, _echo, {"readOnlyHint": True}),
+        LocalTool(
+            "timestamp",
+            "Tell the current time, in UTC.",
+            {"type": "object", "properties": {}},
+            lambda _caller, _arguments: _timestamp(now()),
+            {"readOnlyHint": True},
+        ),
+        LocalTool(
+            "chat_log",
+            "Keep a line of conversation, and return the caller's latest lines. Without a message it only reads.",
+            _CHAT_LOG,
+            log.run,
+            {"destructiveHint": False},
+        ),
+    ]
+
+
+_ECHO: dict[str, Any] = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "description": "What to say back"}},
+    "required": ["text"],
+}
+
+_CHAT_LOG: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "message": {"type": "string", "description": "The line to keep", "maxLength": 65536},
+        "role": {"type": "string", "description": "Who said it", "default": "user", "maxLength": 64},
+        "limit": {"type": "integer", "minimum": 0, "maximum": LINES_MAX, "default": 20},
+    },
+}
+
+
+def _echo(_caller: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"text": arguments["text"]}
+
+
+def _timestamp(seconds: float) -> dict[str, Any]:
+    return {"iso": datetime.fromtimestamp(seconds, UTC).isoformat(), "unix": seconds}
+
+
+class ChatLog:
+    """Each caller's own lines, in the journal."""
+
+    def __init__(self, journal: Journal, now: Callable[[], float]) -> None:
+        self._journal = journal
+        self._now = now
+
+    async def run(self, caller: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Keep the message, if there is one, and return the latest lines, oldest first."""
+        if "message" in arguments:
+            line = {"role": arguments.get("role", "user"), "message": arguments["message"]}
+            content = msgspec.Raw(msgspec.json.encode(line))
+            await self._journal.commit([Entry("chat", caller, self._now(), content)])
+        entries = await self._journal.latest("chat", caller, arguments.get("limit", 20))
+        lines = [{**msgspec.json.decode(entry.content), "at": entry.at} for entry in entries]
+        return {"lines": lines}

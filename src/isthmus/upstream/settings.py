@@ -1,0 +1,140 @@
+"""How a server is to be reached: the settings that the upstream room owns.
+
+Values only, checked when made, compared on reload. They read no file and no environment; `config` fills them
+in and `app` hands them to the supervisor. Messages about a bad value never quote what may hold a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from isthmus.model.names import ServerName
+
+Era = Literal["auto", "legacy", "modern"]
+"""Which generation of MCP to speak: found out at the first contact unless said."""
+
+TIMEOUT_SECONDS_MAX = 600.0
+"""No call outlives ten minutes; longer work belongs to tasks."""
+
+SECRET_LENGTH_MIN = 4
+"""Shorter values are not blanked out of texts: every `1` or `on` would become a hole and hide nothing."""
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class StdioSettings:
+    """A server that the hub starts as a child process and speaks to over its standard streams."""
+
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = None
+    era: Era = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.command.strip() or "\0" in self.command:
+            raise ValueError(f"command must be the name or path of a program, not {self.command!r}")
+        for position, argument in enumerate(self.args):
+            if "\0" in argument:
+                raise ValueError(f"args.{position} must be text without NUL, not a value that has one")
+        for name, value in self.env.items():
+            _check_variable(name, value)
+        if self.cwd is not None and (not self.cwd or "\0" in self.cwd):
+            raise ValueError(f"cwd must be a folder, not {self.cwd!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """A server that the hub dials over Streamable HTTP."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    era: Era = "auto"
+
+    def __post_init__(self) -> None:
+        _check_url(self.url)
+        for name, value in self.headers.items():
+            _check_header(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """One server: its name, how it is reached, and how much of it may be used at once."""
+
+    name: ServerName
+    reach: StdioSettings | HttpSettings
+    timeout: float = 30.0
+    max_calls: int = 64
+    max_queued: int = 256
+    disabled: bool = False
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)
+    """Values that must not appear in any log or message; see `redact`."""
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Keys of the entry that nobody here knows, kept as they were."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout <= TIMEOUT_SECONDS_MAX:
+            raise ValueError(f"timeout must be over 0 and at most 600 seconds, not {self.timeout}")
+        if self.max_calls < 1:
+            raise ValueError(f"max_calls must be at least 1, not {self.max_calls}")
+        if self.max_queued < 0:
+            raise ValueError(f"max_queued must be 0 or more, not {self.max_queued}")
+
+    def redact(self, text: str) -> str:
+        """Return `text` with this server's secrets blanked out."""
+        # Longest first: a secret may be a part of another one.
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            if len(secret) >= SECRET_LENGTH_MIN:
+                text = text.replace(secret, "***")
+        return text
+
+
+def _check_variable(name: str, value: str) -> None:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError(f"env must have names without = and NUL, not {name!r}")
+    if "\0" in value:
+        raise ValueError(f"env.{name} must be text without NUL, not a value that has one")
+
+
+def _check_header(name: str, value: str) -> None:
+    if _HEADER_NAME.fullmatch(name) is None:
+        raise ValueError(f"headers must have names that HTTP allows, not {name!r}")
+    if _CONTROL.search(value) or not _is_latin(value):
+        raise ValueError(
+            f"headers.{name} must be one line of Latin-1 text, not what it is (hidden: it may be a secret)"
+        )
+
+
+def _is_latin(text: str) -> bool:
+    return all(ord(character) < 256 for character in text)
+
+
+def _check_url(url: str) -> None:
+    # The address itself is not quoted: its query or user part may be a secret.
+    parts = _split(url)
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"url must start with http:// or https://, not {url.partition(':')[0][:20]!r}")
+    if not parts.hostname:
+        raise ValueError(f"url must name a host, not only {parts.scheme}://")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "url must be without user and password, not with them: send them as headers.Authorization"
+        )
+
+
+def _split(url: str) -> SplitResult:
+    # urlsplit would quietly drop tabs and newlines, so that what is checked were not what is dialled.
+    if any(character.isspace() or ord(character) < 32 for character in url):
+        raise ValueError("url must be an address without spaces, not one with them")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"url must be an address, not a text that cannot be split ({error})") from None
+    return parts

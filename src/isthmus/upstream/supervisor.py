@@ -1,0 +1,209 @@
+"""Keeps servers up: connects all at once in the background, tries again, and publishes how each one stands.
+
+One keeper per server, so that whatever a server does costs only its own tools. The supervisor decides when there is
+a link; lanes decide what goes on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import msgspec
+import structlog
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.lane import Lane
+from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.crew import Crew
+from isthmus.core.ports.link import Link
+from isthmus.model.faults import BadReply, Fault
+from isthmus.model.names import ServerName
+from isthmus.model.tools import Tool
+from isthmus.upstream.backoff import Backoff
+from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.settings import Era, ServerSettings
+
+log = structlog.get_logger(__name__)
+
+Connect: TypeAlias = Callable[[ServerSettings], Awaitable[BaseLink]]
+"""Makes a link that has not been greeted yet; raises `ConnectFailed`."""
+
+PING_SECONDS = 30.0
+"""A link without calls is asked this often whether the server is still there."""
+
+PONG_SECONDS = 10.0
+HEALTHY_SECONDS = 10.0
+"""A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
+
+RELIST_SECONDS = 1.0
+"""After the first, a server's announcements of change are followed at most this often."""
+
+
+class Supervisor:
+    """The keepers of all servers of one hub."""
+
+    def __init__(self, hub: Hub, crew: Crew, connect: Connect) -> None:
+        self._hub = hub
+        self._crew = crew
+        self._connect = connect
+        self.keepers: dict[ServerName, Keeper] = {}
+
+    def add(self, settings: ServerSettings) -> None:
+        """Start keeping a server; returns at once."""
+        lane = Lane(
+            settings.name,
+            self._hub.limits,
+            max_calls=settings.max_calls,
+            max_queued=settings.max_queued,
+            timeout=settings.timeout,
+        )
+        if settings.disabled:
+            lane.explain("it is disabled in the configuration")
+            self._hub.open_lane(lane, Standing(settings.name, "disabled", "disabled", is_settled=True))
+            return
+        keeper = self.keepers[settings.name] = Keeper(self._hub, lane, settings, self._connect)
+        self._hub.open_lane(lane, Standing(settings.name))
+        self._crew.spawn(f"keeper of {settings.name}", keeper.run(), on_crash=keeper.crashed)
+
+    def add_local(self, server: ServerName, link: Link, tools: tuple[Tool, ...]) -> None:
+        """Add a server that lives in this process and is always there."""
+        lane = Lane(server, self._hub.limits)
+        lane.attach(link)
+        self._hub.open_lane(lane, Standing(server, "ready", tools=tools, is_settled=True))
+
+    async def aclose(self) -> None:
+        """Close every link in good order, all at once."""
+        await asyncio.gather(*(keeper.aclose() for keeper in self.keepers.values()))
+
+
+class Keeper:
+    """Keeps one server: connect, greet, list, watch, and again when it is lost."""
+
+    def __init__(self, hub: Hub, lane: Lane, settings: ServerSettings, connect: Connect) -> None:
+        self._hub = hub
+        self._lane = lane
+        self._settings = settings
+        self._connect = connect
+        self._backoff = Backoff()
+        self._standing = Standing(settings.name)
+        self._link: BaseLink | None = None
+        self._era: Era = settings.reach.era
+        self._detail: str | None = None
+        self._is_stale = False
+        self._news: asyncio.Future[str] | None = None
+
+    async def run(self) -> None:
+        """Keep the server up until cancelled."""
+        while True:
+            reason = await self._attempt()
+            pause = self._backoff.next(random.random())  # noqa: S311 - spread, not secrecy
+            self._stand("retrying", reason, detail=self._detail)
+            await asyncio.sleep(pause)
+
+    def crashed(self, error: BaseException) -> None:
+        """A defect in the keeper itself: say so instead of looking merely slow."""
+        self._lane.detach("a defect in the hub stopped it; see the log", is_failure=True)
+        self._stand("stopped", f"a defect in the hub: {error}")
+
+    async def aclose(self) -> None:
+        """Close the link; the crew ends the keeper itself."""
+        link, self._link = self._link, None
+        self._lane.detach("the hub is shutting down", is_failure=False)
+        if link is not None:
+            await link.aclose()
+
+    # -- one life of a link ----------------------------------------------------------------------------------------
+
+    async def _attempt(self) -> str:
+        """Connect and watch until the link is lost; returns why it ended, in words."""
+        try:
+            self._link = await self._connect(self._settings)
+        except ConnectFailed as failed:
+            return self._told(str(failed), None)
+        link = self._link
+        try:
+            return self._told(await self._live(link), link.last_words)
+        except (Fault, ConnectFailed) as failed:
+            return self._told(self._why(link, failed), link.last_words)
+        finally:
+            self._lane.detach("its link was lost; it is being tried again", is_failure=True)
+            await link.aclose()
+
+    async def _live(self, link: BaseLink) -> str:
+        await link.greet(self._known_era(link))
+        self._era = link.dialect.era
+        tools, notes = await link.list_tools()
+        link.on_changed = self._note_change
+        self._lane.attach(link)
+        self._stand("ready", None, detail=None, tools=tuple(tools), notes=tuple(notes), era=link.dialect.version)
+        log.info("server ready", server=link.server, tools=len(tools), protocol=link.dialect.version)
+        link.listen()
+        began = asyncio.get_running_loop().time()
+        reason = await self._watch(link)
+        if self._lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
+            self._backoff.reset()
+        return reason
+
+    def _known_era(self, link: BaseLink) -> Era:
+        """The configured era, or the one found last time, unless the last attempt died of the question."""
+        configured = self._settings.reach.era
+        return self._era if configured == "auto" else configured
+
+    def _why(self, link: BaseLink, failed: Exception) -> str:
+        """Words for a failed attempt; if it died of the probe, the next one does without."""
+        self._era = "legacy" if link.is_probing and link.lost.done() else "auto"
+        return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
+
+    async def _watch(self, link: BaseLink) -> str:
+        """Follow changes and ping an idle link, until it is lost."""
+        while not link.lost.done():
+            news = self._news = asyncio.get_running_loop().create_future()
+            if self._is_stale:
+                await self._relist(link)
+                continue
+            await asyncio.wait({link.lost, news}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not link.lost.done() and not news.done() and not self._lane.running:
+                await self._ping(link)
+        return link.lost.result()
+
+    def _note_change(self) -> None:
+        """The server announced a change: list again, once, however often it says so."""
+        self._is_stale = True
+        if self._news is not None and not self._news.done():
+            self._news.set_result("changed")
+
+    async def _ping(self, link: BaseLink) -> None:
+        try:
+            await link.ping(PONG_SECONDS)
+        except Fault as silent:
+            raise ConnectFailed(f"it does not answer any more ({silent.message})") from silent
+
+    async def _relist(self, link: BaseLink) -> None:
+        """List again: one at a time, the first at once and then at most one a second, however many were announced."""
+        self._is_stale = False
+        try:
+            tools, notes = await link.list_tools()
+        except BadReply as unusable:
+            log.warning("server announced a change and gave no list", server=link.server, reason=str(unusable))
+        else:
+            self._stand("ready", None, tools=tuple(tools), notes=tuple(notes), era=link.dialect.version)
+        await asyncio.wait({link.lost}, timeout=RELIST_SECONDS)
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    def _told(self, reason: str, last_words: str | None) -> str:
+        reason = self._settings.redact(reason)
+        self._detail = None if last_words is None else self._settings.redact(last_words)
+        if reason != self._standing.reason:  # the same failure again is not news
+            log.warning("server not connected", server=self._settings.name, reason=reason, detail=self._detail)
+        self._lane.explain(reason)
+        return reason
+
+    def _stand(self, state: str, reason: str | None, **changes: object) -> None:
+        self._standing = msgspec.structs.replace(
+            self._standing, state=state, reason=reason, is_settled=True, **changes
+        )
+        self._hub.publish(self._standing)

@@ -1,0 +1,106 @@
+"""Who waits for a server's answer: a call, or the hub itself.
+
+Links tell a waiter how its request ended in wire terms; waiters turn that into outcomes. So each kind of link says
+only what happened on its carrier, and what that means for a caller is decided once, here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.model.events import Progress
+from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Result
+from isthmus.wire.jsonrpc import ErrorReply
+from isthmus.wire.mcp.tools import PROGRESS_TOKEN, Members, read_call_result
+
+
+class Waiter(Protocol):
+    """Hears how one request ends: exactly one of `result`, `error`, `fail` is called."""
+
+    def result(self, payload: msgspec.Raw) -> None:
+        """The server answered."""
+
+    def error(self, reply: ErrorReply) -> None:
+        """The server answered with an error."""
+
+    def fail(self, fault: Fault) -> None:
+        """There will be no answer."""
+
+    def progress(self, params: Members) -> None:
+        """The server reported progress."""
+
+
+class CallWaiter:
+    """A caller's call on a link."""
+
+    __slots__ = ("inflight", "server")
+
+    def __init__(self, inflight: InFlight) -> None:
+        self.inflight = inflight
+        self.server = inflight.tool.tool.server
+
+    def result(self, payload: msgspec.Raw) -> None:
+        """End the call with the server's result, if it is one."""
+        answer = read_call_result(payload)
+        if answer is None:
+            self.inflight.finish(BadReply(self.server, "the result of a call must be an object"))
+        elif answer.result_type not in (None, "complete"):
+            detail = f"a result of type {answer.result_type!r}, which this hub does not relay"
+            self.inflight.finish(BadReply(self.server, detail))
+        else:
+            self.inflight.finish(Result(payload, answer.is_error, answer.result_type is not None))
+
+    def error(self, reply: ErrorReply) -> None:
+        """End the call with the server's own error."""
+        self.inflight.finish(ServerError(self.server, reply.code, reply.message, reply.data))
+
+    def fail(self, fault: Fault) -> None:
+        """End the call without an answer."""
+        self.inflight.finish(fault)
+
+    def progress(self, params: Members) -> None:
+        """Pass progress on, without the token of this hop."""
+        self.inflight.emit(Progress({key: value for key, value in params.items() if key != PROGRESS_TOKEN}))
+
+
+class Inquiry:
+    """A question of the hub's own (a handshake, a listing, a ping): `answer` is awaited by whoever asked."""
+
+    __slots__ = ("answer", "server")
+
+    def __init__(self, server: ServerName) -> None:
+        self.server = server
+        self.answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+
+    def result(self, payload: msgspec.Raw) -> None:
+        """Hand the result over."""
+        if not self.answer.done():
+            self.answer.set_result(payload)
+
+    def error(self, reply: ErrorReply) -> None:
+        """Raise the server's error where it is awaited."""
+        self.fail(ServerError(self.server, reply.code, reply.message, reply.data))
+
+    def fail(self, fault: Fault) -> None:
+        """Raise the fault where it is awaited."""
+        if not self.answer.done():
+            self.answer.set_exception(fault)
+
+    def progress(self, params: Members) -> None:
+        """Nobody asked for progress."""
+
+
+def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:
+    """The fault for a request whose carrier broke."""
+    return Lost(server, detail, executed="unknown" if may_have_left else "no")
+
+
+def turned_away(server: ServerName, detail: str, status: int | None = None) -> Fault:
+    """The fault for a request that the server provably did not run."""
+    return NotConnected(server, detail, status=status)

@@ -1,0 +1,372 @@
+"""JSON-RPC 2.0 envelopes around payloads that stay raw text.
+
+`decode` is the one place where bytes of a peer are checked: UTF-8, JSON syntax, depth, members that appear
+twice. What it returns can be forwarded without parsing it again. Nothing here knows a method's meaning, and
+nothing here frames: lines, events and HTTP bodies carry what `request`, `result` and `error` build. Called by
+the MCP dialects and by every face and link that speaks JSON-RPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+Payload: TypeAlias = bytes | Raw
+"""The text of exactly one JSON value: a part of a decoded body, or rendered by us."""
+
+MAX_DEPTH = 64
+"""Far above any real schema or argument, far below what overflows a recursive parser behind us."""
+
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+
+MEMBERS = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
+"""What an envelope is made of; other members are dropped, other spellings of these are refused."""
+
+
+class Request(Struct, frozen=True):
+    """A question that wants an answer; `id` is the text of a string or number, to be echoed verbatim."""
+
+    id: Raw
+    method: str
+    params: dict[str, Raw]
+
+
+class Notification(Struct, frozen=True):
+    """A message that wants no answer."""
+
+    method: str
+    params: dict[str, Raw]
+
+
+class Response(Struct, frozen=True):
+    """The answer to a request that went well."""
+
+    id: Raw
+    result: Raw
+
+
+class ErrorReply(Struct, frozen=True):
+    """The answer to a request that failed; no `id` when the peer could not tell which."""
+
+    id: Raw | None
+    code: int
+    message: str
+    data: Raw | None
+
+
+class Malformed(Struct, frozen=True):
+    """A body that is no message, as the error to answer; `id` where it could be read without doubt."""
+
+    code: int
+    message: str
+    id: Raw | None
+
+
+class Batch(Struct, frozen=True):
+    """A JSON array of `count` elements, of which none was looked at."""
+
+    count: int
+
+
+Message: TypeAlias = Request | Notification | Response | ErrorReply | Malformed | Batch
+
+_ABSENT = Raw()
+_ID_STARTS = frozenset(bytes([start]) for start in b'"-0123456789')
+
+
+class _Envelope(Struct):
+    """All members that any message may have, payloads unparsed."""
+
+    jsonrpc: str
+    id: Raw = _ABSENT
+    method: str | UnsetType = UNSET
+    params: dict[str, Raw] | UnsetType = UNSET
+    result: Raw = _ABSENT
+    error: Raw = _ABSENT
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_value = msgspec.json.Decoder(Raw).decode
+_decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_elements = msgspec.json.Decoder(list[Raw]).decode
+_STRING = msgspec.json.Decoder(str)
+_CODE = msgspec.json.Decoder(Annotated[int, Meta(ge=-(2**53), le=2**53)])
+_encode = msgspec.json.Encoder().encode
+
+_T = TypeVar("_T")
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
+
+
+def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
+    """Read one message; whatever the bytes are, the answer is a value and never an exception."""
+    try:
+        # msgspec does not look inside strings that stay raw, so their encoding is checked here.
+        _ = body.isascii() or body.decode()
+        envelope = _decode_envelope(body)
+    except (*_NOT_JSON, RecursionError):
+        return _decode_carefully(body, max_depth)
+    if _holds_more(envelope, body) or _is_deeper(body, max_depth):
+        return _decode_carefully(body, max_depth)
+    return _message(envelope)
+
+
+def object_members(raw: Payload) -> dict[str, Raw] | None:
+    r"""Split an object of a decoded body one level deep; None if it is no object or has a key twice.
+
+    An object with a quotation mark inside a key may be refused too, when a mark somewhere is spelt `\u0022`:
+    it cannot be told apart cheaply. UTF-8 is not checked again.
+    """
+    try:
+        members = _decode_members(raw)
+    except (*_NOT_JSON, RecursionError):
+        return None
+    return members if _are_unique(members, bytes(raw)) else None
+
+
+def request(id: int, method: str, params: Payload) -> bytes:
+    """Render a request of ours; ids towards peers are always our own integers."""
+    return b'{"jsonrpc":"2.0","id":%d,"method":%b,"params":%b}' % (id, _encode(method), bytes(params))
+
+
+def notification(method: str, params: Payload | None = None) -> bytes:
+    """Render a notification, without `params` when there are none."""
+    if params is None:
+        return b'{"jsonrpc":"2.0","method":%b}' % _encode(method)
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_encode(method), bytes(params))
+
+
+def result(id: Payload, result: Payload) -> bytes:
+    """Render the answer to the request whose id text was `id`."""
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (bytes(id), bytes(result))
+
+
+def error(id: Payload | None, code: int, message: str, data: Payload | None = None) -> bytes:
+    """Render a failure; without an id it is `null`, as the specification wants for unreadable requests."""
+    tail = b"" if data is None else b',"data":%b' % bytes(data)
+    head = b"null" if id is None else bytes(id)
+    fault = b'{"code":%d,"message":%b%b}' % (code, _encode(message), tail)
+    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (head, fault)
+
+
+def render(members: Mapping[str, Payload]) -> bytes:
+    """Join members into one object, in their order."""
+    return b"{%b}" % b",".join([b"%b:%b" % (_encode(key), bytes(value)) for key, value in members.items()])
+
+
+def compact(payload: Payload) -> bytes:
+    """The same JSON without raw CR or LF, so that it can stand on one line; scalars keep their exact text.
+
+    Raises:
+        msgspec.DecodeError: the payload holds a line break and is not JSON, so no safe form of it exists.
+    """
+    text = bytes(payload)
+    if b"\n" in text or b"\r" in text:
+        return msgspec.json.format(text, indent=-1)
+    return text
+
+
+# Duplicates. JSON parsers disagree on which of two equal keys counts, so a body with both could be authorised
+# as one call and executed as another. Finding them needs no second parser: every member that a decoder drops
+# leaves at least the two quotation marks of its key behind, so equal counts prove that nothing was dropped.
+
+
+def _holds_more(envelope: _Envelope, body: bytes) -> bool:
+    """Whether the body may hold a member twice, or one that the envelope does not have."""
+    # Keys and values of "jsonrpc" and "method"; any other spelling of theirs only has more marks.
+    marks = 4 if envelope.method is UNSET else 8
+    kept: list[Raw] = []
+    if envelope.id is not _ABSENT:
+        kept.append(envelope.id)
+    if envelope.params is not UNSET:
+        marks += 2
+        kept += envelope.params.values()
+    if envelope.result is not _ABSENT:
+        kept.append(envelope.result)
+    if envelope.error is not _ABSENT:
+        kept.append(envelope.error)
+    return body.count(b'"') != marks + 2 * len(kept) + b"".join(kept).count(b'"')
+
+
+def _are_unique(members: Mapping[str, Raw], text: bytes) -> bool:
+    """Whether `members` is all that the object's text holds."""
+    left = text.count(b'"') - 2 * len(members) - b"".join(members.values()).count(b'"')
+    if left == 0:
+        return True
+    return b"\\u0022" not in text and left == sum(key.count('"') for key in members)
+
+
+def _has_twins(keys: Iterable[str]) -> bool:
+    """Whether two keys differ only in case, which servers that ignore case would take for duplicates."""
+    text = "".join(keys)
+    if text.isascii() and text.islower():
+        return False
+    folded = [key.casefold() for key in keys]
+    return len(set(folded)) != len(folded)
+
+
+# Depth, by passes at C speed over ever less text.
+
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NEITHER_BRACKET_NOR_MARK = bytes(set(range(256)) - set(b'[]{}"'))
+_SHALLOW = 3
+"""Levels taken off by replacement before counting; it shrinks wide texts at least fourfold."""
+
+
+def _is_deeper(text: bytes, max_depth: int) -> bool:
+    if text.count(b"[") + text.count(b"{") <= max_depth:
+        return False
+    return _depth(text) > max_depth
+
+
+def _depth(text: bytes) -> int:
+    """How deep valid JSON is nested, in time linear in its length."""
+    shape = _brackets(text)
+    for level in range(_SHALLOW):
+        if not shape:
+            return level
+        shape = shape.replace(b"[]", b"")
+    # Between two innermost pairs the text only closes and then opens: the deepest points are at the splits.
+    steps = (piece.count(b"[") - piece.count(b"]") for piece in shape.split(b"[]"))
+    return _SHALLOW + bool(shape) + max(accumulate(steps))
+
+
+def _brackets(text: bytes) -> bytes:
+    """The brackets outside strings, all of them square."""
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    text = text.translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK)
+    # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
+    # bracket into or out of a string, and leaves few strings to cut out.
+    return b"".join(text.replace(b'""', b"").split(b'"')[::2])
+
+
+# From envelope to message.
+
+
+def _message(envelope: _Envelope) -> Message:
+    if envelope.jsonrpc != "2.0":
+        return _invalid('"jsonrpc" must be "2.0"', envelope.id)
+    if envelope.method is not UNSET:
+        return _asked(envelope, envelope.method)
+    return _answered(envelope)
+
+
+def _asked(envelope: _Envelope, method: str) -> Message:
+    params = {} if envelope.params is UNSET else envelope.params
+    if envelope.result or envelope.error:
+        return _invalid("a message is either a request or an answer", envelope.id)
+    if _has_twins(params):
+        return _invalid('two members of "params" differ only in case', envelope.id)
+    if not envelope.id:
+        return Notification(method, params)
+    if not _is_id(envelope.id):
+        return _invalid('"id" must be a string or a number', envelope.id)
+    return Request(envelope.id, method, params)
+
+
+def _answered(envelope: _Envelope) -> Message:
+    if bool(envelope.result) == bool(envelope.error):
+        return _invalid('a message has a "method", a "result" or an "error"', envelope.id)
+    if envelope.error:
+        return _error_reply(envelope)
+    if not _is_id(envelope.id):
+        return _invalid('"id" must be a string or a number', envelope.id)
+    return Response(envelope.id, envelope.result)
+
+
+def _error_reply(envelope: _Envelope) -> ErrorReply:
+    """Read what there is: a sloppy error still ends the call it answers."""
+    members = object_members(envelope.error) or {}
+    code = _read(_CODE, members.get("code"))
+    message = _read(_STRING, members.get("message"))
+    return ErrorReply(
+        id=envelope.id if _is_id(envelope.id) else None,
+        code=INTERNAL_ERROR if code is None else code,
+        message=message or "",
+        data=members.get("data"),
+    )
+
+
+def _is_id(raw: Raw) -> bool:
+    return bytes(raw)[:1] in _ID_STARTS
+
+
+def _read(decoder: msgspec.json.Decoder[_T], raw: Raw | None) -> _T | None:
+    """The value of a member, None if it is absent or of another type."""
+    try:
+        return None if raw is None else decoder.decode(raw)
+    except _NOT_JSON:
+        return None
+
+
+def _invalid(message: str, id: Raw) -> Malformed:
+    return Malformed(INVALID_REQUEST, message, id if _is_id(id) else None)
+
+
+# The careful path: bodies with unknown members, and everything that must be refused with a reason.
+
+
+def _decode_carefully(body: bytes, max_depth: int) -> Message:
+    try:
+        body.decode()
+        start = bytes(_decode_value(body))[:1]
+    except _NOT_JSON:
+        return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)
+    except RecursionError:
+        return _too_deep(max_depth, _ABSENT)
+    if start == b"[":
+        return Batch(len(_decode_elements(body)))
+    members = object_members(body)
+    if members is None:
+        return _invalid("the body must be an object that has no member twice", _ABSENT)
+    if _is_deeper(body, max_depth):
+        return _too_deep(max_depth, members.get("id", _ABSENT))
+    return _misspelt(members) or _message_of(members)
+
+
+def _misspelt(members: Mapping[str, Raw]) -> Malformed | None:
+    """Refuse `Method` for `method`: a server that ignores case would obey what we did not read."""
+    folded = {key.casefold(): key for key in members if key not in MEMBERS}
+    strays = sorted(folded.keys() & MEMBERS)
+    if not strays:
+        return None
+    id = _ABSENT if "id" in strays else members.get("id", _ABSENT)
+    return _invalid(f"{folded[strays[0]]!r} must be spelt {strays[0]!r}", id)
+
+
+def _message_of(members: Mapping[str, Raw]) -> Message:
+    """Judge members that are known to be unique; those that mean nothing here are dropped."""
+    id = members.get("id", _ABSENT)
+    method = _read(_STRING, members.get("method"))
+    if method is None and "method" in members:
+        return _invalid('"method" must be a string', id)
+    params = object_members(members["params"]) if "params" in members else {}
+    if params is None:
+        return _bad_params(members["params"], id)
+    envelope = _Envelope(
+        jsonrpc=_read(_STRING, members.get("jsonrpc")) or "",
+        id=id,
+        method=UNSET if method is None else method,
+        params=params,
+        result=members.get("result", _ABSENT),
+        error=members.get("error", _ABSENT),
+    )
+    return _message(envelope)
+
+
+def _bad_params(params: Raw, id: Raw) -> Malformed:
+    if bytes(params).startswith(b"{"):
+        return _invalid('a member of "params" appears twice', id)
+    return Malformed(INVALID_PARAMS, '"params" must be an object', id if _is_id(id) else None)
+
+
+def _too_deep(max_depth: int, id: Raw) -> Malformed:
+    return _invalid(f"the body is nested deeper than {max_depth}", id)

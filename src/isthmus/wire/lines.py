@@ -1,0 +1,65 @@
+"""Newline framing: one JSON message per line, as stdio carries it.
+
+It cuts bytes into lines and knows nothing of what a line means; `wire.jsonrpc` judges that. Called by whoever
+reads or writes a pipe: the stdio links and the stdio face.
+"""
+
+from __future__ import annotations
+
+from isthmus.wire.jsonrpc import Payload, compact
+from isthmus.wire.oversized import LIMIT_BYTES, Oversized
+
+
+class LineDecoder:
+    """Cut lines out of whatever chunks arrive.
+
+    It never reads, waits or raises: a line that is too long comes out as `Oversized`, once and as soon as it
+    is known, and the rest of it is dropped. Every byte is looked at once, however the stream is cut.
+    """
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._held = bytearray()
+        self._is_skipping = False
+
+    def feed(self, chunk: bytes) -> list[bytes | Oversized]:
+        """Return the lines that `chunk` completes, without their line ends; blank ones are left out."""
+        ended = chunk.split(b"\n")
+        rest = ended.pop()
+        found: list[bytes | Oversized] = []
+        for line in ended:
+            self._end(line, found)
+        if rest:
+            self._hold(rest, found)
+        return found
+
+    def _end(self, line: bytes, found: list[bytes | Oversized]) -> None:
+        # The usual line arrives whole; only the first of a chunk can have a beginning in an earlier one.
+        if self._held or self._is_skipping or len(line) > self._limit_bytes:
+            self._hold(line, found)
+            line = bytes(self._held)
+            self._held.clear()
+            self._is_skipping = False
+        line = line.removesuffix(b"\r")
+        if line and not line.isspace():
+            found.append(line)
+
+    def _hold(self, part: bytes, found: list[bytes | Oversized]) -> None:
+        """Keep the beginning of a line, or nothing more of it once it is too long."""
+        if self._is_skipping:
+            return
+        if len(self._held) + len(part) <= self._limit_bytes:
+            self._held += part
+            return
+        self._held.clear()
+        self._is_skipping = True
+        found.append(Oversized(self._limit_bytes))
+
+
+def frame(message: Payload) -> bytes:
+    """Put one message on one line.
+
+    A raw line break is legal between JSON tokens, and on a pipe it would end the message and begin another
+    that nobody has authorised, so such a message is compacted.
+    """
+    return compact(message) + b"\n"

@@ -1,0 +1,75 @@
+"""MCP before 2026-07-28: a handshake, a negotiated version, and (over HTTP) a session.
+
+Pure readers and writers for both ends of the handshake. Sessions themselves are kept by whoever has a clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.tools import Capabilities, Implementation
+
+VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+LATEST = VERSIONS[-1]
+HEADERLESS = "2025-03-26"
+"""What a request without a version header speaks, by the specification of the header."""
+
+SESSION_HEADER = "mcp-session-id"
+
+
+class Welcome(msgspec.Struct):
+    """What a server says of itself when it is greeted."""
+
+    protocolVersion: str = ""
+    capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
+
+
+def initialize_params(me: Implementation) -> bytes:
+    """What the hub says when it opens a legacy link. It declares no capability, so no server may ask it back."""
+    return msgspec.json.encode({"protocolVersion": LATEST, "capabilities": {}, "clientInfo": me})
+
+
+def read_welcome(result: Payload) -> Welcome | str:
+    """Read an `initialize` result, or say why it is none."""
+    try:
+        welcome = msgspec.json.decode(result, type=Welcome)
+    except msgspec.MsgspecError as error:
+        return f"initialize answered with something else ({error})"
+    if welcome.protocolVersion not in VERSIONS:
+        return f"it speaks MCP {welcome.protocolVersion!r}, this hub {', '.join(VERSIONS)} and 2026-07-28"
+    return welcome
+
+
+
+
+def requested_version(params: dict[str, msgspec.Raw]) -> str | None:
+    """The version that a client's `initialize` asks for; None if it names none."""
+    try:
+        return msgspec.json.decode(params["protocolVersion"], type=str)
+    except (KeyError, msgspec.MsgspecError):
+        return None
+
+
+def negotiate(requested: str) -> str:
+    """Answer with what was asked for if it is spoken here, else with the newest that is."""
+    return requested if requested in VERSIONS else LATEST
+
+
+def initialize_result(version: str, me: Implementation, instructions: str | None) -> bytes:
+    """What the hub answers to `initialize`."""
+    answer: dict[str, Any] = {
+        "protocolVersion": version,
+        "capabilities": {"tools": {"listChanged": True}},
+        "serverInfo": me,
+    }
+    if instructions:
+        answer["instructions"] = instructions
+    return msgspec.json.encode(answer)
+
+
+def list_result(tools: bytes, meta: Payload | None) -> bytes:
+    """A `tools/list` result around the rendered array."""
+    return b"".join((b'{"tools":', tools, b"}" if meta is None else b"".join((b',"_meta":', meta, b"}"))))

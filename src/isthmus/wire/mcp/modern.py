@@ -1,0 +1,228 @@
+"""MCP 2026-07-28: no handshake and no session; every request says who speaks and what it can do.
+
+Pure readers and writers for both ends: the `_meta` envelope, `server/discover`, `subscriptions/listen`, and the
+headers of Streamable HTTP, which must repeat what the body says (a middleman may route on them).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
+from isthmus.wire.mcp.tools import Capabilities, Implementation, read_string
+
+VERSION = "2026-07-28"
+VERSIONS = (VERSION,)
+
+_PREFIX = "io.modelcontextprotocol/"
+VERSION_KEY = _PREFIX + "protocolVersion"
+CLIENT_KEY = _PREFIX + "clientInfo"
+CAPABILITIES_KEY = _PREFIX + "clientCapabilities"
+SERVER_KEY = _PREFIX + "serverInfo"
+LOG_KEY = _PREFIX + "logLevel"
+SUBSCRIPTION_KEY = _PREFIX + "subscriptionId"
+
+OWN_KEYS = frozenset({VERSION_KEY, CLIENT_KEY, CAPABILITIES_KEY, LOG_KEY, SUBSCRIPTION_KEY})
+"""Members of `_meta` that describe one hop; they are written anew for the next, never passed on."""
+
+VERSION_HEADER = "mcp-protocol-version"
+METHOD_HEADER = "mcp-method"
+NAME_HEADER = "mcp-name"
+_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+
+HEADER_MISMATCH = -32020
+UNSUPPORTED_VERSION = -32022
+
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+LISTEN = "subscriptions/listen"
+DISCOVER = "server/discover"
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """Why a request is refused before anybody looks at its method."""
+
+    code: int
+    message: str
+    data: bytes | None = None
+
+
+def is_modern(request: Request, version_header: str | None, legacy: tuple[str, ...]) -> bool:
+    """Whether a request claims this era: by its header, or by the envelope in its body.
+
+    A header that names no legacy version is taken here too, where it is answered with the versions spoken.
+    """
+    if version_header is not None and version_header not in legacy:
+        return True
+    meta = request.params.get("_meta")
+    return meta is not None and VERSION_KEY in (object_members(meta) or ())
+
+
+def check(request: Request, headers: Mapping[str, str] | None, supported: tuple[str, ...]) -> Rejection | None:
+    """Check a request's envelope and, over HTTP, that the headers agree with it; None if all is well.
+
+    The order matters to clients: one that contradicts itself is told so before it is told that its version is
+    not spoken, because the latter makes it fall back to another era.
+    """
+    meta = object_members(request.params.get("_meta", b""))
+    if meta is None:
+        return Rejection(INVALID_PARAMS, f"params._meta must be an object with {VERSION_KEY} and {CAPABILITIES_KEY}")
+    absent = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
+    if absent:
+        return Rejection(INVALID_PARAMS, f"params._meta lacks {' and '.join(absent)}")
+    version = read_string(meta[VERSION_KEY])
+    if headers is not None and (mismatch := _mismatch(request, version, headers)) is not None:
+        return Rejection(HEADER_MISMATCH, mismatch)
+    if version is None:
+        return Rejection(INVALID_PARAMS, f"{VERSION_KEY} must be a string")
+    if version not in VERSIONS:
+        return unsupported(version, supported)
+    return None
+
+
+def unsupported(version: str, supported: tuple[str, ...]) -> Rejection:
+    """The refusal of a version, naming those that are spoken."""
+    data = msgspec.json.encode({"supported": supported, "requested": version})
+    return Rejection(UNSUPPORTED_VERSION, f"Unsupported protocol version: {version}", data)
+
+
+def _mismatch(request: Request, version: str | None, headers: Mapping[str, str]) -> str | None:
+    if headers.get(VERSION_HEADER) is None or headers[VERSION_HEADER] != version:
+        return "the MCP-Protocol-Version header and the body's protocol version differ"
+    if headers.get(METHOD_HEADER) != request.method:
+        return "the Mcp-Method header and the body's method differ"
+    key = _NAMED.get(request.method)
+    if key is None or key not in request.params:
+        return None
+    if decode_header(headers.get(NAME_HEADER)) != read_string(request.params[key]):
+        return f"the Mcp-Name header and the body's {key} differ"
+    return None
+
+
+def discover_result(supported: tuple[str, ...], me: Implementation, instructions: str | None) -> bytes:
+    """What the hub answers to `server/discover`."""
+    answer: dict[str, Any] = {
+        "resultType": "complete",
+        "supportedVersions": supported,
+        "capabilities": {"tools": {"listChanged": True}},
+        "ttlMs": 0,
+        "cacheScope": "private",
+        "_meta": {SERVER_KEY: me},
+    }
+    if instructions:
+        answer["instructions"] = instructions
+    return msgspec.json.encode(answer)
+
+
+class Discovery(msgspec.Struct):
+    """What a modern server says of itself."""
+
+    supportedVersions: list[str]
+    capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
+
+
+def read_discovery(result: Payload) -> Discovery | None:
+    """Read a `server/discover` result; None if it is none, or names no version of this era."""
+    try:
+        discovery = msgspec.json.decode(result, type=Discovery)
+    except msgspec.MsgspecError:
+        return None
+    return discovery if VERSION in discovery.supportedVersions else None
+
+
+def envelope(me: Implementation) -> bytes:
+    """The members of `_meta` that the hub puts on every request to a modern server, without the braces.
+
+    It declares no capability, so no server may ask it back.
+    """
+    return msgspec.json.encode({VERSION_KEY: VERSION, CLIENT_KEY: me, CAPABILITIES_KEY: {}})[1:-1]
+
+
+def request_meta(own: bytes, passed_on: Mapping[str, Payload]) -> bytes:
+    """`_meta` of one request: the hub's own members and what the caller's are passed on."""
+    if not passed_on:
+        return b"{" + own + b"}"
+    return b"{" + own + b"," + render(passed_on)[1:]
+
+
+def list_result(tools: bytes, meta: Payload | None) -> bytes:
+    """A `tools/list` result around the rendered array. Lists differ by caller and may change at any moment."""
+    tail = b"}" if meta is None else b"".join((b',"_meta":', meta, b"}"))
+    return b"".join((b'{"resultType":"complete","tools":', tools, b',"ttlMs":0,"cacheScope":"private"', tail))
+
+
+def as_modern(result: Payload) -> Payload | None:
+    """A legacy server's result as this era writes it; None if it is not an object."""
+    members = object_members(result)
+    if members is None:
+        return None
+    return result if "resultType" in members else render({"resultType": b'"complete"', **members})
+
+
+def as_legacy(result: Payload) -> Payload | None:
+    """A modern server's result as the earlier era writes it; None if it is not an object."""
+    members = object_members(result)
+    if members is None:
+        return None
+    if "resultType" not in members:
+        return result
+    return render({key: value for key, value in members.items() if key != "resultType"})
+
+
+class _Filter(msgspec.Struct):
+    toolsListChanged: bool | None = False
+
+
+def wants_tool_changes(params: Mapping[str, msgspec.Raw]) -> bool | None:
+    """Whether a `subscriptions/listen` asks for tool changes; None if it is malformed."""
+    try:
+        asked = msgspec.json.decode(params["notifications"], type=_Filter)
+    except (KeyError, msgspec.MsgspecError):
+        return None
+    return bool(asked.toolsListChanged)
+
+
+def acknowledged_params(subscription: Payload, *, tools: bool) -> bytes:
+    """The first message of a subscription's stream: what will be told on it."""
+    honoured = b'{"toolsListChanged":true}' if tools else b"{}"
+    return b"".join((b'{"_meta":', subscription_meta(subscription), b',"notifications":', honoured, b"}"))
+
+
+def subscription_meta(subscription: Payload) -> bytes:
+    """The mark that every message of a subscription's stream carries."""
+    return render({SUBSCRIPTION_KEY: subscription})
+
+
+def listen_result(subscription: Payload) -> bytes:
+    """What ends a subscription's stream in good order."""
+    return b"".join((b'{"resultType":"complete","_meta":', subscription_meta(subscription), b"}"))
+
+
+_SENTINEL = re.compile(r"=\?base64\?(?P<payload>.*)\?=")
+_PLAIN = re.compile(r"[\x20-\x7e]*")
+
+
+def encode_header(value: str) -> str:
+    """A text as a header's value: itself if it survives there, else the specification's base64 form."""
+    if _PLAIN.fullmatch(value) and value == value.strip() and not _SENTINEL.fullmatch(value):
+        return value
+    return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
+
+
+def decode_header(value: str | None) -> str | None:
+    """The text that a header's value stands for; None if it stands for none, so that it can match nothing."""
+    match = None if value is None else _SENTINEL.fullmatch(value)
+    if match is None:
+        return value
+    try:
+        decoded = base64.b64decode(match["payload"], validate=True)
+        text = decoded.decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    # Only the canonical spelling counts: two readers must not see two names.
+    return text if base64.b64encode(decoded).decode() == match["payload"] else None

@@ -1,0 +1,173 @@
+"""A client on the official SDK, mcp 1.x, as a script: JSON steps on stdin, one JSON line per step out.
+
+It runs in an environment of its own; from a test call `run_sdk1` of `sdk1_steps`. Steps: `{"do": "hello"}`,
+`{"do": "list"}`, `{"do": "ping"}`, `{"do": "call", "tool": …, "arguments": …, "progress": true, "meta": …}`,
+`{"do": "cancel", "tool": …, "arguments": …}` (cancels at the first progress, or after `seconds` without any)
+and `{"do": "changed", "within": seconds}`. Each answer is `{"ok": true, …}` or `{"ok": false, "error": …}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import httpx
+from mcp import ClientSession, McpError, StdioServerParameters, stdio_client, types
+from mcp.client.streamable_http import streamable_http_client
+
+CALL_SECONDS = 15.0
+"""What a peer may take for one answer before the step fails instead of hanging."""
+GRACE_SECONDS = 1.0
+"""How long to wait for the answer to a call that was cancelled."""
+
+
+class Steps:
+    """The steps of one session, and what it hears between them."""
+
+    def __init__(self, session_streams: tuple[Any, Any]) -> None:
+        self._changed = anyio.Event()
+        self.session = ClientSession(
+            *session_streams,
+            message_handler=self._hear,
+            read_timeout_seconds=timedelta(seconds=CALL_SECONDS),
+        )
+
+    async def _hear(self, message: Any) -> None:
+        if isinstance(message, types.ServerNotification) and isinstance(
+            message.root, types.ToolListChangedNotification
+        ):
+            self._changed.set()
+
+    async def run(self, step: dict[str, Any], hello: types.InitializeResult) -> dict[str, Any]:
+        """Do one step and return what to print; a refusal of the server is an answer too."""
+        try:
+            return {"ok": True, **await self._do(step, hello)}
+        except McpError as refused:
+            return {"ok": False, "error": refused.error.model_dump(mode="json", exclude_none=True)}
+        except TimeoutError:
+            return {"ok": False, "error": {"message": f"nothing within {step.get('within')} seconds"}}
+
+    async def _do(self, step: dict[str, Any], hello: types.InitializeResult) -> dict[str, Any]:
+        match step["do"]:
+            case "hello":
+                return {"hello": _plain(hello)}
+            case "list":
+                return {"tools": _plain(await self.session.list_tools())["tools"]}
+            case "ping":
+                return {"pong": _plain(await self.session.send_ping())}
+            case "call":
+                return await self._call(step)
+            case "cancel":
+                return await self._cancel(step)
+            case "changed":
+                return await self._await_change(step.get("within", CALL_SECONDS))
+            case other:
+                raise ValueError(f"no step is called {other!r}")
+
+    async def _call(self, step: dict[str, Any]) -> dict[str, Any]:
+        seen: list[tuple[float, float | None, str | None]] = []
+
+        async def watch(progress: float, total: float | None, message: str | None) -> None:
+            seen.append((progress, total, message))
+
+        result = await self.session.call_tool(
+            step["tool"],
+            step.get("arguments") or {},
+            progress_callback=watch if step.get("progress") else None,
+            meta=step.get("meta"),
+        )
+        return {"result": _plain(result), "progress": seen}
+
+    async def _cancel(self, step: dict[str, Any]) -> dict[str, Any]:
+        """Call, then send `notifications/cancelled` by hand: this SDK sends none when a task is cancelled."""
+        begun, ended = anyio.Event(), anyio.Event()
+        request_id = self.session._request_id
+        answer: dict[str, Any] = {}
+
+        async def watch(*_: Any) -> None:
+            begun.set()
+
+        async def call() -> None:
+            try:
+                result = await self.session.call_tool(
+                    step["tool"], step["arguments"], progress_callback=watch
+                )
+                answer["result"] = _plain(result)
+            except McpError as refused:
+                answer["error"] = refused.error.model_dump(mode="json", exclude_none=True)
+            ended.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            with anyio.move_on_after(step.get("seconds", CALL_SECONDS)):
+                await begun.wait()
+            await self.session.send_notification(_cancelled(request_id))
+            # Some servers answer a cancelled call and some do not; either is an answer to this step.
+            with anyio.move_on_after(GRACE_SECONDS):
+                await ended.wait()
+            group.cancel_scope.cancel()
+        return {"answer": answer}
+
+    async def _await_change(self, within: float) -> dict[str, Any]:
+        with anyio.fail_after(within):
+            await self._changed.wait()
+        self._changed = anyio.Event()
+        return {}
+
+
+def _plain(model: Any) -> dict[str, Any]:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _cancelled(request_id: int) -> Any:
+    params = types.CancelledNotificationParams(requestId=request_id, reason="the test said so")
+    return types.ClientNotification(types.CancelledNotification(params=params))
+
+
+@asynccontextmanager
+async def streams(options: argparse.Namespace) -> AsyncIterator[tuple[Any, Any]]:
+    """The message streams of whichever server was named."""
+    if options.url is None:
+        words = StdioServerParameters(
+            command=options.command[0], args=options.command[1:], env=dict(os.environ)
+        )
+        async with stdio_client(words) as pipes:
+            yield pipes
+        return
+    headers = dict(given.split(":", 1) for given in options.header)
+    async with (
+        httpx.AsyncClient(headers=headers, trust_env=False, timeout=CALL_SECONDS) as http,
+        streamable_http_client(options.url, http_client=http) as (read, write, _),
+    ):
+        yield read, write
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line: `--url` with `--header name:value`s, or `--command` and its words."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url")
+    parser.add_argument("--header", action="append", default=[])
+    parser.add_argument("--command", nargs=argparse.REMAINDER, default=[])
+    return parser.parse_args()
+
+
+async def main() -> None:
+    """Connect, do the steps in order, print each answer as it comes."""
+    todo = json.loads(sys.stdin.read())
+    async with streams(parse_options()) as pair:
+        steps = Steps(pair)
+        async with steps.session as session:
+            hello = await session.initialize()
+            for step in todo:
+                print(json.dumps(await steps.run(step, hello)), flush=True)
+
+
+if __name__ == "__main__":
+    anyio.run(main)

@@ -1,0 +1,107 @@
+"""Start peers from a test, talk to their process and end them; the fixtures of `conftest` stand on this.
+
+A peer over stdio is started by whoever speaks to it (a client or the hub), so for that only its `command` is
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+START_SECONDS = 20.0
+"""How long a peer may take until it listens; an SDK alone imports for a second on a busy machine."""
+LINE_BYTES = 64 * 1024
+
+
+def mcp1_python() -> str:
+    """The interpreter that has mcp 1.x; without one a test is skipped with the reason, and in CI it fails."""
+    default = CHECKOUT / ".venv-mcp1" / "bin" / "python"
+    path = os.environ.get("ISTHMUS_MCP1_PYTHON", str(default))
+    if Path(path).exists():
+        return path
+    reason = f"no interpreter with mcp 1.x at {path}; `make test` builds it, or set ISTHMUS_MCP1_PYTHON"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def command(peer: str, *options: str) -> list[str]:
+    """The words that start a peer: an absolute interpreter, this checkout's peers, its name and options."""
+    python = mcp1_python() if peer.endswith("_sdk1") else sys.executable
+    return [python, str(CHECKOUT / "tests" / "peers"), peer, *options]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPeer:
+    """A peer that listens on loopback, for as long as the `http_peer` block lasts or until it is killed."""
+
+    process: asyncio.subprocess.Process
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where its MCP endpoint is."""
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    @property
+    def pid(self) -> int:
+        """Its process, which also leads its process group."""
+        return self.process.pid
+
+    async def kill(self) -> None:
+        """SIGKILL it and wait until it is gone."""
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+    async def control(self, modes: str) -> None:
+        """Give a raw server new modes; they hold for requests that arrive from now on."""
+        url = f"http://127.0.0.1:{self.port}/control"
+        request = urllib.request.Request(url, data=modes.encode(), method="POST")
+        await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=5).close())
+
+
+@asynccontextmanager
+async def http_peer(
+    peer: str, *options: str, env: Mapping[str, str] | None = None
+) -> AsyncIterator[HttpPeer]:
+    """Run a peer over HTTP on a free port; leaving the block kills its whole process group."""
+    words = command(peer, "--transport", "http", *options)
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+        limit=LINE_BYTES,
+    )
+    try:
+        yield HttpPeer(process, await _listening_port(process))
+    finally:
+        await _end(process)
+
+
+async def _listening_port(process: asyncio.subprocess.Process) -> int:
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+    if not line.startswith(b"PORT "):
+        raise RuntimeError(f"the peer did not start: it said {line!r} (its errors are on stderr)")
+    return int(line.split()[1])
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    # The leader may be long dead while its children live, so the group is told whatever its state.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

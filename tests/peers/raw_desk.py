@@ -1,0 +1,202 @@
+"""What a raw server says: both eras of MCP for tools, without I/O and without any SDK.
+
+`Desk` answers everything except `tools/call`, which `raw_calls` performs. It keeps the tools and the ledger.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tests.peers.raw_modes import Modes
+
+Json = dict[str, Any]
+
+LEGACY_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+MODERN_VERSION = "2026-07-28"
+META = "io.modelcontextprotocol/"
+SERVER_INFO = {"name": "raw", "version": "1"}
+CAPABILITIES = {"tools": {"listChanged": True}}
+
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INVALID_REQUEST = -32600
+HEADER_MISMATCH = -32020
+UNSUPPORTED_VERSION = -32022
+
+
+class Ledger:
+    """The truth about what ran: one fsynced line per execution, written before anybody is told."""
+
+    def __init__(self, path: str | None) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if path else None
+
+    def record(self, **facts: object) -> None:
+        """Append the facts with this process's id and wait until they are on disk."""
+        if self._descriptor is not None:
+            line = json.dumps({**facts, "pid": os.getpid()}) + "\n"
+            os.write(self._descriptor, line.encode())
+            os.fsync(self._descriptor)
+
+
+def tool(name: str, description: str, /, **properties: str) -> Json:
+    """A listing entry whose arguments are all of the named JSON types."""
+    schema = {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}
+    return {"name": name, "description": description, "inputSchema": schema}
+
+
+class Desk:
+    """A raw server's answers; `era` is `legacy`, `modern` or `both`."""
+
+    def __init__(self, era: str, ledger: Ledger, modes: Modes) -> None:
+        self.era = era
+        self.ledger = ledger
+        self.modes = modes
+        self.tools = [
+            tool("pay", "Write the nonce to the ledger, then give it back.", nonce="string", mode="string"),
+            tool("echo", "Give the text back.", text="string", mode="string"),
+            tool("meta", "Give back the request's _meta and HTTP headers.", mode="string"),
+            tool("grow", "Add a tool of that name and announce it.", name="string", mode="string"),
+        ]
+
+    def refuse(self, request: Json, headers: Mapping[str, str] | None) -> Json | None:
+        """The error for a request of the wrong era, or whose headers do not say what its body says."""
+        is_modern = version_of(request) is not None or method_of(request) == "server/discover"
+        if is_modern and self.era == "legacy":
+            # A server of that time does not know the method on a pipe, and over HTTP not even the version.
+            return _unknown_version(headers or {}) or error(METHOD_NOT_FOUND, "Method not found")
+        if not is_modern and self.era == "modern":
+            data = {"supported": [MODERN_VERSION], "requested": _requested(request)}
+            return error(UNSUPPORTED_VERSION, "Unsupported protocol version", data)
+        if headers is None:
+            return None
+        return _mismatch(request, headers) if is_modern else _unknown_version(headers)
+
+    def answer(self, request: Json) -> Json:
+        """The result or error for any request but `tools/call`, without its envelope."""
+        match method_of(request):
+            case "initialize":
+                return {"result": self._initialized(request)}
+            case "server/discover":
+                return {"result": self._discovered()}
+            case "tools/list":
+                return {"result": finished(request, self._listing(request), is_cacheable=True)}
+            case "ping":
+                return {"result": {}}
+            case method:
+                return {"error": error(METHOD_NOT_FOUND, f"Method not found: {method}")}
+
+    def _initialized(self, request: Json) -> Json:
+        asked = _requested(request)
+        version = asked if asked in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
+        return {"protocolVersion": version, "capabilities": CAPABILITIES, "serverInfo": SERVER_INFO}
+
+    def _discovered(self) -> Json:
+        return {
+            "resultType": "complete",
+            "supportedVersions": [MODERN_VERSION],
+            "capabilities": CAPABILITIES,
+            "ttlMs": 0,
+            "cacheScope": "private",
+            "_meta": {META + "serverInfo": SERVER_INFO},
+        }
+
+    def _listing(self, request: Json) -> Json:
+        if "lying_list" not in self.modes:
+            return {"tools": self.tools}
+        return lying_listing(
+            self.modes.given["lying_list"] or "mixed", self.tools, params_of(request).get("cursor")
+        )
+
+
+def lying_listing(kind: str, tools: list[Json], cursor: object) -> Json:
+    """A listing that is wrong in the named way; the good tools are in it wherever a list is."""
+    schema = {"type": "object"}
+    nameless = [
+        {"inputSchema": schema},
+        {"name": 7, "inputSchema": schema},
+        {"name": "", "inputSchema": schema},
+        "pay",
+    ]
+    duplicates = [{**tools[0], "description": "The second of that name."}]
+    wrong: tuple[object, ...] = ("object", [], None, 7)
+    bad_schema = [{"name": f"bad{at}", "inputSchema": bad} for at, bad in enumerate(wrong)]
+    match kind:
+        case "not_list":
+            return {"tools": {"pay": tools[0]}}
+        case "cyclic":
+            return {"tools": tools if cursor is None else [], "nextCursor": "again"}
+        case "nameless":
+            return {"tools": [*nameless, *tools]}
+        case "duplicates":
+            return {"tools": [*tools, *duplicates]}
+        case "bad_schema":
+            return {"tools": [*bad_schema, {"name": "bad4"}, *tools]}
+        case "mixed":
+            return {"tools": [*nameless, *bad_schema, *tools, *duplicates]}
+        case _:
+            raise ValueError(f"no lying_list is called {kind!r}")
+
+
+def method_of(request: Json) -> str:
+    """The method, or nothing at all for what has none."""
+    method = request.get("method")
+    return method if isinstance(method, str) else ""
+
+
+def params_of(request: Json) -> Json:
+    """The parameters as an object, whatever was sent."""
+    params = request.get("params")
+    return params if isinstance(params, dict) else {}
+
+
+def meta_of(request: Json) -> Json:
+    """The request's `_meta` as an object, whatever was sent."""
+    meta = params_of(request).get("_meta")
+    return meta if isinstance(meta, dict) else {}
+
+
+def version_of(request: Json) -> str | None:
+    """The protocol version that a modern request states; legacy ones state none."""
+    return meta_of(request).get(META + "protocolVersion")
+
+
+def finished(request: Json, result: Json, *, is_cacheable: bool = False) -> Json:
+    """The result with what the caller's era adds to it."""
+    if version_of(request) is None:
+        return result
+    cache = {"ttlMs": 0, "cacheScope": "private"} if is_cacheable else {}
+    return {**result, **cache, "resultType": "complete", "_meta": {META + "serverInfo": SERVER_INFO}}
+
+
+def error(code: int, message: str, data: object = None) -> Json:
+    """A JSON-RPC error object."""
+    return {"code": code, "message": message, **({} if data is None else {"data": data})}
+
+
+def _requested(request: Json) -> object:
+    return params_of(request).get("protocolVersion")
+
+
+def _unknown_version(headers: Mapping[str, str]) -> Json | None:
+    version = headers.get("mcp-protocol-version")
+    if version is None or version in LEGACY_VERSIONS:
+        return None
+    return error(INVALID_REQUEST, f"Bad Request: Unsupported protocol version: {version}")
+
+
+def _mismatch(request: Json, headers: Mapping[str, str]) -> Json | None:
+    said = {"mcp-protocol-version": version_of(request), "mcp-method": method_of(request)}
+    if method_of(request) == "tools/call":
+        said["mcp-name"] = params_of(request).get("name")
+    wrong = [name for name, value in said.items() if _decoded(headers.get(name)) != value]
+    return error(HEADER_MISMATCH, f"headers and body disagree on {', '.join(wrong)}") if wrong else None
+
+
+def _decoded(value: str | None) -> str | None:
+    if value is None or not (value.startswith("=?base64?") and value.endswith("?=")):
+        return value
+    return base64.b64decode(value[9:-2]).decode()

@@ -1,0 +1,159 @@
+"""Which file is read, and what a broken one says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from isthmus.config.files import find, located, read
+from isthmus.config.findings import ConfigError
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    return _folder(tmp_path / "cwd")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return _folder(tmp_path / "home")
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def _written(file: Path, text: str = "{}") -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_the_usual_places_are_searched_in_order(cwd: Path, home: Path) -> None:
+    places = [
+        cwd / "isthmus.toml",
+        cwd / "mcp.json",
+        home / ".config/isthmus/isthmus.toml",
+        home / ".isthmus/mcp.json",
+    ]
+    assert find(None, {}, cwd, home) is None
+    for place in reversed(places):
+        _written(place)
+        assert find(None, {}, cwd, home) == place
+
+
+def test_a_named_file_goes_before_the_variable_and_that_before_the_usual_places(
+    cwd: Path, home: Path
+) -> None:
+    _written(cwd / "isthmus.toml")
+    by_variable, by_name = _written(home / "other.toml"), _written(cwd / "named.json")
+    environment = {"ISTHMUS_CONFIG": "~/other.toml"}
+    assert find(None, environment, cwd, home) == by_variable
+    assert find(Path("named.json"), environment, cwd, home) == by_name
+    assert find(None, {"ISTHMUS_CONFIG": ""}, cwd, home) == cwd / "isthmus.toml"
+
+
+def test_a_named_file_that_is_missing_is_an_error(cwd: Path, home: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{cwd}/gone.toml does not exist")):
+        find(Path("gone.toml"), {}, cwd, home)
+    with pytest.raises(ConfigError, match="is not a file"):
+        find(None, {"ISTHMUS_CONFIG": str(home)}, cwd, home)
+
+
+def test_a_path_is_seen_from_its_folder_with_the_given_home() -> None:
+    folder, home = Path("/etc/hub"), Path("/home/me")
+    assert located("~", folder, home) == home
+    assert located("~/a", folder, home) == home / "a"
+    assert located("~you/a", folder, home) == folder / "~you/a"
+    assert located("a", folder, home) == folder / "a"
+    assert located("/a", folder, home) == Path("/a")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_own"),
+    [
+        ("isthmus.toml", True),
+        ("any.TOML", True),
+        ("isthmus.json", True),
+        ("mcp.json", False),
+        (".mcp.json", False),
+    ],
+)
+def test_a_file_is_ours_by_its_name(tmp_path: Path, name: str, *, is_own: bool) -> None:
+    text = "a = 1" if name.lower().endswith("toml") else '{"a": 1}'
+    document = read(_written(tmp_path / name, "\ufeff" + text))
+    assert (document.table, document.is_own, document.warnings) == ({"a": 1}, is_own, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "isthmus.toml",
+            "[hub]\nport 1",
+            "line 2, column 6 is not TOML: ",
+        ),
+        ("isthmus.toml", "a = [1,\n", "line 2, column 1 is not TOML: "),
+        ("isthmus.toml", "[hub]\n[hub]", "line 2, column 5 is not TOML: "),
+        ("mcp.json", '{\n "a" 1}', "line 2, column 6 is not JSON: "),
+        ("mcp.json", '{"a": [1, 2,\n ]}', "(JSON has no comma after the last item)"),
+        ("mcp.json", '{"a": 1,}', "(JSON has no comma after the last item)"),
+        (
+            "mcp.json",
+            '{// mine\n"a": 1}',
+            "column 2 is not JSON: ",
+        ),
+        ("mcp.json", '{// mine\n"a": 1}', "(JSON has no comments)"),
+        ("mcp.json", "", "line 1, column 1 is not JSON: "),
+        ("mcp.json", "[1]", "must hold a JSON object, not another value"),
+        pytest.param("mcp.json", "[" * 100_000, "cannot be read as JSON", id="deep-json"),
+        pytest.param("mcp.json", f'{{"a": {"9" * 5000}}}', "cannot be read as JSON", id="long-json"),
+        pytest.param("isthmus.toml", f"a = {'[' * 100_000}", "cannot be read as TOML", id="deep-toml"),
+        pytest.param("isthmus.toml", f"a = {'9' * 5000}", "cannot be read as TOML", id="long-toml"),
+        ("isthmus.yaml", "a: 1", "must be a .toml or a .json file, not '.yaml'"),
+        ("isthmus", "a: 1", "must be a .toml or a .json file, not ''"),
+    ],
+)
+def test_a_file_that_cannot_be_parsed_says_where(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(_written(tmp_path / name, text))
+    assert str(refused.value).startswith(f"{name}: ")
+    assert message in str(refused.value)
+
+
+def test_advice_on_commas_is_given_only_where_it_helps(tmp_path: Path) -> None:
+    for text in ('{"a": }', '{"a": 1, "b": }', '{"a": 1 "b": 2}'):
+        with pytest.raises(ConfigError) as refused:
+            read(_written(tmp_path / "mcp.json", text))
+        assert refused.value.findings[0].advice == ""
+
+
+def test_a_file_that_is_no_text_says_in_which_line(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_bytes(b"{\n\xff}")
+    with pytest.raises(ConfigError, match=r"^mcp.json: line 2 is not UTF-8 text$"):
+        read(file)
+
+
+def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^folder.json: cannot be read: Is a directory$"):
+        read(_folder(tmp_path / "folder.json"))
+
+
+def test_a_key_written_twice_in_json_is_told_of(tmp_path: Path) -> None:
+    document = read(_written(tmp_path / "mcp.json", '{"mcpServers": {"a": 1, "a": 2}}'))
+    assert document.table == {"mcpServers": {"a": 2}}
+    assert [str(warning) for warning in document.warnings] == [
+        "mcp.json: a is written twice in one object; the last one counts"
+    ]
+
+
+def test_a_section_is_a_table_or_absent(tmp_path: Path) -> None:
+    document = read(_written(tmp_path / "mcp.json", '{"hub": {"port": 1}, "callers": []}'))
+    assert document.section("hub") == {"port": 1}
+    assert document.section("limits") == {}
+    with pytest.raises(ConfigError, match=r"^mcp.json: callers must be a table, not a list$"):
+        document.section("callers")

@@ -1,0 +1,87 @@
+"""The hub's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isthmus.config.files import Document
+from isthmus.config.findings import ConfigError
+from isthmus.config.hub import read_hub
+
+FILE = Path("/etc/hub/isthmus.toml")
+HOME = Path("/home/me")
+
+
+def document(**table: object) -> Document:
+    return Document(FILE, dict(table), is_own=True)
+
+
+def test_with_no_file_the_defaults_hold_and_the_state_is_at_home() -> None:
+    hub, findings = read_hub(None, HOME, {})
+    assert (hub.host, hub.port, hub.state, findings) == (
+        "127.0.0.1",
+        8765,
+        "/home/me/.local/state/isthmus",
+        (),
+    )
+
+
+def test_the_tables_fill_the_settings() -> None:
+    hub, findings = read_hub(
+        document(
+            hub={
+                "host": "0.0.0.0",
+                "port": 9000,
+                "state": "state",
+                "allowed_hosts": ["hub.example"],
+                "names": "llm",
+            },
+            limits={"call_seconds": 5, "max_calls": 2},
+        ),
+        HOME,
+        {},
+    )
+    assert (hub.host, hub.port, hub.state, hub.names) == ("0.0.0.0", 9000, "/etc/hub/state", "llm")
+    assert hub.allowed_hosts == ("hub.example",)
+    assert (hub.limits.call_seconds, hub.limits.max_calls, hub.limits.max_queued) == (5, 2, 256)
+    assert findings == ()
+
+
+def test_what_the_command_line_gives_wins() -> None:
+    hub, _ = read_hub(document(hub={"host": "0.0.0.0", "port": 9000}), HOME, {"host": "::1"})
+    assert (hub.host, hub.port) == ("::1", 9000)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"hub": {"port": "high"}}, "isthmus.toml: hub.port must be a whole number, not 'high'"),
+        ({"hub": {"port": 70000}}, "isthmus.toml: hub.port must be 0 to 65535, not 70000"),
+        ({"hub": {"host": 5}}, "isthmus.toml: hub.host must be a text, not 5"),
+        ({"hub": {"allowed_hosts": "a"}}, "isthmus.toml: hub.allowed_hosts must be a list of texts, not 'a'"),
+        ({"hub": []}, "isthmus.toml: hub must be a table, not a list"),
+        ({"limits": {"depth": 4}}, "isthmus.toml: limits.depth must be at least 8, not 4"),
+        ({"limits": {"depth": 9.5}}, "isthmus.toml: limits.depth must be a whole number, not 9.5"),
+        ({"limits": {"call_seconds": "x"}}, "isthmus.toml: limits.call_seconds must be a number, not 'x'"),
+        ({"limits": 5}, "isthmus.toml: limits must be a table, not 5"),
+    ],
+)
+def test_a_bad_value_refuses_the_file(table: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_hub(document(**table), HOME, {})
+    assert str(refused.value) == message
+
+
+def test_a_bad_value_of_the_command_line_names_the_option() -> None:
+    with pytest.raises(ConfigError, match=r"^--port must be 0 to 65535, not 70000$"):
+        read_hub(document(), HOME, {"port": 70000})
+
+
+def test_unknown_keys_are_told_of() -> None:
+    _, findings = read_hub(document(hub={"prot": 1}, limits={"call_second": 1}), HOME, {})
+    assert [str(finding) for finding in findings] == [
+        "isthmus.toml: hub.prot is not known and has no effect (did you mean port?)",
+        "isthmus.toml: limits.call_second is not known and has no effect (did you mean call_seconds?)",
+    ]

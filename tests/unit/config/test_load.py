@@ -1,0 +1,149 @@
+"""A file and an environment become a configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from isthmus.config.findings import ConfigError
+from isthmus.config.load import access_mode, load
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.access.policy import Policy
+from isthmus.identity.keys import KeyRing
+from isthmus.model.names import ServerName, ToolName
+from isthmus.upstream.settings import HttpSettings, StdioSettings
+
+KEY = "k3y-of-the-planner-0123"
+
+EXAMPLE = """
+[hub]
+port = 9000
+
+[limits]
+call_seconds = 20
+
+[servers.files]
+command = "npx"
+args = ["-y", "@modelcontextprotocol/server-filesystem", "."]
+
+[servers.search]
+url = "https://search.example/mcp"
+headers = { Authorization = "Bearer ${SEARCH_TOKEN}" }
+timeout = 10
+
+[servers.broken]
+url = 5
+
+[callers.planner]
+key = "env:PLANNER_KEY"
+allow = ["files.*", "search.query"]
+"""
+
+
+def loaded(folder: Path, name: str, text: str, environment: dict[str, str] | None = None) -> Configuration:
+    (folder / name).write_text(text)
+    return load(None, environment or {}, folder, folder / "home")
+
+
+def test_a_whole_file_is_read_with_its_env_beside(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(f"PLANNER_KEY={KEY}\nSEARCH_TOKEN=from-file\n")
+    configuration = loaded(tmp_path, "isthmus.toml", EXAMPLE, {"SEARCH_TOKEN": "from-environment"})
+    assert configuration.file == tmp_path / "isthmus.toml"
+    assert configuration.hub.port == 9000
+    assert [(server.name, server.timeout) for server in configuration.servers] == [
+        ("files", 20),
+        ("search", 10),
+    ]
+    assert configuration.servers[1].reach == HttpSettings(
+        "https://search.example/mcp", {"Authorization": "Bearer from-environment"}
+    )
+    assert [str(warning) for warning in configuration.warnings] == [
+        "isthmus.toml: servers.broken.url must be a text, not a number"
+    ]
+    planner = KeyRing(configuration.callers).caller_of(KEY)
+    assert planner is not None
+    policy = Policy(planner.grants)
+    assert policy.allows(ServerName("files"), ToolName("read"))
+    assert not policy.allows(ServerName("search"), ToolName("index"))
+
+
+def test_an_mcp_json_as_people_have_it_needs_no_change(tmp_path: Path) -> None:
+    text = {
+        "$schema": "https://example.org/schema",
+        "inputs": [],
+        "mcpServers": {
+            "files": {
+                "type": "stdio",
+                "command": "npx",
+                "args": ["-y", "x"],
+                "autoApprove": ["read"],
+                "env": {},
+            },
+            "search": {"type": "streamable-http", "url": "https://search.example/mcp", "disabled": False},
+        },
+    }
+    configuration = loaded(tmp_path, "mcp.json", json.dumps(text))
+    assert configuration.warnings == ()
+    assert [server.reach for server in configuration.servers] == [
+        StdioSettings("npx", ("-y", "x")),
+        HttpSettings("https://search.example/mcp"),
+    ]
+
+
+def test_without_a_file_the_hub_has_its_defaults(tmp_path: Path) -> None:
+    configuration = load(None, {}, tmp_path, tmp_path, port=0)
+    assert configuration.file is None
+    assert (configuration.hub.port, configuration.servers, configuration.callers) == (0, (), ())
+
+
+def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load(Path("gone.toml"), {}, tmp_path, tmp_path)
+
+
+def test_a_weak_key_is_judged_by_the_host_that_counts(tmp_path: Path) -> None:
+    (tmp_path / "isthmus.toml").write_text('[callers.a]\nkey = "abc"\nallow = ["*"]')
+    assert len(load(None, {}, tmp_path, tmp_path).callers) == 1
+    with pytest.raises(ConfigError, match="must be strong"):
+        load(None, {}, tmp_path, tmp_path, host="0.0.0.0")
+
+
+def test_unknown_tables_are_told_of_in_our_own_file(tmp_path: Path) -> None:
+    configuration = loaded(tmp_path, "isthmus.toml", "[server.a]\ncommand = 'a'\n[relay]\nkey = 'x'")
+    assert [str(warning) for warning in configuration.warnings] == [
+        "isthmus.toml: server is not known and has no effect (did you mean servers?)",
+        "isthmus.toml: relay is not known and has no effect",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("isthmus.toml", "[caller.a]\nkey = 'x'"), ("mcp.json", '{"Callers": {}}')]
+)
+def test_a_mistyped_table_of_callers_refuses_the_file(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean callers?"):
+        loaded(tmp_path, name, text)
+
+
+def test_a_json_file_of_another_program_without_servers_is_told_of(tmp_path: Path) -> None:
+    configuration = loaded(tmp_path, "mcp.json", '{"context_servers": {}}')
+    assert [str(warning) for warning in configuration.warnings] == [
+        "mcp.json: has no servers (they belong under mcpServers)"
+    ]
+
+
+def test_the_hub_is_open_on_loopback_and_keyed_once_a_caller_is_configured(tmp_path: Path) -> None:
+    assert access_mode(HubSettings(), ()) == "open"
+    callers = loaded(tmp_path, "isthmus.toml", f'[callers.a]\nkey = "{KEY}"').callers
+    assert access_mode(HubSettings(), callers) == "keys"
+    assert access_mode(HubSettings(host="0.0.0.0"), callers) == "keys"
+
+
+def test_the_hub_is_never_open_to_a_network() -> None:
+    with pytest.raises(ConfigError) as refused:
+        access_mode(HubSettings(host="0.0.0.0"), ())
+    assert str(refused.value) == (
+        "hub.host must be loopback while no caller is configured, not '0.0.0.0' "
+        '(add [callers.NAME] with key = "env:NAME_KEY" and allow = ["*"], or listen on 127.0.0.1)'
+    )

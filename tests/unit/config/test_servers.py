@@ -1,0 +1,380 @@
+"""Server entries as people write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from isthmus.config.files import Document
+from isthmus.config.findings import ConfigError, Place
+from isthmus.config.servers import Reading, read_server, read_servers
+from isthmus.config.variables import Variables
+from isthmus.core.settings import Limits
+from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
+
+HOME = Path("/home/me")
+VALUES = {"TOKEN": "hunter22", "LONG": "long-secret-" * 10, "SECONDS": "5", "OFF": "true"}
+URL = "https://search.example/mcp"
+
+
+def reading(table: dict[str, Any], *, is_own: bool = True, limits: Limits | None = None) -> Reading:
+    file = Path("/etc/hub/isthmus.toml" if is_own else "/etc/hub/mcp.json")
+    document = Document(file, table, is_own=is_own)
+    return Reading(document, Variables(VALUES, file.parent, HOME), HOME, limits or Limits())
+
+
+def one(
+    fields: object, *, is_own: bool = True, name: str = "a", limits: Limits | None = None
+) -> tuple[ServerSettings | None, list[str]]:
+    read = reading({}, is_own=is_own, limits=limits)
+    server, findings = read_server(name, fields, Place(read.document.file, "servers").at(name), read)
+    return server, [str(finding) for finding in findings]
+
+
+def test_a_command_makes_a_stdio_server() -> None:
+    fields = {
+        "command": "npx",
+        "args": ["-y", "server", 8080],
+        "env": {"A": 1, "B": True, "C": None, "D": "d"},
+        "cwd": "work",
+        "era": "legacy",
+    }
+    server, findings = one(fields)
+    assert findings == []
+    assert server == ServerSettings(
+        name=server.name if server else "",  # type: ignore[arg-type]
+        reach=StdioSettings(
+            "npx", ("-y", "server", "8080"), {"A": "1", "B": "true", "D": "d"}, "/etc/hub/work", "legacy"
+        ),
+    )
+
+
+def test_a_url_makes_an_http_server() -> None:
+    server, findings = one(
+        {"url": URL, "headers": {"X-Team": "blue"}, "timeout": 5, "max_calls": 2, "max_queued": 0}
+    )
+    assert findings == []
+    assert server is not None
+    assert server.reach == HttpSettings(URL, {"X-Team": "blue"})
+    assert (server.timeout, server.max_calls, server.max_queued, server.disabled) == (5, 2, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("cwd", "expected"),
+    [("~", "/home/me"), ("~/work", "/home/me/work"), ("/abs", "/abs"), ("", None), (None, None)],
+)
+def test_a_working_folder_is_seen_from_the_file(cwd: str | None, expected: str | None) -> None:
+    server, _ = one({"command": "a", "cwd": cwd})
+    assert server is not None
+    assert isinstance(server.reach, StdioSettings)
+    assert server.reach.cwd == expected
+
+
+def test_a_command_in_the_home_folder_is_found() -> None:
+    server, _ = one({"command": "~/bin/server"})
+    assert server is not None
+    assert server.reach == StdioSettings("/home/me/bin/server")
+
+
+@pytest.mark.parametrize("key", ["type", "transport", "transportType"])
+@pytest.mark.parametrize(
+    ("word", "beside"),
+    [
+        ("stdio", "command"),
+        ("local", "command"),
+        ("http", "url"),
+        ("streamable-http", "url"),
+        ("streamable_http", "url"),
+        ("streamableHttp", "url"),
+        ("streamablehttp", "url"),
+    ],
+)
+def test_every_word_for_a_transport_is_understood(key: str, word: str, beside: str) -> None:
+    server, findings = one({beside: URL, key: word})
+    assert (server is not None, findings) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_disabled"),
+    [
+        ({}, False),
+        ({"disabled": True}, True),
+        ({"enabled": False}, True),
+        ({"enabled": True, "disabled": True}, True),
+        ({"disabled": "${OFF}"}, True),
+    ],
+)
+def test_an_entry_can_be_switched_off_in_either_way(fields: dict[str, object], *, is_disabled: bool) -> None:
+    server, _ = one({"command": "a", **fields})
+    assert server is not None
+    assert server.disabled == is_disabled
+
+
+def test_a_server_that_says_nothing_gets_the_limits_of_the_hub() -> None:
+    server, _ = one({"command": "a"}, limits=Limits(call_seconds=7, max_calls=3, max_queued=4))
+    assert server is not None
+    assert (server.timeout, server.max_calls, server.max_queued) == (7, 3, 4)
+
+
+def test_variables_are_replaced_everywhere_and_remembered_as_secrets() -> None:
+    fields = {"url": URL, "headers": {"Authorization": "Bearer ${TOKEN}"}, "timeout": "${SECONDS}"}
+    server, findings = one(fields)
+    assert findings == []
+    assert server is not None
+    assert server.reach == HttpSettings(URL, {"Authorization": "Bearer hunter22"})
+    assert server.timeout == 5
+    assert {"hunter22", "Bearer hunter22"} <= server.secrets
+    server, _ = one({"command": "${TOKEN}", "args": ["--x=${TOKEN}"], "env": {"A": "env:TOKEN"}})
+    assert server is not None
+    assert server.reach == StdioSettings("hunter22", ("--x=hunter22",), {"A": "hunter22"})
+
+
+def test_a_reference_in_somebody_elses_env_is_literal() -> None:
+    server, findings = one({"command": "a", "env": {"DATABASE": "file:data.db"}}, is_own=False)
+    assert findings == []
+    assert server is not None
+    assert server.reach == StdioSettings("a", env={"DATABASE": "file:data.db"})
+
+
+def test_an_unresolved_variable_stays_and_is_told_of() -> None:
+    server, findings = one({"command": "a", "args": ["${GONE}"], "env": {"A B": "${ALSO}"}})
+    assert server is not None
+    assert server.reach == StdioSettings("a", ("${GONE}",), {"A B": "${ALSO}"})
+    assert findings == [
+        "isthmus.toml: servers.a.args.0 has '${GONE}', which is not set; it stays as it is",
+        "isthmus.toml: servers.a.env.\"A B\" has '${ALSO}', which is not set; it stays as it is",
+    ]
+
+
+def test_unknown_keys_are_kept_and_told_of_only_in_our_own_file() -> None:
+    fields = {"command": "a", "tiemout": 5, "autoApprove": ["${GONE}"]}
+    server, findings = one(fields)
+    assert server is not None
+    assert server.extra == {"tiemout": 5, "autoApprove": ["${GONE}"]}
+    assert findings == [
+        "isthmus.toml: servers.a.tiemout is not known and has no effect (did you mean timeout?)",
+        "isthmus.toml: servers.a.autoApprove is not known and has no effect",
+    ]
+    assert one(fields, is_own=False) == (server, [])
+
+
+def test_keys_of_the_other_transport_are_told_of_only_in_our_own_file() -> None:
+    fields = {"url": URL, "env": {}, "args": []}
+    assert one(fields)[1] == [
+        "isthmus.toml: servers.a.args has no effect beside url",
+        "isthmus.toml: servers.a.env has no effect beside url",
+    ]
+    assert one(fields, is_own=False)[1] == []
+
+
+def test_milliseconds_of_other_programs_are_understood() -> None:
+    server, findings = one({"command": "a", "timeout": 60000}, is_own=False)
+    assert server is not None
+    assert server.timeout == 60
+    assert findings == [
+        "mcp.json: servers.a.timeout is taken for milliseconds, 60 seconds (over 600 it cannot be seconds)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (None, "servers.a must be a table, not null"),
+        ("npx", "servers.a must be a table, not 'npx'"),
+        ({}, "servers.a must have a command or a url, not neither"),
+        ({"command": "", "url": None}, "servers.a must have a command or a url, not neither"),
+        ({"command": "a", "url": URL}, "servers.a must have a command or a url, not both"),
+        ({"command": 5}, "servers.a.command must be a text, not 5"),
+        ({"command": " "}, "servers.a.command must be the name or path of a program, not ' '"),
+        ({"command": "a", "args": "-y"}, "servers.a.args must be a list of texts, not a text"),
+        ({"command": "a", "env": ["A=1"]}, "servers.a.env must be a table, not a list"),
+        ({"command": "a", "env": {"A": []}}, "servers.a.env.A must be a text, not a list"),
+        ({"command": "a", "cwd": 5}, "servers.a.cwd must be a text, not 5"),
+        ({"command": "a", "timeout": 0}, "servers.a.timeout must be over 0 and at most 600 seconds, not 0"),
+        ({"command": "a", "timeout": "soon"}, "servers.a.timeout must be a number, not 'soon'"),
+        (
+            {"command": "a", "timeout": 601},
+            "servers.a.timeout must be over 0 and at most 600 seconds, not 601",
+        ),
+        ({"command": "a", "max_calls": 0}, "servers.a.max_calls must be at least 1, not 0"),
+        ({"command": "a", "max_calls": 1.5}, "servers.a.max_calls must be a whole number, not 1.5"),
+        ({"command": "a", "disabled": "maybe"}, "servers.a.disabled must be true or false, not 'maybe'"),
+        ({"command": "a", "era": "old"}, "servers.a.era must be one of auto, legacy, modern, not 'old'"),
+        ({"command": "a", "era": ["old"]}, "servers.a.era must be one of auto, legacy, modern, not a list"),
+        ({"command": "a", "type": "http"}, "servers.a.type must be stdio beside command, not 'http'"),
+        ({"url": URL, "transport": "local"}, "servers.a.transport must be http beside url, not 'local'"),
+        (
+            {"url": URL, "type": "sse"},
+            "servers.a.type must be stdio or http, not sse, which is not supported yet",
+        ),
+        (
+            {"url": URL, "type": "WS"},
+            "servers.a.type must be stdio or http, not ws, which is not supported yet",
+        ),
+        ({"url": URL, "type": "pigeon"}, "servers.a.type must be stdio or http, not 'pigeon'"),
+        ({"url": URL, "transport": {}}, "servers.a.transport must be a text, not a table"),
+        ({"url": "ftp://a"}, "servers.a.url must start with http:// or https://, not 'ftp'"),
+        (
+            {"url": URL, "headers": {"A": "env:GONE"}},
+            "servers.a.headers.A must name a variable that is set, not env:GONE",
+        ),
+        (
+            {"url": URL, "headers": {"A": "keyring:hub"}},
+            "servers.a.headers.A must be literal, env:NAME or file:PATH, not keyring:, which comes later",
+        ),
+    ],
+)
+def test_a_broken_entry_says_exactly_what_is_wrong(fields: object, message: str) -> None:
+    assert one(fields) == (None, [f"isthmus.toml: {message}"])
+
+
+def test_a_plain_rpc_server_is_not_supported_yet() -> None:
+    server, findings = one({"rpc": URL}, is_own=False)
+    assert server is None
+    assert findings == [
+        "mcp.json: servers.a must have a command or a url, not rpc, which is not supported yet"
+    ]
+
+
+def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
+    server, findings = one({"command": "a", "timeout": 50}, limits=Limits(hard_seconds=40))
+    assert server is None
+    assert findings == ["isthmus.toml: servers.a.timeout must be at most limits.hard_seconds (40), not 50"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "builtin",
+            "servers.builtin must have another name, not 'builtin', which the hub's own tools live under",
+        ),
+        (
+            "My Server.v2",
+            'servers."My Server.v2" must have a name of 1 to 50 letters, digits, _ and -, '
+            "not 'My Server.v2': rename it, for instance to My-Server-v2",
+        ),
+        (
+            "…",
+            'servers."…" must have a name of 1 to 50 letters, digits, _ and -, '
+            "not '…': rename it, for instance to server",
+        ),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_with_another_one(name: str, message: str) -> None:
+    assert one({"command": "a"}, name=name) == (None, [f"isthmus.toml: {message}"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"command": "a", "timeout": "${TOKEN}"},
+        {"command": "a", "timeout": "${LONG}"},
+        {"command": "a", "type": "x ${TOKEN}"},
+        {"command": "a", "max_calls": "hunter22", "args": ["--token", "hunter22"]},
+        {"url": "hunter22://a", "headers": {"Authorization": "hunter22"}},
+        {"url": "hunter22://${TOKEN}"},
+        {"url": URL, "headers": {"Authorization": ["hunter22"]}},
+        {"url": URL, "headers": "hunter22"},
+        {"url": URL, "headers": {"Authorization": "hunter22\n"}},
+        {"command": "a", "env": {"TOKEN": {"x": "hunter22"}}},
+        {"command": "a", "env": "TOKEN=hunter22"},
+        {"command": "a", "args": "--token hunter22"},
+    ],
+)
+def test_no_message_tells_a_secret(fields: dict[str, object]) -> None:
+    server, findings = one(fields)
+    assert server is None
+    assert findings
+    assert not any("hunter22" in finding or "long-secret" in finding for finding in findings)
+
+
+def test_a_broken_entry_costs_only_itself() -> None:
+    servers, findings = read_servers(
+        reading({"mcpServers": {"good": {"command": "a"}, "bad": {}}, "servers": {"also": {"url": URL}}})
+    )
+    assert [server.name for server in servers] == ["good", "also"]
+    assert [finding.path for finding in findings] == ["mcpServers.bad"]
+
+
+def test_a_name_under_both_roots_is_taken_once() -> None:
+    servers, findings = read_servers(
+        reading({"mcpServers": {"a": {"command": "first"}}, "servers": {"a": {"command": "second"}}})
+    )
+    assert [server.reach for server in servers] == [StdioSettings("first")]
+    assert [str(finding) for finding in findings] == [
+        "isthmus.toml: servers.a is already under mcpServers and is left out"
+    ]
+
+
+def test_names_that_look_alike_are_told_of() -> None:
+    entry = {"command": "a"}
+    servers, findings = read_servers(
+        reading({"servers": {"web-search": entry, "Web_Search": entry, "web": entry}})
+    )
+    assert len(servers) == 3
+    assert [str(finding) for finding in findings] == [
+        "isthmus.toml: servers has names that differ only by case or by - and _: web-search, Web_Search"
+    ]
+
+
+def test_something_else_in_place_of_the_entries_refuses_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"^isthmus.toml: servers must be a table, not a list$"):
+        read_servers(reading({"servers": [{"name": "a"}]}))
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.datetimes(),
+    st.sampled_from(
+        ["${TOKEN}", "${X:-", "env:TOKEN", "file:\0", "keyring:a", "stdio", "sse", "http://[", URL, "~/"]
+    ),
+)
+VALUES_OF_ANY_SHAPE = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    [
+        "command",
+        "args",
+        "env",
+        "cwd",
+        "url",
+        "headers",
+        "era",
+        "timeout",
+        "max_calls",
+        "max_queued",
+        "disabled",
+        "enabled",
+        "type",
+        "transport",
+        "transportType",
+        "rpc",
+        "tiemout",
+    ]
+)
+ENTRIES = st.one_of(
+    VALUES_OF_ANY_SHAPE,
+    st.dictionaries(KEYS, VALUES_OF_ANY_SHAPE, max_size=6),
+    st.dictionaries(KEYS, VALUES_OF_ANY_SHAPE, max_size=6).map(lambda entry: {**entry, "command": "a"}),
+    st.dictionaries(KEYS, VALUES_OF_ANY_SHAPE, max_size=6).map(lambda entry: {**entry, "url": URL}),
+)
+
+
+@given(st.text(), ENTRIES, st.booleans())
+@example("a", {"command": "a", "timeout": 10**400}, True)
+@example("a", {"command": "a", "era": {"x": 1}}, True)
+def test_no_entry_raises_and_each_is_taken_or_told_of(name: str, fields: object, is_own: bool) -> None:  # noqa: FBT001
+    server, findings = one(fields, name=name, is_own=is_own)
+    assert server is not None or findings

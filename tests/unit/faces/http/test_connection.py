@@ -1,0 +1,703 @@
+"""What one client may cost a door, and what it is told when it asks for more."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from isthmus.faces.http.connection import MAX_PIPELINED
+from isthmus.faces.http.door import DoorSettings
+from isthmus.faces.http.turn import Message, Receive, Send
+from tests.unit.faces.http.visiting import (
+    PATIENCE_SECONDS,
+    Bell,
+    Echo,
+    Held,
+    opened,
+    read_body,
+    request,
+    until,
+    visiting,
+)
+
+SOON = 0.15
+"""A limit short enough to be reached in a test, and long enough for a working client on a busy machine."""
+
+
+# Order and reuse
+
+
+async def test_a_connection_is_reused_for_request_after_request() -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        for number in range(3):
+            visitor.say(request(f"/{number}", b"body"))
+            answer = await visitor.hear()
+            assert (answer.status, answer.body) == (200, b"/%d body" % number)
+            assert answer.header(b"connection") is None
+
+
+async def test_pipelined_requests_are_answered_in_their_order() -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        visitor.say(b"".join(request(f"/{number}", b"x" * number) for number in range(3)))
+        assert [(await visitor.hear()).body for _ in range(3)] == [b"/0 ", b"/1 x", b"/2 xx"]
+
+
+async def test_a_request_may_arrive_byte_by_byte() -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        for byte in request("/a%20b?q=1", b"body"):
+            visitor.say(bytes([byte]))
+            await asyncio.sleep(0)
+        assert (await visitor.hear()).body == b"/a b body"
+
+
+async def test_too_many_pipelined_requests_are_refused_after_those_before_them() -> None:
+    app = Held()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(b"".join(request(f"/{number}") for number in range(MAX_PIPELINED + 10)))
+        for number in range(MAX_PIPELINED + 1):
+            await (await app.next_visit()).answer(b"%d" % number)
+            assert (await visitor.hear()).body == b"%d" % number
+        assert (await visitor.hear()).status == 503
+        assert await visitor.hear_rest() == b""
+
+
+async def test_reading_goes_on_when_the_pipeline_has_emptied() -> None:
+    app = Held()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request() * 20)
+        for _ in range(20):
+            await (await app.next_visit()).answer(b"")
+        visitor.say(request("/last"))
+        assert (await app.next_visit()).scope["path"] == "/last"
+
+
+async def test_an_unknown_upgrade_is_ignored_and_the_next_request_is_read() -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        upgrade = request("/1", b"body", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA")
+        visitor.say(upgrade + request("/2"))
+        assert (await visitor.hear()).body == b"/1 body"
+        assert (await visitor.hear()).body == b"/2 "
+
+
+async def test_an_answer_before_the_body_has_ended_leaves_the_connection_usable() -> None:
+    app = Held()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        whole = request("/1", b"body")
+        visitor.say(whole[:-2])
+        await (await app.next_visit()).answer(b"early")
+        assert (await visitor.hear()).body == b"early"
+        visitor.say(whole[-2:] + request("/2"))
+        assert (await app.next_visit()).scope["path"] == "/2"
+
+
+# Time
+
+
+async def test_fifty_slow_heads_are_all_cut_and_others_are_served() -> None:
+    async with opened(Echo(), header_seconds=SOON) as (_, port), AsyncExitStack() as stack:
+        slow = [await stack.enter_async_context(visiting(port)) for _ in range(50)]
+        for visitor in slow:
+            visitor.say(b"POST / HTTP/1.1\r\nHost: loc")
+        quick = await stack.enter_async_context(visiting(port))
+        quick.say(request("/quick"))
+        assert (await quick.hear()).status == 200
+        assert {(await visitor.hear()).status for visitor in slow} == {408}
+        assert {await visitor.hear_rest() for visitor in slow} == {b""}
+
+
+async def test_fifty_silent_sockets_are_all_closed_without_a_word() -> None:
+    async with opened(Echo(), header_seconds=SOON) as (_, port), AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(visiting(port)) for _ in range(50)]
+        assert {await visitor.hear_rest() for visitor in silent} == {b""}
+
+
+async def test_empty_lines_do_not_stretch_the_head_deadline() -> None:
+    async with opened(Echo(), header_seconds=SOON) as (_, port), visiting(port) as visitor:
+        visitor.say(b"\r\n\r\n")
+        assert (await visitor.hear()).status == 408
+
+
+async def test_a_slow_second_head_is_cut_too() -> None:
+    async with opened(Echo(), header_seconds=SOON) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/1") + b"POST /2 HT")
+        assert (await visitor.hear()).body == b"/1 "
+        assert (await visitor.hear()).status == 408
+
+
+async def test_a_slow_head_behind_a_running_request_waits_for_its_answer() -> None:
+    app = Held()
+    async with opened(app, header_seconds=SOON) as (_, port), AsyncExitStack() as stack:
+        visitor = await stack.enter_async_context(visiting(port))
+        witness = await stack.enter_async_context(visiting(port))
+        visitor.say(request("/1") + b"POST /2 HT")
+        visit = await app.next_visit()
+        await witness.hear_rest()  # Silent for as long as the second head is late, and then closed.
+        await visit.answer(b"first")
+        assert (await visitor.hear()).body == b"first"
+        assert (await visitor.hear()).status == 408
+
+
+async def test_an_idle_connection_is_closed_after_its_time() -> None:
+    async with opened(Echo(), keep_alive_seconds=SOON) as (_, port), visiting(port) as visitor:
+        visitor.say(request())
+        assert (await visitor.hear()).status == 200
+        assert await visitor.hear_rest() == b""
+
+
+async def test_a_running_request_is_not_idle() -> None:
+    app = Held()
+    limits = {"keep_alive_seconds": SOON, "header_seconds": SOON, "body_seconds": SOON}
+    async with opened(app, **limits) as (_, port), visiting(port) as visitor, visiting(port) as witness:
+        visitor.say(request())
+        visit = await app.next_visit()
+        await witness.hear_rest()
+        await visit.answer(b"at last")
+        assert (await visitor.hear()).body == b"at last"
+
+
+async def test_a_slow_body_is_refused_and_the_application_told() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app, body_seconds=SOON) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"x" * 100)[:-50])
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        assert visit.peer.take_body() is None
+        assert await visit.receive() == {"type": "http.request", "body": b"x" * 50, "more_body": True}
+        assert (await visitor.hear()).status == 408
+        assert await visit.receive() == {"type": "http.disconnect"}
+        await visit.answer(b"too late")
+        assert bell.rings == 1
+        visitor.leave()
+
+
+async def test_a_slow_body_behind_a_started_answer_is_cut() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app, body_seconds=SOON) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"x" * 100)[:-50])
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        await visit.start_stream()
+        await bell.wait()
+        assert b"408" not in await visitor.hear_rest()
+        visit.released.set()
+
+
+async def test_a_slow_pipelined_body_is_refused_after_the_answer_before_it() -> None:
+    app = Held()
+    async with opened(app, body_seconds=SOON, header_seconds=SOON) as (_, port), AsyncExitStack() as stack:
+        visitor = await stack.enter_async_context(visiting(port))
+        witnesses = [await stack.enter_async_context(visiting(port)) for _ in range(2)]
+        visitor.say(request("/1") + request("/2", b"body")[:-1])
+        visit = await app.next_visit()
+        await asyncio.gather(*(witness.hear_rest() for witness in witnesses))
+        await visit.answer(b"first")
+        assert [(await visitor.hear()).status for _ in range(2)] == [200, 408]
+        assert app.arrived.empty()
+
+
+async def test_a_long_body_that_keeps_its_rate_is_taken() -> None:
+    arrived = asyncio.Event()
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            arrived.set()
+        await Echo()(scope, receive, send)
+
+    loop = asyncio.get_running_loop()
+    async with opened(app, body_seconds=SOON, body_bytes_per_second=100) as (_, port), visiting(port) as visitor:
+        visitor.say(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        ends = loop.time() + 4 * SOON
+        while loop.time() < ends:
+            visitor.say(b"20\r\n" + b"x" * 32 + b"\r\n")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await arrived.wait()
+            arrived.clear()
+        visitor.say(b"0\r\n\r\n")
+        visitor.leave()
+
+
+async def test_time_stands_still_while_the_application_does_not_read() -> None:
+    app = Held()
+    limits = {"body_seconds": SOON, "header_seconds": SOON}
+    async with opened(app, **limits) as (_, port), AsyncExitStack() as stack:
+        visitor = await stack.enter_async_context(visiting(port))
+        witnesses = [await stack.enter_async_context(visiting(port)) for _ in range(2)]
+        visitor.say(request("/", b"x" * 1_000_000))
+        visit = await app.next_visit()
+        await asyncio.gather(*(witness.hear_rest() for witness in witnesses))
+        assert len(await read_body(visit.receive)) == 1_000_000
+        await visit.answer(b"taken")
+        assert (await visitor.hear()).body == b"taken"
+
+
+# Size
+
+
+@pytest.mark.parametrize("size", [1025, 5 * 2**30, 2**63])
+async def test_a_declared_body_over_the_limit_is_refused_before_it_comes(size: int) -> None:
+    app = Echo()
+    async with opened(app, max_body_bytes=1024) as (_, port), visiting(port) as visitor:
+        visitor.say(f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode())
+        answer = await visitor.hear()
+        assert (answer.status, answer.header(b"connection")) == (413, b"close")
+        assert await visitor.hear_rest() == b""
+        assert app.paths == []
+
+
+async def test_a_body_of_exactly_the_limit_is_taken() -> None:
+    async with opened(Echo(), max_body_bytes=1024) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"x" * 1024))
+        assert len((await visitor.hear()).body) == 1024 + 2
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        b"400\r\n" + b"x" * 1024 + b"\r\n1\r\ny\r\n0\r\n\r\n",
+        b"1;" + b"x" * 5000,
+        b"1\r\nx\r\n0\r\nTrailer: " + b"x" * 5000,
+        b"1\r\nx\r\n" * 1000,
+    ],
+    ids=["body", "chunk extension", "trailer", "crumbs"],
+)
+async def test_a_chunked_body_that_grows_over_the_limit_is_refused(endless: bytes) -> None:
+    app = Held()
+    async with opened(app, max_body_bytes=1024, max_head_bytes=1024) as (_, port), visiting(port) as visitor:
+        visitor.say(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        visit = await app.next_visit()
+        visitor.say(endless)
+        assert (await visitor.hear()).status == 413
+        assert await read_body(visit.receive) == b""
+        visit.released.set()
+        visitor.leave()
+
+
+async def test_a_refused_client_hears_the_refusal_although_it_sends_its_whole_body_first() -> None:
+    async with opened(Echo(), max_body_bytes=1024) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"x" * 3_000_000))
+        assert (await visitor.hear()).status == 413
+        assert await visitor.hear_rest() == b""
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 2000,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2000,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 300 + b"\r\n",
+    ],
+    ids=["endless path", "endless header", "one long header", "many headers"],
+)
+async def test_a_head_over_the_limit_is_refused(head: bytes) -> None:
+    app = Echo()
+    async with opened(app, max_head_bytes=1024) as (_, port), visiting(port) as visitor:
+        visitor.say(head)
+        assert (await visitor.hear()).status == 431
+        assert app.paths == []
+
+
+async def test_a_short_head_with_a_long_body_in_one_read_is_no_long_head() -> None:
+    async with opened(Echo(), max_head_bytes=1024) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"x" * 4096))
+        assert (await visitor.hear()).status == 200
+
+
+async def test_a_connection_too_many_is_told_so() -> None:
+    async with opened(Echo(), max_connections=1) as (_, port), visiting(port) as first:
+        first.say(request("/1"))
+        assert (await first.hear()).status == 200
+        async with visiting(port) as second:
+            assert (await second.hear()).status == 503
+            assert await second.hear_rest() == b""
+        first.say(request("/2"))
+        assert (await first.hear()).status == 200
+
+
+# Shape
+
+BEHIND = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+MALFORMED = {
+    "length and chunked": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked and length": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 44\r\n\r\n",
+    "two equal lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 0\r\n\r\n",
+    "a list of lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0, 44\r\n\r\n",
+    "negative length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+    "signed length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\nx",
+    "hexadecimal length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0x10\r\n\r\n",
+    "empty length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: \r\n\r\n",
+    "overflowing length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 18446744073709551616\r\n\r\n",
+    "space before colon": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "chunked is not last": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "not chunked": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "twice chunked": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked in 1.0": b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "bare LF": b"POST / HTTP/1.1\nHost: a\nContent-Length: 0\n\n",
+    "bare LF in head": b"POST / HTTP/1.1\r\nHost: a\nContent-Length: 0\r\n\r\n",
+    "bare CR in head": b"POST / HTTP/1.1\r\nHost: a\rContent-Length: 0\r\n\r\n",
+    "folded header": b"POST / HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n",
+    "NUL in header": b"POST / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n",
+    "no colon": b"POST / HTTP/1.1\r\nHost: a\r\nnonsense\r\n\r\n",
+    "bad method": b"NONSENSE / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "bad version": b"GET / HTTP/9.9\r\nHost: a\r\n\r\n",
+    "HTTP/0.9": b"GET /\r\n",
+    "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "CONNECT": b"CONNECT evil.test:443 HTTP/1.1\r\nHost: a\r\n\r\n",
+    "target is not a path": b"GET evil HTTP/1.1\r\nHost: a\r\n\r\n",
+    "target is not ASCII": b"GET /\xc3\xa9 HTTP/1.1\r\nHost: a\r\n\r\n",
+}
+
+MALFORMED_BODIES = {
+    "chunk size overflows": b"FFFFFFFFFFFFFFFFF\r\nx\r\n0\r\n\r\n",
+    "chunk size is no number": b"xyz\r\n0\r\n\r\n",
+    "chunk size is negative": b"-1\r\n0\r\n\r\n",
+    "chunk is longer than it says": b"1\r\nxyz\r\n0\r\n\r\n",
+    "chunk ends in bare LF": b"1\nx\n0\n\n",
+    "space after chunk size": b"1 \r\nx\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_a_malformed_request_is_refused_and_nothing_behind_it_is_read(name: str) -> None:
+    app = Echo()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/before") + MALFORMED[name] + BEHIND)
+        assert (await visitor.hear()).body == b"/before "
+        answer = await visitor.hear()
+        assert (answer.status, answer.header(b"connection")) == (400, b"close")
+        visitor.say(BEHIND)
+        assert await visitor.hear_rest() == b""
+        assert app.paths == ["/before"]
+
+
+@pytest.mark.parametrize("name", MALFORMED_BODIES)
+async def test_a_malformed_body_is_refused_and_nothing_behind_it_is_read(name: str) -> None:
+    app = Held()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        visit = await app.next_visit()
+        visitor.say(MALFORMED_BODIES[name] + BEHIND)
+        assert (await visitor.hear()).status == 400
+        assert await visitor.hear_rest() == b""
+        visit.released.set()
+        assert app.arrived.empty()
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("Content-Encoding: gzip", 415),
+        ("Content-Encoding: identity, br", 415),
+        ("Content-Encoding: IDENTITY", 200),
+        ("Content-Encoding: identity\r\nContent-Encoding: gzip", 400),
+    ],
+)
+async def test_a_compressed_body_is_refused(line: str, status: int) -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"\x1f\x8b", line))
+        assert (await visitor.hear()).status == status
+
+
+async def test_a_coding_around_chunks_is_refused() -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        visitor.say(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
+        assert (await visitor.hear()).status == 501
+
+
+async def test_http_2_without_its_preface_is_refused() -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        visitor.say(b"GET / HTTP/2.0\r\nHost: a\r\n\r\n")
+        assert (await visitor.hear()).status == 505
+
+
+async def test_a_trailer_is_not_a_header() -> None:
+    app = Echo()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        visitor.say(b"0\r\nAuthorization: Bearer stolen\r\n\r\n")
+        assert (await visitor.hear()).status == 200
+        assert [name for name, _ in app.headers[0]] == [b"host", b"transfer-encoding"]
+
+
+async def test_a_request_after_one_that_asked_to_close_is_not_run() -> None:
+    app = Echo()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/last", b"", "Connection: close") + BEHIND)
+        answer = await visitor.hear()
+        assert (answer.body, answer.header(b"connection")) == (b"/last ", b"close")
+        assert await visitor.hear_rest() == b""
+        assert app.paths == ["/last"]
+
+
+async def test_what_follows_a_malformed_request_cannot_hold_the_connection() -> None:
+    app = Held()
+    async with opened(app) as (door, port), visiting(port) as visitor:
+        visitor.say(request("/1", b"", "Connection: close") + b"nonsense\r\n\r\n")
+        await (await app.next_visit()).answer(b"one")
+        assert (await visitor.hear()).body == b"one"
+        assert await visitor.hear_rest() == b""
+        assert await door.drain(within=PATIENCE_SECONDS)
+
+
+# 100-continue
+
+
+async def test_a_client_that_waits_is_told_to_go_on_when_its_body_is_wanted() -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"body", "Expect: 100-continue")[:-4])
+        assert (await visitor.hear()).status == 100
+        visitor.say(b"body")
+        assert (await visitor.hear()).body == b"/ body"
+
+
+async def test_a_client_that_waits_for_too_much_is_refused_without_being_told_to_go_on() -> None:
+    async with opened(Echo(), max_body_bytes=3) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"body", "Expect: 100-continue")[:-4])
+        assert (await visitor.hear()).status == 413
+
+
+async def test_a_client_answered_while_it_waits_loses_the_connection() -> None:
+    app = Held()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/", b"body", "Expect: 100-continue")[:-4])
+        await (await app.next_visit()).answer(b"no need")
+        answer = await visitor.hear()
+        assert (answer.body, answer.header(b"connection")) == (b"no need", b"close")
+        visitor.say(BEHIND)
+        assert await visitor.hear_rest() == b""
+        assert app.arrived.empty()
+
+
+async def test_a_client_that_waits_for_us_is_not_late() -> None:
+    app = Held()
+    limits = {"body_seconds": SOON, "header_seconds": SOON}
+    async with opened(app, **limits) as (_, port), AsyncExitStack() as stack:
+        visitor = await stack.enter_async_context(visiting(port))
+        witnesses = [await stack.enter_async_context(visiting(port)) for _ in range(2)]
+        visitor.say(request("/", b"body", "Expect: 100-continue")[:-4])
+        visit = await app.next_visit()
+        await asyncio.gather(*(witness.hear_rest() for witness in witnesses))
+        await visit.answer(b"later")
+        assert (await visitor.hear()).body == b"later"
+
+
+# Going
+
+
+async def test_the_callback_of_the_client_that_goes_is_called_once_and_no_other() -> None:
+    app, bells = Held(), [Bell(), Bell()]
+    async with opened(app) as (_, port), visiting(port) as leaver, visiting(port) as stayer:
+        visits = []
+        for visitor, bell in zip((leaver, stayer), bells, strict=True):
+            visitor.say(request())
+            visits.append(await app.next_visit())
+            visits[-1].peer.on_disconnect(bell)
+        leaver.leave()
+        await bells[0].wait()
+        assert await visits[0].receive() == {"type": "http.disconnect"}
+        await visits[0].answer(b"nobody hears this")
+        visits[0].peer.push(b"nor this")
+        await visits[1].answer(b"still here")
+        assert (await stayer.hear()).body == b"still here"
+        assert [bell.rings for bell in bells] == [1, 0]
+
+
+async def test_a_client_that_stops_sending_has_gone() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request())
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        visitor.stop_sending()
+        await bell.wait()
+        visit.released.set()
+
+
+async def test_when_a_pipelining_client_goes_the_running_request_is_told_and_the_waiting_never_run() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (door, port), visiting(port) as visitor:
+        visitor.say(request("/1") + request("/2") + request("/3", b"body")[:-1])
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        visitor.leave()
+        await bell.wait()
+        visit.released.set()
+        assert await door.drain(within=PATIENCE_SECONDS)
+        assert app.arrived.empty()
+
+
+async def test_a_client_that_goes_after_its_answer_calls_nobody() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (door, port), visiting(port) as visitor:
+        visitor.say(request())
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        await visit.answer(b"")
+        visit.peer.on_disconnect(bell)
+        await visitor.hear()
+        visitor.leave()
+        assert await door.drain(within=PATIENCE_SECONDS)
+        assert bell.rings == 0
+
+
+async def test_who_asks_after_the_client_went_is_still_told() -> None:
+    app, early, late = Held(), Bell(), Bell()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request())
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(early)
+        visitor.leave()
+        await early.wait()
+        visit.peer.on_disconnect(late)
+        await late.wait()
+        visit.released.set()
+
+
+# Reading too slowly
+
+
+async def test_a_stalled_reader_of_a_stream_is_cut_and_others_are_not() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app, stall_seconds=SOON) as (_, port), AsyncExitStack() as stack:
+        stalled = await stack.enter_async_context(visiting(port, receive_bytes=4096))
+        reader = await stack.enter_async_context(visiting(port))
+        visits = []
+        for visitor in (stalled, reader):
+            visitor.say(request())
+            visits.append(await app.next_visit())
+            await visits[-1].start_stream()
+        visits[0].peer.on_disconnect(bell)
+        while not bell.rings:
+            await visits[0].send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        visits[1].peer.push(b"event")
+        await reader.hear_head()
+        assert await reader.hear_chunk() == b"event"
+        assert visits[0].peer.buffered_bytes() <= 1024 * 1024
+        for visit in visits:
+            visit.released.set()
+
+
+async def test_a_reader_that_lets_pushed_events_pile_up_is_cut_at_once() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app, stall_bytes=256 * 1024) as (_, port), visiting(port, receive_bytes=4096) as stalled:
+        stalled.say(request())
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        await visit.start_stream()
+        highest_bytes = 0
+        while not bell.rings:
+            visit.peer.push(b"x" * 4096)
+            highest_bytes = max(highest_bytes, visit.peer.buffered_bytes())
+            await asyncio.sleep(0)
+        assert 256 * 1024 < highest_bytes < 512 * 1024
+        visit.released.set()
+
+
+async def test_a_stalled_reader_of_one_long_answer_is_cut() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app, stall_seconds=SOON) as (door, port), visiting(port, receive_bytes=4096) as stalled:
+        stalled.say(request())
+        await (await app.next_visit()).answer(b"x" * 8_000_000)
+        assert await door.drain(within=PATIENCE_SECONDS)
+        assert bell.rings == 0
+
+
+async def test_a_long_answer_reaches_whoever_reads_it() -> None:
+    app = Held()
+    async with opened(app, stall_seconds=SOON) as (_, port), visiting(port) as visitor:
+        visitor.say(request())
+        await (await app.next_visit()).answer(b"x" * 8_000_000)
+        assert len((await visitor.hear()).body) == 8_000_000
+
+
+async def test_abort_cuts_the_client_it_belongs_to() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request())
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        visit.peer.abort()
+        assert await visitor.hear_rest() == b""
+        await bell.wait()
+        visit.released.set()
+
+
+async def test_abort_after_the_answer_leaves_the_next_request_alone() -> None:
+    app = Held()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/1") + request("/2"))
+        first = await app.next_visit()
+        await first.answer(b"1")
+        second = await app.next_visit()
+        first.peer.abort()
+        await second.answer(b"2")
+        assert [(await visitor.hear()).body for _ in range(2)] == [b"1", b"2"]
+
+
+# WebSocket
+
+HANDSHAKE = request(
+    "/ws",
+    b"",
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Extensions: permessage-deflate",
+    method="GET",
+)
+
+
+async def accept(scope: Message, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        await Echo()(scope, receive, send)
+        return
+    assert (await receive())["type"] == "websocket.connect"
+    await send({"type": "websocket.accept"})
+    assert (await receive())["type"] == "websocket.disconnect"
+
+
+async def test_a_websocket_is_accepted_without_compression_and_told_of_a_restart() -> None:
+    async with opened(accept) as (door, port), visiting(port) as visitor:
+        visitor.say(HANDSHAKE)
+        status, headers = await visitor.hear_head()
+        assert (status, dict(headers).get(b"Sec-WebSocket-Extensions")) == (101, None)
+        assert await door.drain(within=PATIENCE_SECONDS)
+        assert await visitor.hear_rest() == b"\x88\x02" + (1012).to_bytes(2, "big")
+
+
+async def test_a_websocket_cannot_be_pipelined() -> None:
+    app = Held()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request("/1") + HANDSHAKE)
+        await (await app.next_visit()).answer(b"1")
+        assert [(await visitor.hear()).status for _ in range(2)] == [200, 503]
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("port", -1), ("port", 65536), ("header_seconds", 0), ("max_body_bytes", 0), ("stall_seconds", -1.0)],
+)
+def test_a_senseless_limit_is_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be .*, not {value}"):
+        DoorSettings(**{name: value})  # type: ignore[arg-type]
+
+
+async def test_nobody_is_left_inside_when_everybody_has_gone() -> None:
+    app = Echo()
+    async with opened(app) as (door, port):
+        async with AsyncExitStack() as stack:
+            for number in range(20):
+                visitor = await stack.enter_async_context(visiting(port))
+                visitor.say(request(f"/{number}"))
+                assert (await visitor.hear()).status == 200
+        await until(lambda: len(app.paths) == 20)
+        assert await door.drain(within=PATIENCE_SECONDS)

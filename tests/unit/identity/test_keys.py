@@ -1,0 +1,98 @@
+"""From headers to a caller."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.identity.keys import KeyRing, credential_of, digest_of, parse_key, weakness_of
+from isthmus.model.callers import Caller, Grants
+
+KEY = "k3y-of-the-planner-0123"
+PLANNER = Caller("planner", "default", Grants(("*",)))
+READER = Caller("reader", "default", Grants(("files.*",)))
+
+
+def test_a_key_leads_to_its_caller_as_text_or_bytes() -> None:
+    ring = KeyRing([(digest_of(KEY), PLANNER), (digest_of("other"), READER)])
+    assert ring.caller_of(KEY) is PLANNER
+    assert ring.caller_of(KEY.encode()) is PLANNER
+    assert ring.caller_of(b"other") is READER
+
+
+@given(st.one_of(st.text(), st.binary()))
+def test_no_other_key_leads_anywhere(key: str | bytes) -> None:
+    assert KeyRing([(digest_of(KEY), PLANNER)]).caller_of(key) is None
+
+
+def test_the_digest_itself_opens_nothing() -> None:
+    ring = KeyRing([(digest_of(KEY), PLANNER)])
+    assert ring.caller_of(digest_of(KEY)) is None
+    assert ring.caller_of(f"sha256:{digest_of(KEY).hex()}") is None
+
+
+def test_one_key_cannot_belong_to_two() -> None:
+    with pytest.raises(ValueError, match="a key of its own"):
+        KeyRing([(digest_of(KEY), PLANNER), (digest_of(KEY), READER)])
+
+
+def test_a_configured_digest_stands_for_its_key() -> None:
+    assert parse_key(f"sha256:{hashlib.sha256(KEY.encode()).hexdigest().upper()}") == parse_key(KEY)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "key must be a text, not empty"),
+        ("two words", "key must be printable ASCII without spaces, not what it is (hidden)"),
+        ("schlüssel", "key must be printable ASCII without spaces, not what it is (hidden)"),
+        ("sha256:abc", "key must be 64 hex digits after sha256:, not what it is (hidden)"),
+        ("SHA256:" + "0" * 64, "key must be 64 hex digits after sha256:, not what it is (hidden)"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_refused_without_being_quoted(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match="key must be") as refused:
+        parse_key(text)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "weakness"),
+    [
+        ("short", "is shorter than 16 characters"),
+        ("ChangeMe", "is a placeholder"),
+        ("your-api-key-goes-here", "is a placeholder"),
+        ("aaaaaaaaaaaaaaaaaaaaaaaa", "has fewer than 6 different characters"),
+        (KEY, None),
+        ("sha256:" + "0" * 64, None),
+    ],
+)
+def test_a_weak_key_is_told_why(text: str, weakness: str | None) -> None:
+    assert weakness_of(text) == weakness
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ([], None),
+        ([(b"host", b"hub")], None),
+        ([(b"authorization", b"Bearer abc")], b"abc"),
+        ([(b"authorization", b"bEARER   abc ")], b"abc"),
+        ([(b"x-api-key", b" abc ")], b"abc"),
+        ([(b"authorization", b"Bearer abc"), (b"x-api-key", b"abc")], b"abc"),
+        ([(b"authorization", b"Bearer abc"), (b"x-api-key", b"def")], None),
+        ([(b"authorization", b"Bearer abc"), (b"authorization", b"Bearer abc")], None),
+        ([(b"x-api-key", b"abc"), (b"x-api-key", b"def")], None),
+        ([(b"authorization", b"Basic abc")], None),
+        ([(b"authorization", b"Basic abc"), (b"x-api-key", b"def")], b"def"),
+        ([(b"authorization", b"Bearer")], None),
+        ([(b"authorization", b"Bearer "), (b"x-api-key", b"def")], None),
+        ([(b"x-api-key", b"")], None),
+        ([(b"authorization", b"abc")], None),
+    ],
+)
+def test_a_request_has_one_key_or_none(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
+    assert credential_of(headers) == key

@@ -1,0 +1,173 @@
+"""What the project promises about itself, where no linter has a rule for it.
+
+The sources are read as syntax trees, never imported, so a module that cannot load is still checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "isthmus"
+REQUIREMENTS = sorted((ROOT / "requirements").glob("*.txt"))
+SOURCES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+STARTING_TASKS = {"create_task", "ensure_future", "TaskGroup", "run_coroutine_threadsafe"}
+STARTING_PROCESSES = {
+    "create_subprocess_exec", "create_subprocess_shell", "subprocess_exec", "subprocess_shell", "Popen",
+    "os.system", "os.popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.posix_spawnp", "os.execve",
+}  # fmt: skip
+CONNECTING = {
+    "create_connection", "create_unix_connection", "open_connection", "open_unix_connection", "sock_connect",
+    "connect_ex", "create_datagram_endpoint",
+}  # fmt: skip
+HTTP_CLIENTS = {"aiohttp", "http.client", "httpx", "requests", "urllib.request", "urllib3"}
+
+PINNED_AND_HASHED = re.compile(
+    r"[a-z0-9][a-z0-9._-]*(\[[a-z0-9,_-]+\])?==[^\s;]+( ;.*?)? +--hash=sha256:[0-9a-f]{64}"
+)
+
+LONGEST_FILE = 700
+LONGEST_FUNCTION = 75
+
+
+def words_of(tree: ast.AST) -> set[str]:
+    """Every name, attribute and imported name that a module mentions."""
+    words: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner), attr=word):
+                words.update({word, owner, f"{owner}.{word}"})
+            case ast.Name(id=word) | ast.Attribute(attr=word):
+                words.add(word)
+            case ast.ImportFrom(module=str(module), names=names):
+                words.update(alias.name for alias in names)
+                words.update(f"{module}.{alias.name}" for alias in names)
+            case _:
+                pass
+    return words
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+    """Every module that a module imports, by its full name."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found.update(alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                found.add(module)
+                found.update(f"{module}.{alias.name}" for alias in names)
+            case _:
+                pass
+    return found
+
+
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    for name, path in SOURCES.items():
+        yield name, ast.parse(path.read_text(encoding="utf-8"), name)
+
+
+def files_that_mention(words: set[str]) -> set[str]:
+    return {name for name, tree in parsed() if words_of(tree) & words}
+
+
+def files_that_import(modules: set[str]) -> set[str]:
+    return {name for name, tree in parsed() if imports_of(tree) & modules}
+
+
+def code_lines(function: ast.AST) -> int:
+    """The lines of a function that hold code: no comments, no blank lines, no docstrings."""
+    return len({node.lineno for node in ast.walk(function) if isinstance(node, ast.stmt | ast.expr)})
+
+
+def requirements_in(path: Path) -> list[str]:
+    joined = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    return [
+        line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
+
+
+def pins_in(path: Path) -> dict[str, str]:
+    pairs = (re.match(r"([a-z0-9][a-z0-9._-]*)==(\S+)", line) for line in requirements_in(path))
+    return {pair[1]: pair[2] for pair in pairs if pair}
+
+
+def test_the_scanner_sees_calls_attributes_and_imports() -> None:
+    source = "import os, http.client\nfrom asyncio import create_task\nloop().subprocess_exec(os.system)"
+    tree = ast.parse(source)
+    assert {"create_task", "subprocess_exec", "os.system"} <= words_of(tree)
+    assert {"os", "http.client", "asyncio", "asyncio.create_task"} <= imports_of(tree)
+
+
+def test_only_the_crew_starts_tasks() -> None:
+    assert files_that_mention(STARTING_TASKS) == {"core/crew.py"}
+
+
+def test_only_the_process_channel_starts_processes() -> None:
+    assert files_that_mention(STARTING_PROCESSES) == {"transport/process.py"}
+    assert files_that_import({"subprocess", "multiprocessing", "pty"}) <= {"transport/process.py"}
+
+
+def test_only_the_egress_guard_connects_to_anything() -> None:
+    assert files_that_mention(CONNECTING) == {"transport/egress.py"}
+    assert files_that_import(HTTP_CLIENTS) == set()
+    with_sockets = files_that_import({"socket"})
+    assert files_that_mention({"connect"}) & with_sockets <= {"transport/egress.py"}
+
+
+def test_only_app_and_cli_read_the_environment() -> None:
+    readers = files_that_mention({"environ", "environb", "getenv", "getenvb"})
+    assert {name.split("/")[0] for name in readers} <= {"app", "cli"}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_files_and_functions_stay_short(name: str) -> None:
+    text = SOURCES[name].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST_FILE
+    functions = (
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    assert [f.name for f in functions if code_lines(f) > LONGEST_FUNCTION] == []
+
+
+def test_there_are_requirement_files_for_serving_testing_the_legacy_sdk_and_the_image() -> None:
+    assert [path.stem for path in REQUIREMENTS] == ["image", "mcp1", "serve", "test"]
+
+
+@pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.stem)
+def test_every_requirement_is_pinned_and_hashed(path: Path) -> None:
+    requirements = requirements_in(path)
+    assert requirements
+    for line in requirements:
+        assert PINNED_AND_HASHED.match(line), line
+
+
+@pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.stem)
+def test_no_requirement_file_names_where_to_fetch_from(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"\S*://\S*|--(?:extra-)?index-url|--find-links|--trusted-host| @ |file:", text) == []
+
+
+@pytest.mark.parametrize(("smaller", "larger"), [("serve", "image"), ("image", "test")])
+def test_one_environment_can_serve_and_test(smaller: str, larger: str) -> None:
+    small, large = (pins_in(ROOT / "requirements" / f"{name}.txt") for name in (smaller, larger))
+    assert small.items() <= large.items()
+
+
+def test_dependencies_have_floors_and_no_caps() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for dependency in project["dependencies"]:
+        assert re.fullmatch(r"[a-z0-9-]+>=[0-9.]+(; .*)?", dependency)
+
+
+def test_every_direct_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {dependency.split(">=")[0] for dependency in project["dependencies"]}
+    assert names <= pins_in(ROOT / "requirements" / "serve.txt").keys()

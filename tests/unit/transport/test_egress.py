@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+
+import pytest
+import trustme
+
+from isthmus.transport.egress import Address, DialFailed, Egress, EgressRefused, Origin, parse_url, refusal_of
+from tests.unit.transport.doubles import Server
+
+
+class Names:
+    """A resolver that answers as told, one answer after the other, the last for ever."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def __call__(self, origin: Origin) -> list[Address]:
+        self.asked += 1
+        addresses = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return [Address(socket.AF_INET, (address, origin.port)) for address in addresses]
+
+
+async def dial(egress: Egress, origin: Origin, *, is_configured: bool = True, within: float = 5.0) -> str:
+    """Dial, close again, and say whose address it was."""
+    transport, _ = await egress.dial(origin, asyncio.Protocol, is_configured=is_configured, within=within)
+    address = str(transport.get_extra_info("peername")[0])
+    transport.abort()
+    await asyncio.sleep(0)
+    return address
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "target"),
+    [
+        ("http://example.com", Origin("http", "example.com", 80), "/"),
+        ("https://Example.COM:8443/mcp?a=b#c", Origin("https", "example.com", 8443), "/mcp?a=b"),
+        ("HTTP://[::1]:90/x", Origin("http", "::1", 90), "/x"),
+        ("http://bücher.example/straße", Origin("http", "xn--bcher-kva.example", 80), "/stra%C3%9Fe"),
+        ("http://127。0。0。1/", Origin("http", "127.0.0.1", 80), "/"),
+        ("http://h/a%2Fb?q=%20&r=é", Origin("http", "h", 80), "/a%2Fb?q=%20&r=%C3%A9"),
+    ],
+)
+def test_a_url_is_split_into_whom_to_dial_and_what_to_ask(url: str, origin: Origin, target: str) -> None:
+    assert parse_url(url) == (origin, target)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.com/x",
+        "ftp://example.com",
+        "file:///etc/passwd",
+        "http+unix://x/",
+        "http://",
+        "http:///path",
+        "http://user@example.com/",
+        "http://good@127.0.0.1/",
+        "http://a:0/",
+        "http://a:65536/",
+        "http://a:b/",
+        "http://a b/",
+        "http://a\r\nHost: b/",
+        "http://a\t/",
+        "http://a\\@b/",
+        "http://a/\x00",
+        "http://[::1",
+        "http://[fe80::1%25lo]/",
+        "http://[v1.x]/",
+        "http://a..b/",
+        "http://-a/",
+        "http://a,b/",
+        "http://" + "a" * 64 + ".example/",
+    ],
+)
+def test_a_url_that_can_be_misread_is_refused_by_name(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^'"):
+        parse_url(url)
+
+
+def test_a_complaint_about_a_url_tells_no_secret() -> None:
+    for url in ("http://user:hunter2@h:x/", "http://h:x/?token=hunter2", "ftp://u:hunter2@h/"):
+        with pytest.raises(ValueError, match="…") as caught:
+            parse_url(url)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_the_host_header_leaves_out_the_schemes_own_port() -> None:
+    assert Origin("https", "h", 443).authority == "h"
+    assert Origin("http", "h", 443).authority == "h:443"
+    assert str(Origin("http", "::1", 80)) == "http://[::1]"
+
+
+@pytest.mark.parametrize(
+    "address",
+    """0.0.0.0 0.1.2.3 10.1.2.3 100.64.0.1 100.127.255.255 127.0.0.1 127.9.9.9 168.63.129.16 169.254.169.254
+    172.16.0.1 172.31.255.255 192.0.0.192 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1 198.19.255.255
+    198.51.100.7 203.0.113.9 224.0.0.1 239.255.255.255 240.0.0.1 255.255.255.255
+    :: ::1 ::169.254.169.254 ::ffff:127.0.0.1 ::ffff:7f00:1 ::ffff:10.0.0.1 ::ffff:0:a9fe:a9fe
+    64:ff9b::a9fe:a9fe 64:ff9b:1::1 100::1 2001::1 2001:0:1::1 2001:10::1 2001:db8::1 2002:a9fe:a9fe::1 3fff::1
+    4000::1 5f00::1 fc00::1 fd00:ec2::254 fe80::1 fe80::1%lo fec0::1 ff02::1""".split(),
+)
+def test_addresses_that_are_not_public_are_denied(address: str) -> None:
+    assert refusal_of(address) is not None
+
+
+@pytest.mark.parametrize(
+    "address", "1.1.1.1 8.8.8.8 172.32.0.1 100.128.0.1 192.0.1.1 ::ffff:8.8.8.8 2606:4700::1111 2a00::1".split()
+)
+def test_public_addresses_are_not_denied(address: str) -> None:
+    assert refusal_of(address) is None
+
+
+async def test_a_configured_server_may_be_on_loopback(server: Server) -> None:
+    assert await dial(Egress(), server.origin) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "0", "2130706433", "0x7f000001", "0177.0.0.1"])
+async def test_a_callers_address_is_judged_by_what_it_resolves_to(server: Server, host: str) -> None:
+    with pytest.raises(EgressRefused, match="may not be dialled"):
+        await dial(Egress(), Origin("http", host, server.origin.port), is_configured=False)
+    assert server.accepted == 0
+
+
+@pytest.mark.parametrize("host", ["localhost", "a.localhost.", "metadata.google.internal", "printer.local"])
+async def test_names_of_private_networks_are_refused_unresolved(host: str) -> None:
+    names = Names(["8.8.8.8"])
+    with pytest.raises(EgressRefused, match="private network"):
+        await dial(Egress(resolver=names), Origin("http", host, 80), is_configured=False)
+    assert names.asked == 0
+
+
+async def test_a_name_is_resolved_once_and_the_checked_address_dialled(server: Server) -> None:
+    names = Names(["127.0.0.1"], ["127.0.0.2"])
+    origin = Origin("http", "rebinding.example", server.origin.port)
+    assert await dial(Egress(resolver=names), origin) == "127.0.0.1"
+    assert names.asked == 1
+
+
+async def test_every_new_connection_is_checked_again() -> None:
+    egress = Egress(resolver=Names(["192.0.2.1"], ["127.0.0.1"]))
+    for _ in range(2):
+        with pytest.raises(EgressRefused):
+            await dial(egress, Origin("http", "rebinding.example", 80), is_configured=False)
+
+
+async def test_the_next_address_is_tried_when_one_fails(server: Server) -> None:
+    origin = Origin("http", "two.example", server.origin.port)
+    assert await dial(Egress(resolver=Names(["127.0.0.2", "127.0.0.1"])), origin) == "127.0.0.1"
+
+
+async def test_a_refused_connection_is_told_with_its_address() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        origin = Origin("http", "127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(DialFailed) as caught:
+            await dial(Egress(), origin)
+    assert caught.value.reason == f"connection refused by 127.0.0.1:{origin.port}"
+    assert caught.value.origin == origin
+
+
+async def test_an_unknown_host_is_told_by_name() -> None:
+    with pytest.raises(DialFailed, match=r"no address for host no-such-host\.invalid"):
+        await dial(Egress(), Origin("http", "no-such-host.invalid", 80))
+
+
+async def test_a_silent_address_leaves_time_for_the_next(server: Server) -> None:
+    with socket.socket() as full:
+        # A listener whose queue is full: the kernel answers no further connection.
+        full.bind(("127.0.0.3", server.origin.port))
+        full.listen(0)
+        with socket.socket() as first, socket.socket() as second:
+            for sock in (first, second):
+                sock.setblocking(False)
+                sock.connect_ex(full.getsockname())
+            names = Names(["127.0.0.3", "127.0.0.1"])
+            origin = Origin("http", "two.example", server.origin.port)
+            assert await dial(Egress(resolver=names), origin, within=1.0) == "127.0.0.1"
+
+
+async def test_a_silent_resolver_is_not_waited_for() -> None:
+    async def never(origin: Origin) -> list[Address]:
+        await asyncio.Event().wait()
+        return []
+
+    with pytest.raises(DialFailed, match="not resolved within"):
+        await dial(Egress(resolver=never), Origin("http", "slow.example", 80), within=0.01)
+
+
+async def test_tls_verifies_the_name_that_was_asked_for() -> None:
+    authority = trustme.CA()
+    theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("right.example").configure_cert(theirs)
+    authority.configure_trust(ours)
+    egress = Egress(ours, resolver=Names(["127.0.0.1"]))
+    async with Server(theirs) as server:
+        port = server.origin.port
+        assert await dial(egress, Origin("https", "right.example", port)) == "127.0.0.1"
+        with pytest.raises(DialFailed, match=r"TLS: certificate verify failed: Hostname mismatch"):
+            await dial(egress, Origin("https", "wrong.example", port))
+        with pytest.raises(DialFailed, match="TLS: certificate verify failed"):
+            await dial(Egress(resolver=Names(["127.0.0.1"])), Origin("https", "right.example", port))
+
+
+async def test_plain_http_behind_an_https_url_is_told_as_tls_trouble(server: Server) -> None:
+    async def answer() -> None:
+        peer = await server.accept()
+        await peer.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    answering = asyncio.create_task(answer())
+    with pytest.raises(DialFailed, match="TLS: "):
+        await dial(Egress(), Origin("https", "127.0.0.1", server.origin.port))
+    await answering

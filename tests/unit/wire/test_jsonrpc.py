@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import json
+from typing import TypeAlias
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+CALL = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"echo","arguments":{"text":"hi"}}}'
+
+# What meets the seams of the checks: members, their variants, quotation marks, brackets, escapes.
+keys = st.sampled_from(["name", "Name", "arguments", "_meta", "id", "", 'a"b', "a\\", "é", "😀", "[", "\n"])
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | keys
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+values: st.SearchStrategy[Json] = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def plain(raw: Raw) -> Json:
+    parsed: Json = json.loads(bytes(raw))
+    return parsed
+
+
+def plain_members(members: dict[str, Raw]) -> Json:
+    return {key: plain(value) for key, value in members.items()}
+
+
+def nested(levels: int) -> bytes:
+    """A request that is `levels` deep, its own two included."""
+    inner = b"[" * (levels - 2) + b"]" * (levels - 2)
+    return b'{"jsonrpc":"2.0","id":7,"method":"m","params":{"a":%b}}' % inner
+
+
+def refused(body: bytes) -> tuple[int, bytes | None]:
+    """The code and id text of the error to answer."""
+    message = jsonrpc.decode(body)
+    assert isinstance(message, Malformed)
+    return message.code, None if message.id is None else bytes(message.id)
+
+
+def test_a_request_comes_out_with_its_params_one_level_deep() -> None:
+    message = jsonrpc.decode(CALL)
+    assert isinstance(message, Request)
+    assert (bytes(message.id), message.method) == (b"7", "tools/call")
+    assert {key: bytes(raw) for key, raw in message.params.items()} == {
+        "name": b'"echo"',
+        "arguments": b'{"text":"hi"}',
+    }
+
+
+@pytest.mark.parametrize(
+    "text", [b"0", b'""', b"9007199254740993", b"1.0", b"-1e5", b'"\\u0061"', b'"a\\"b"', b"9" * 5000]
+)
+def test_an_id_keeps_its_text(text: bytes) -> None:
+    message = jsonrpc.decode(b'{"jsonrpc":"2.0","id":%b,"method":"ping"}' % text)
+    assert isinstance(message, Request)
+    assert message.params == {}
+    assert jsonrpc.result(message.id, b"{}") == b'{"jsonrpc":"2.0","id":%b,"result":{}}' % text
+
+
+def test_a_message_without_an_id_is_a_notification() -> None:
+    body = jsonrpc.notification("notifications/progress", b'{"progress":1}')
+    assert jsonrpc.decode(body) == Notification("notifications/progress", {"progress": Raw(b"1")})
+    assert jsonrpc.decode(jsonrpc.notification("notifications/initialized")) == Notification(
+        "notifications/initialized", {}
+    )
+
+
+@pytest.mark.parametrize("payload", [b"{}", b"null", b'{"content": [1.0]}', b'"\\""'])
+def test_a_result_comes_out_as_it_was_written(payload: bytes) -> None:
+    assert jsonrpc.decode(jsonrpc.result(b"7", payload)) == Response(Raw(b"7"), Raw(payload))
+
+
+def test_an_error_comes_out_with_its_data() -> None:
+    body = jsonrpc.error(Raw(b'"x"'), -32601, 'no "such" method', b'{"executed":"no"}')
+    expected = ErrorReply(Raw(b'"x"'), -32601, 'no "such" method', Raw(b'{"executed":"no"}'))
+    assert jsonrpc.decode(body) == expected
+
+
+def test_an_error_without_an_id_is_written_as_null() -> None:
+    body = jsonrpc.error(None, jsonrpc.PARSE_ERROR, "what?")
+    assert json.loads(body) == {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "what?"}}
+    assert jsonrpc.decode(body) == ErrorReply(None, -32700, "what?", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (b'{"code":"x","message":"m"}', -32603, "m"),
+        (b'{"code":-32601.5,"message":"m"}', -32603, "m"),
+        (b'{"code":%b,"message":"m"}' % (b"9" * 5000), -32603, "m"),
+        (b'{"code":-1}', -1, ""),
+        (b'{"code":-1,"message":{}}', -1, ""),
+        (b'{"code":0,"message":"zero"}', 0, "zero"),
+        (b'{"code":1,"code":2,"message":"m"}', -32603, ""),
+        (b'"boom"', -32603, ""),
+        (b"null", -32603, ""),
+    ],
+)
+def test_a_sloppy_error_still_answers_its_request(error: bytes, code: int, message: str) -> None:
+    reply = jsonrpc.decode(b'{"jsonrpc":"2.0","id":7,"error":%b}' % error)
+    assert reply == ErrorReply(Raw(b"7"), code, message, None)
+
+
+def test_an_array_is_a_batch_for_the_caller_to_judge() -> None:
+    assert jsonrpc.decode(b"[%b, %b]" % (CALL, CALL)) == Batch(2)
+    assert jsonrpc.decode(b" []") == Batch(0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"{", id="truncated"),
+        pytest.param(CALL + CALL, id="two objects"),
+        pytest.param(CALL + b"\x00", id="trailing byte"),
+        pytest.param(b"[%b" % CALL, id="truncated batch"),
+        pytest.param(CALL.replace(b'"hi"', b"NaN"), id="NaN"),
+        pytest.param(CALL.replace(b'"hi"', b"-Infinity"), id="infinity"),
+        pytest.param(CALL.replace(b"hi", b"\xff"), id="not UTF-8"),
+        pytest.param(CALL.replace(b"hi", b"\xed\xa0\x80"), id="surrogate in UTF-8"),
+        pytest.param(CALL.replace(b"hi", b"\xc0\xaf"), id="overlong UTF-8"),
+        pytest.param(CALL.replace(b"hi", b"\\ud800 and more"), id="lone surrogate"),
+        pytest.param(CALL.replace(b"hi", b"a\nb"), id="raw newline in a string"),
+        pytest.param(CALL.replace(b'"hi"', b"01"), id="leading zero"),
+        pytest.param(CALL.replace(b'"hi"', b"[1,]"), id="trailing comma"),
+        pytest.param(CALL.replace(b"{", b"{/**/", 1), id="comment"),
+        pytest.param(b"\xef\xbb\xbf" + CALL, id="BOM"),
+        pytest.param(CALL.decode().encode("utf-16"), id="UTF-16"),
+        pytest.param(CALL.decode().encode("utf-16-le"), id="UTF-16 without BOM"),
+        pytest.param(CALL.decode().encode("utf-32"), id="UTF-32"),
+    ],
+)
+def test_what_is_not_one_json_text_in_utf8_is_a_parse_error(body: bytes) -> None:
+    assert refused(body) == (jsonrpc.PARSE_ERROR, None)
+
+
+@pytest.mark.parametrize(
+    ("member", "id"),
+    [
+        pytest.param(b'"method":"tools/list"', None, id="other value"),
+        pytest.param(b'"method":"tools/call"', None, id="same value"),
+        pytest.param(b'"\\u006dethod":"tools/list"', None, id="escaped"),
+        pytest.param(b'"id":8', None, id="id"),
+        pytest.param(b'"params":{}', None, id="params"),
+        pytest.param(b'"jsonrpc":"2.0"', None, id="jsonrpc"),
+        pytest.param(b'"x":1,"x":1', None, id="unknown member"),
+        pytest.param(b'"":0,"":0', None, id="empty key"),
+        pytest.param(b'"Method":"tools/list"', b"7", id="case variant"),
+        pytest.param(b'"PARAMS":{}', b"7", id="upper case"),
+        pytest.param('"paramſ":{}'.encode(), b"7", id="long s, which folds to s"),
+        pytest.param(b'"ID":8', None, id="case variant of the id"),
+        pytest.param(b'"result":{}', b"7", id="a request and a response"),
+        pytest.param(b'"error":{}', b"7", id="a request and an error"),
+    ],
+)
+def test_an_ambiguous_envelope_is_refused_whichever_way_round_it_is_written(
+    member: bytes, id: bytes | None
+) -> None:
+    for body in (CALL[:-1] + b"," + member + b"}", b"{" + member + b"," + CALL[1:]):
+        assert refused(body) == (jsonrpc.INVALID_REQUEST, id)
+
+
+@pytest.mark.parametrize("member", [b'"result":2', b'"result":"2"', b'"id":8', b'"x":1,"x":2', b'"Result":2'])
+def test_an_ambiguous_answer_is_refused(member: bytes) -> None:
+    code, _ = refused(b'{"jsonrpc":"2.0","id":7,"result":1,%b}' % member)
+    assert code == jsonrpc.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        '"name":"rm"',
+        '"name":"echo"',
+        '"\\u006eame":"rm"',
+        '"Name":"rm"',
+        '"ARGUMENTS":{}',
+        '"argumentſ":{}',
+        '"x":[],"X":[]',
+    ],
+)
+def test_an_ambiguous_param_is_refused_whichever_way_round_it_is_written(member: str) -> None:
+    params = '{"name":"echo","arguments":{"text":"hi"}}'
+    for twisted in (params[:-1] + "," + member + "}", "{ " + member + " ," + params[1:]):
+        assert refused(CALL.replace(params.encode(), twisted.encode())) == (jsonrpc.INVALID_REQUEST, b"7")
+
+
+def test_keys_inside_arguments_may_differ_in_case_only() -> None:
+    assert isinstance(jsonrpc.decode(CALL.replace(b'"text"', b'"a":1,"A":2,"text"')), Request)
+
+
+def test_a_key_that_is_escaped_is_read_as_what_it_says() -> None:
+    message = jsonrpc.decode(CALL.replace(b'"name"', b'"\\u006eame"'))
+    assert isinstance(message, Request)
+    assert bytes(message.params["name"]) == b'"echo"'
+
+
+def test_unknown_members_of_the_envelope_are_dropped() -> None:
+    assert jsonrpc.decode(CALL[:-1] + b',"trace":{"id":1}, "\\"":"\\""}') == jsonrpc.decode(CALL)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "id"),
+    [
+        (b'{"id":7,"method":"m"}', -32600, b"7"),
+        (b'{"id":7,"id":8,"method":"m","x":1}', -32600, None),
+        (b'{"jsonrpc":"1.0","id":7,"method":"m"}', -32600, b"7"),
+        (b'{"jsonrpc":2.0,"id":7,"method":"m"}', -32600, b"7"),
+        (b'{"jsonrpc":"2.0","id":7,"method":5}', -32600, b"7"),
+        (b'{"jsonrpc":"2.0","id":7,"method":null}', -32600, b"7"),
+        (b'{"jsonrpc":"2.0","id":null,"method":"m"}', -32600, None),
+        (b'{"jsonrpc":"2.0","id":true,"method":"m"}', -32600, None),
+        (b'{"jsonrpc":"2.0","id":{},"method":"m"}', -32600, None),
+        (b'{"jsonrpc":"2.0","id":[7],"method":"m"}', -32600, None),
+        (b'{"jsonrpc":"2.0","id":7,"method":"m","params":[1]}', -32602, b"7"),
+        (b'{"jsonrpc":"2.0","id":7,"method":"m","params":null}', -32602, b"7"),
+        (b'{"jsonrpc":"2.0","method":"m","params":"x"}', -32602, None),
+        (b'{"jsonrpc":"2.0","id":7}', -32600, b"7"),
+        (b'{"jsonrpc":"2.0","id":7,"result":1,"error":{}}', -32600, b"7"),
+        (b'{"jsonrpc":"2.0","result":1}', -32600, None),
+        (b'{"jsonrpc":"2.0","id":null,"result":1}', -32600, None),
+        (b"{}", -32600, None),
+        (b"7", -32600, None),
+        (b'"text"', -32600, None),
+        (b"null", -32600, None),
+    ],
+)
+def test_an_invalid_message_is_refused_with_the_id_that_could_be_read(
+    body: bytes, code: int, id: bytes | None
+) -> None:
+    assert refused(body) == (code, id)
+    assert refused(b"\r\n " + body.replace(b":", b" : ").replace(b",", b"\t,\n") + b" ") == (code, id)
+
+
+def test_sixty_four_levels_are_allowed() -> None:
+    assert isinstance(jsonrpc.decode(nested(64)), Request)
+    assert isinstance(jsonrpc.decode(nested(64).replace(b'"a":', b'"b":[[],[{}],"]"],"a":')), Request)
+
+
+@pytest.mark.parametrize("levels", [65, 66, 300])
+def test_deeper_nesting_is_refused_to_the_one_who_sent_it(levels: int) -> None:
+    assert refused(nested(levels)) == (jsonrpc.INVALID_REQUEST, b"7")
+
+
+@pytest.mark.parametrize("levels", [1_000, 100_000, 1_000_000])
+def test_nesting_that_overflows_a_parser_is_refused(levels: int) -> None:
+    code, _ = refused(nested(levels))
+    assert code == jsonrpc.INVALID_REQUEST
+
+
+def test_the_depth_can_be_set() -> None:
+    assert isinstance(jsonrpc.decode(CALL, max_depth=3), Request)
+    assert isinstance(jsonrpc.decode(CALL, max_depth=2), Malformed)
+    assert isinstance(jsonrpc.decode(CALL.replace(b'{"text":"hi"}', b'"[[]"'), max_depth=2), Request)
+
+
+def test_brackets_in_strings_are_not_depth() -> None:
+    text = b'["' + b"[{" * 100 + b'","\\"' + b"[" * 100 + b'\\\\","' + b"]" * 100 + b'"]'
+    assert isinstance(jsonrpc.decode(CALL.replace(b'"hi"', text)), Request)
+
+
+def test_a_million_keys_are_no_way_round_the_checks() -> None:
+    many = b",".join([b'"%d":0' % number for number in range(1_000_000)])
+    message = jsonrpc.decode(CALL.replace(b'"name"', many + b',"name"'))
+    assert isinstance(message, Request)
+    assert len(message.params) == 1_000_002
+    assert refused(CALL.replace(b'"name"', many + b',"0":0,"name"')) == (jsonrpc.INVALID_REQUEST, b"7")
+    assert isinstance(jsonrpc.decode(CALL.replace(b'"text"', many + b',"text"')), Request)
+
+
+@given(st.binary(max_size=64) | st.text(max_size=64).map(lambda text: text.encode(errors="replace")))
+def test_no_bytes_make_decode_raise(body: bytes) -> None:
+    jsonrpc.decode(body)
+
+
+@given(values)
+def test_depth_is_what_walking_the_value_finds(value: Json) -> None:
+    def walk(inner: Json) -> int:
+        match inner:
+            case dict():
+                return 1 + max(map(walk, inner.values()), default=0)
+            case list():
+                return 1 + max(map(walk, inner), default=0)
+            case _:
+                return 0
+
+    levels = 3 + walk(value)
+    body = b'{"jsonrpc":"2.0","id":7,"method":"m","params":{"a":[%b]}}' % json.dumps(value).encode()
+    assert isinstance(jsonrpc.decode(body, max_depth=levels), Request)
+    assert isinstance(jsonrpc.decode(body, max_depth=levels - 1), Malformed)
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> str:
+    """The text of an object, keys repeated and escaped at will."""
+    members = draw(st.lists(st.tuples(keys, values), max_size=4))
+    spaces = st.sampled_from(["", "", " ", "\r\n\t"])
+    return (
+        "{" + ",".join(draw(_member(key, value, draw(spaces))) for key, value in members) + draw(spaces) + "}"
+    )
+
+
+def _member(key: str, value: Json, space: str) -> st.SearchStrategy[str]:
+    escaped = "".join(f"\\u{ord(mark):04x}" if ord(mark) < 0x10000 else mark for mark in key)
+    spelt = st.sampled_from([json.dumps(key), json.dumps(key, ensure_ascii=False), f'"{escaped}"'])
+    text = json.dumps(value, ensure_ascii=False)
+    return spelt.map(lambda name: f"{space}{name}{space}:{space}{text}")
+
+
+def has_repeats(pairs: list[tuple[str, Json]]) -> bool:
+    return len({key for key, _ in pairs}) != len(pairs)
+
+
+@given(objects())
+@example('{"\\u0022\\u0022":1,"a":1,"a":2}')
+@example('{"a\\"b":1}')
+def test_members_are_those_that_another_parser_finds(text: str) -> None:
+    decoder = json.JSONDecoder(object_pairs_hook=lambda pairs: pairs)
+    pairs: list[tuple[str, Json]] = decoder.decode(text)
+    members = jsonrpc.object_members(text.encode())
+    if has_repeats(pairs):
+        assert members is None
+    elif members is None:
+        assert "\\u0022" in text
+    else:
+        assert plain_members(members) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"1", b'"{}"', b"{", b"", b'{"\xff":1}', b'{"a":' + b"[" * 5000])
+def test_what_is_no_object_has_no_members(text: bytes) -> None:
+    assert jsonrpc.object_members(Raw(text)) is None
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_what_is_accepted_is_what_another_parser_sees(data: st.DataObject) -> None:
+    parts = {
+        "jsonrpc": st.just('"2.0"'),
+        "method": st.just('"m"') | texts.map(json.dumps),
+        "params": objects(),
+    }
+    members = ["jsonrpc", "method", *data.draw(st.permutations(["id", "params"]))]
+    members += data.draw(st.lists(st.sampled_from(["id", "method", "params", "Method", "x"]), max_size=1))
+    number = (st.integers() | st.text(max_size=3)).map(json.dumps)
+    fields = [(name, data.draw(parts.get(name, number))) for name in members]
+    body = "{" + ",".join(f'"{name}": {text}' for name, text in fields) + "}"
+    message = jsonrpc.decode(body.encode())
+    if isinstance(message, Request):
+        seen = json.loads(body)
+        assert (plain(message.id), message.method) == (seen["id"], seen["method"])
+        assert plain_members(message.params) == seen["params"]
+        assert len({name.lower() for name in members}) == len(members)
+    else:
+        assert isinstance(message, Malformed)
+
+
+@given(st.integers(), texts, st.dictionaries(texts, values, max_size=4))
+def test_a_request_reads_back_as_it_was_rendered(id: int, method: str, params: dict[str, Json]) -> None:
+    rendered = jsonrpc.render({key: json.dumps(value).encode() for key, value in params.items()})
+    body = jsonrpc.request(id, method, rendered)
+    assert json.loads(body) == {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+
+
+def test_rendered_members_keep_their_order_and_text() -> None:
+    assert jsonrpc.render({}) == b"{}"
+    assert jsonrpc.render({"b": b"1.0", 'a"': Raw(b"[ ]")}) == b'{"b":1.0,"a\\"":[ ]}'
+
+
+def test_a_newline_in_params_stays_inside_one_http_body() -> None:
+    smuggled = b'{"text":1\n}\r\n\r\n{"jsonrpc":"2.0","id":8,"method":"rm"}'
+    assert refused(CALL.replace(b'{"text":"hi"}', smuggled)) == (jsonrpc.PARSE_ERROR, None)
+    message = jsonrpc.decode(CALL.replace(b'"hi"', b'\r\n"hi"\n'))
+    assert isinstance(message, Request)
+    body = jsonrpc.request(1, message.method, jsonrpc.render(message.params))
+    assert json.loads(body)["params"] == {"name": "echo", "arguments": {"text": "hi"}}
+
+
+def test_compacting_keeps_every_scalar_and_every_key() -> None:
+    text = b'{"a":1.0,\r\n"a": 1e5,"b":\n[12345678901234567890, -0.0,"\\u006e\\/ \xc3\xa9\\n"]\r}'
+    assert jsonrpc.compact(Raw(text)) == (
+        b'{"a":1.0,"a":1e5,"b":[12345678901234567890,-0.0,"\\u006e\\/ \xc3\xa9\\n"]}'
+    )
+
+
+def test_a_text_on_one_line_is_left_as_it_is() -> None:
+    assert jsonrpc.compact(b'{"a": 1 }') == b'{"a": 1 }'
+
+
+def test_what_is_not_json_is_never_put_on_one_line() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        jsonrpc.compact(b'{"a":"raw\nnewline"}')
