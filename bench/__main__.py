@@ -185,6 +185,10 @@ def main() -> int:
         return 2
     rows = summary(taken)
     print(table(rows))
+    if not {"hub", "relay"} <= taken.keys():
+        print(
+            "bench: the promise was not checked in full; that takes both `hub` and `relay`", file=sys.stderr
+        )
     if options.json:
         write_json(options.json, rows, taken)
     broken = broken_promises(rows)

@@ -160,7 +160,7 @@ async def serve_http(echo: Echo) -> None:
 
 
 async def serve_stdio(echo: Echo) -> None:
-    """Serve on stdin and stdout until stdin ends."""
+    """Serve on stdin and stdout until stdin ends; both must be pipes or sockets, not files."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     output, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(1, "wb", buffering=0))

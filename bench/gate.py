@@ -29,7 +29,7 @@ TOLERANCE = 1.15
 PROCESSES = 7
 """Samples whose median counts; one process alone is off by up to 7 % now and then."""
 
-ATTEMPTS = 3
+ATTEMPTS = 2
 """Measurements that must all be too high before the gate fails; a neighbour's burst seldom lasts."""
 
 SAMPLE_SECONDS = 60.0

@@ -1,1 +1,1 @@
-"""Ways to break what lies between the hub and a server, and the oracle that judges what the hub said about it."""
+"""Ways to break what lies between hub and server, and the oracle that judges what the hub then said."""

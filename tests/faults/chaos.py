@@ -1,7 +1,7 @@
 """A TCP proxy that breaks on demand, inside the test process and its event loop.
 
-It stands between the hub and a server over HTTP: `async with ChaosProxy(server_port) as proxy`. Bytes pass unchanged
-until a fault is armed. `up` is towards the server, `down` towards the caller.
+It stands between the hub and a server over HTTP: `async with ChaosProxy(server_port) as proxy`. Bytes pass
+unchanged until a fault is armed. `up` is towards the server, `down` towards the caller.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ class Link:
         self._reader = reader
         self._writer = writer
         self._server: asyncio.StreamWriter | None = None
-        self._task: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()
         self.passed: dict[Direction, int] = {"up": 0, "down": 0}
         """Bytes since a per-connection cut was armed, or since the beginning."""
 
     async def run(self) -> None:
         """Pump both ways until one side ends; then end the other in the same way."""
-        self._task = asyncio.current_task()
         try:
             await self._proxy.wait_until_open()
+            if self._writer.transport.is_closing():
+                return
             server_reader, self._server = await asyncio.open_connection("127.0.0.1", self._proxy.target_port)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(self._reader, self._server, "up"))
@@ -57,17 +58,13 @@ class Link:
             self.end("reset")  # whatever one side suffered, the other is to see as well
         finally:
             self.end("close")
+            self.ended.set()
 
     def end(self, ending: Ending) -> None:
         """End both sides; a link that has ended stays so."""
         for writer in (self._writer, self._server):
             if writer is not None and not writer.transport.is_closing():
                 _end(writer, ending)
-
-    def cancel(self) -> None:
-        """Stop pumping."""
-        if self._task is not None:
-            self._task.cancel()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Direction) -> None:
         while data := await reader.read(CHUNK_BYTES):
@@ -80,7 +77,7 @@ class Link:
             if ending is not None:
                 self.end(ending)
                 return
-        if writer.can_write_eof():
+        if not writer.transport.is_closing():
             writer.write_eof()
 
 
@@ -93,7 +90,7 @@ class ChaosProxy:
         self.connections = 0
         """How many were accepted so far."""
         self.passed: dict[Direction, int] = {"up": 0, "down": 0}
-        """Bytes that passed since the last fault was armed or cleared; a clean call tells how far to sweep."""
+        """Bytes since the last fault was armed or cleared; a clean call tells how far to sweep."""
         self.cuts = 0
         """How many connections `reset_after` and `close_after` have ended."""
         self._cut: Cut | None = None
@@ -103,23 +100,22 @@ class ChaosProxy:
         self._links: set[Link] = set()
         self._server: asyncio.Server | None = None
         self._held: socket.socket | None = None
-        """The port's socket while connections are refused: bound, so that nobody takes it, and not listening."""
+        """The port's socket while connections are refused: bound, so that nobody takes it, but deaf."""
 
     async def __aenter__(self) -> Self:
         await self._listen(_bound_socket(0))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop_listening()
+        self._cut, self._latency = None, 0.0
+        self._open.set()
+        self._stop_listening()
         if self._held is not None:
             self._held.close()
-        links = list(self._links)
-        for link in links:
-            link.cancel()
-            link.end("reset")
+        self.reset_all()
         async with asyncio.timeout(CLOSE_SECONDS):
-            while self._links:
-                await asyncio.sleep(0)
+            for link in list(self._links):
+                await link.ended.wait()
 
     @property
     def url(self) -> str:
@@ -145,10 +141,10 @@ class ChaosProxy:
         """Delay every piece of data by so much."""
         self._latency = seconds
 
-    async def refuse(self) -> None:
+    def refuse(self) -> None:
         """Reset all connections and have new ones refused by the kernel, until `clear`."""
         if self._held is None:
-            await self._stop_listening()
+            self._stop_listening()
             self._held = _bound_socket(self.port)
         self.reset_all()
 
@@ -199,11 +195,10 @@ class ChaosProxy:
         self._server = await asyncio.start_server(self._accept, sock=listener)
         self.port = listener.getsockname()[1]
 
-    async def _stop_listening(self) -> None:
+    def _stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
-        await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

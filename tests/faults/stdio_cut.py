@@ -2,10 +2,10 @@
 
 `python stdio_cut.py [--after N --direction up|down] [--how kill|close] [--arm FILE] -- COMMAND…`
 
-`kill` ends the server by SIGKILL, and itself with it; `close` closes the pipe of that direction and leaves the server
-running. With `--arm` the cut is not counted from the start: whenever FILE appears it is taken away and what it says
-(`{"after": N, "direction": …, "how": …}`, written by `arm`) holds from the next byte on, once. It passes everything
-else through unchanged, and needs nothing but the standard library.
+`kill` ends the server by SIGKILL, and itself with it; `close` closes the pipe of that direction and leaves
+the server running. With `--arm` nothing is counted from the start: whenever FILE appears it is taken away,
+and what it says (`{"after": N, "direction": …, "how": …}`, written by `arm`) holds from the next byte on,
+once. Everything else passes unchanged. It needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,67 +50,66 @@ def arm(path: Path, after: int, direction: Direction, how: How = "kill") -> None
 
 
 class Wrapper:
-    """Pumps bytes between this process's pipes and the server's until either side ends or is cut."""
+    """Pumps bytes between this process's pipes and the server's until the server has nothing more to say."""
 
     def __init__(self, server: list[str], cut: Cut | None, order: str | None) -> None:
         self._cut = cut
         self._order = order
+        self._lock = threading.Lock()
         # The same process group: whoever ends the wrapper by its group ends the server as well.
         self._server = subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._ways: dict[int, tuple[Direction, int]] = {
-            0: ("up", self._server.stdin.fileno()),
-            self._server.stdout.fileno(): ("down", 1),
-        }
 
     def run(self) -> int:
-        """Pump to the end; the server's exit status is ours."""
-        while self._ways:
-            ready, _, _ = select.select([*self._ways], [], [])
-            for source in ready:
-                self._pump(source)
-            if all(way == "up" for way, _ in self._ways.values()):
-                break  # the server will say nothing more
+        """Pump to the end; the server's exit status is ours.
+
+        A thread each way: with one, a server that writes before it has read everything would stand still.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        up = threading.Thread(target=self._pump, args=("up", 0, self._server.stdin.fileno()), daemon=True)
+        up.start()
+        self._pump("down", self._server.stdout.fileno(), 1)
         return self._server.wait()
 
-    def _pump(self, source: int) -> None:
-        data = os.read(source, CHUNK_BYTES)
-        way, target = self._ways[source]
-        self._take_order()
-        if not data:
-            self._close(source)
-            return
-        cut = self._cut
-        if cut is None or cut.direction != way:
-            _write(target, data)
-            return
-        _write(target, data[: cut.after])
-        cut.after -= len(data)
-        if cut.after <= 0:
+    def _pump(self, way: Direction, source: int, target: int) -> None:
+        while data := os.read(source, CHUNK_BYTES):
+            allowed, how = self._allow(way, len(data))
+            _write(target, data[:allowed])
+            if how == "kill":
+                self._kill()
+            elif how == "close":
+                # The rest goes nowhere; it must still be read, or its writer would stand still.
+                os.close(target)
+                target = os.open(os.devnull, os.O_WRONLY)
+        os.close(target)
+
+    def _allow(self, way: Direction, size: int) -> tuple[int, How | None]:
+        """How many of the next `size` bytes pass, and what happens after them, if anything does."""
+        with self._lock:
+            self._take_order()
+            cut = self._cut
+            if cut is None or cut.direction != way:
+                return size, None
+            allowed = min(size, cut.after)
+            cut.after -= allowed
+            if cut.after:
+                return allowed, None
             self._cut = None
-            self._make(cut, source)
+            return allowed, cut.how
 
     def _take_order(self) -> None:
         """Arm what the order file says; taking it away is what makes it hold once."""
         if self._order is not None:
             with suppress(FileNotFoundError):
-                mine = f"{self._order}.{os.getpid()}"
+                mine = Path(f"{self._order}.{os.getpid()}")
                 Path(self._order).rename(mine)
-                self._cut = Cut(**json.loads(Path(mine).read_text()))
-                Path(mine).unlink()
+                self._cut = Cut(**json.loads(mine.read_text()))
+                mine.unlink()
 
-    def _make(self, cut: Cut, source: int) -> None:
-        if cut.how == "close":
-            self._close(source)
-            return
+    def _kill(self) -> None:
         self._server.kill()
         self._server.wait()
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def _close(self, source: int) -> None:
-        _, target = self._ways.pop(source)
-        os.close(target)
 
 
 def _write(target: int, data: bytes) -> None:

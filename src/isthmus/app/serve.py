@@ -16,8 +16,8 @@ from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Gate, Headers, Identify
 from isthmus.faces.http.health import PATHS, Health
 from isthmus.faces.http.origin import OriginGuard
-from isthmus.faces.http.turn import Message, Receive, Send
-from isthmus.faces.mcp.http import McpHttp
+from isthmus.faces.http.turn import PEER, Message, Receive, Send, Turn
+from isthmus.faces.mcp.http import NOT_FOUND, McpHttp, say
 from isthmus.identity.keys import KeyRing, credential_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
@@ -30,31 +30,34 @@ class Routes:
     """Which path leads to which face. Decided on the path alone, exactly; nothing is normalised."""
 
     def __init__(self, running: RunningHub, mcp: McpHttp, health: Health) -> None:
-        self._running = running
+        self._everything = running.surface
         self._mcp = mcp
         self._health = health
 
+    def take(self, turn: Turn) -> bool:
+        """Let the face that the path leads to answer a whole request at once, if it can."""
+        surface = self._surface(turn.scope["path"])
+        return surface is not None and self._mcp.take(surface, turn)
+
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})  # no face speaks WebSocket yet
+            return
         path: str = scope["path"]
-        if path == "/mcp":
-            await self._mcp.serve(self._running.surface, scope, receive, send)
-        elif path.startswith("/mcp/") and self._is_server(path[5:]):
-            await self._mcp.serve(Surface("own", ServerName(path[5:])), scope, receive, send)
+        surface = self._surface(path)
+        if surface is not None:
+            await self._mcp.serve(surface, scope, receive, send)
         elif path in PATHS:
             await self._health.serve(scope, receive, send)
         else:
-            await _not_found(send)
+            say(scope["extensions"][PEER], 404, NOT_FOUND)
 
-    def _is_server(self, name: str) -> bool:
-        return name in self._running.hub.lanes
-
-
-async def _not_found(send: Send) -> None:
-    body = b'{"error":"Not found: MCP is at /mcp and /mcp/{server}"}'
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 404, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    def _surface(self, path: str) -> Surface | None:
+        if path == "/mcp":
+            return self._everything
+        # Whether there is such a server, and whether this caller may know, is for the face to say.
+        return Surface("own", ServerName(path[5:])) if path.startswith("/mcp/") else None
 
 
 def identify(configuration: Configuration) -> Identify:
@@ -98,6 +101,7 @@ async def serve(
         mcp = McpHttp(running.dialogue(), gate)
         routes = Routes(running, mcp, Health(lambda: not running.hub.is_draining))
         door = Door(routes, _door_settings(configuration))
+        door.offer(routes.take)
         door.on_drain(mcp.end_streams)
         port = await door.open()
         on_open(settings.host, port)

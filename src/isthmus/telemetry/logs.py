@@ -21,7 +21,10 @@ def configure(level: str = "info", format: Literal["auto", "json", "console"] = 
     number = getattr(logging, level.upper())
     is_console = format == "console" or (format == "auto" and sys.stderr.isatty())
     render: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,  # the pretty one shows locals, secrets among them
+        )
         if is_console
         else structlog.processors.JSONRenderer()
     )
@@ -30,7 +33,7 @@ def configure(level: str = "info", format: Literal["auto", "json", "console"] = 
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
-            *([] if is_console else [structlog.processors.format_exc_info]),
+            structlog.processors.format_exc_info,
             _bound_values,
             render,
         ],
@@ -45,13 +48,17 @@ def configure(level: str = "info", format: Literal["auto", "json", "console"] = 
 def _bound_values(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = _escaped(value) if key != "exception" else value[:LINE_LENGTH_MAX]
+            event[key] = _escaped(value[:VALUE_LENGTH_MAX]) if key != "exception" else _traceback(value)
     return event
 
 
 def _escaped(text: str) -> str:
     """The text without what could forge a line or drive a terminal."""
-    text = text[:VALUE_LENGTH_MAX]
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _traceback(text: str) -> str:
+    """A traceback keeps its lines; what is in them may be a peer's words."""
+    return "\n".join(_escaped(line) for line in text[:LINE_LENGTH_MAX].split("\n"))

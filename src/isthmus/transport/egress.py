@@ -238,7 +238,7 @@ class Egress:
         deadline = asyncio.get_running_loop().time() + within
         addresses = await self._resolve(origin, within)
         if not is_configured:
-            addresses = _permitted(origin, addresses)
+            addresses = permitted(origin, addresses)
         return await self._connect_any(origin, addresses, protocol_factory, deadline)
 
     async def _resolve(self, origin: Origin, within: float) -> Sequence[Address]:
@@ -295,12 +295,17 @@ class Egress:
         return context
 
 
-def _permitted(origin: Origin, addresses: Sequence[Address]) -> list[Address]:
+def permitted(origin: Origin, addresses: Sequence[Address]) -> list[Address]:
+    """Leave only the addresses of `origin` that may be dialled on a caller's behalf.
+
+    Raises:
+        EgressRefused: none is left.
+    """
     refusals = {address: refusal_of(str(address.sockaddr[0])) for address in addresses}
-    permitted = [address for address, refusal in refusals.items() if refusal is None]
-    if not permitted:
+    public = [address for address, refusal in refusals.items() if refusal is None]
+    if not public:
         raise EgressRefused(origin.host, next((r for r in refusals.values() if r), "it has no address"))
-    return permitted
+    return public
 
 
 def _in_words(error: OSError, address: Address) -> str:

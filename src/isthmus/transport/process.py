@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 STDERR_BYTES: Final = 64 * 1024
 """How much of the end of stderr is kept: a long traceback and what led to it."""
@@ -30,8 +32,6 @@ the other is not waited for: a grandchild outside the group holds the pipe, or t
 
 KILL_SECONDS: Final = 2.0
 """How long the kernel gets to end a killed process; only one stuck in a system call needs it."""
-
-KILL: Final = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
 
 INHERITED: Final = (
     "PATH",
@@ -86,21 +86,44 @@ def child_environment(declared: Mapping[str, str], parent: Mapping[str, str]) ->
     return {**inherited, **declared}
 
 
-class ProcessChannel(asyncio.SubprocessProtocol):
-    """A running child. `on_bytes` hears its output, then `on_lost` hears once, in words, why it ended."""
+class _Pipe(asyncio.Protocol):
+    """One of the child's three pipes, as the event loop sees it."""
+
+    def __init__(self, channel: ProcessChannel, fd: int) -> None:
+        self._channel = channel
+        self._fd = fd
+
+    def data_received(self, data: bytes) -> None:
+        self._channel.pipe_received(self._fd, data)
+
+    def resume_writing(self) -> None:
+        self._channel.drained()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._channel.pipe_closed(self._fd)
+
+
+class ProcessChannel:
+    """A running child. `on_bytes` hears its output, then `on_lost` hears once, in words, why it ended.
+
+    It is started by `subprocess` and not by the loop, because uvloop leaves copies of the pipes, and whatever
+    else is inheritable, open in the child: such a child could not even close its own output.
+    """
 
     def __init__(
         self,
+        child: subprocess.Popen[bytes],
         on_bytes: Callable[[bytes], None],
         on_lost: Callable[[str], None],
         on_drained: Callable[[], None],
     ) -> None:
         """For `spawn`."""
+        self._child = child
         self._on_bytes = on_bytes
         self._on_drained = on_drained
         self._on_lost: Callable[[str], None] | None = on_lost
-        self._transport: asyncio.SubprocessTransport
         self._stdin: asyncio.WriteTransport | None = None
+        self._outputs: list[asyncio.ReadTransport] = []
         self._written = 0
         self._accepted = 0
         self._stderr = bytearray()
@@ -131,34 +154,49 @@ class ProcessChannel(asyncio.SubprocessProtocol):
         Raises:
             SpawnFailed: there is no such command or directory, or it cannot be executed.
         """
-        _check_startable(command, env, cwd)
-        loop = asyncio.get_running_loop()
+        channel = cls(_start(command, env, cwd), on_bytes, on_lost, on_drained)
+        channel._watch_exit()
         try:
-            _, channel = await loop.subprocess_exec(
-                lambda: cls(on_bytes, on_lost, on_drained),
-                *command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(env),
-                cwd=cwd,
-                start_new_session=True,
-                close_fds=True,
-            )
-        except (OSError, ValueError) as error:
-            raise SpawnFailed(command[0], _in_words(error)) from error
-        loop.call_soon(channel._hand_over)
+            # Shielded: uvloop closes the descriptor of a half connected pipe, and its file closes it again.
+            await asyncio.shield(channel._connect_pipes())
+        except BaseException:
+            channel._abandon()
+            raise
+        channel._loop.call_soon(channel._hand_over)
         return channel
+
+    async def _connect_pipes(self) -> None:
+        child, loop = self._child, self._loop
+        self._stdin, _ = await loop.connect_write_pipe(lambda: _Pipe(self, 0), child.stdin)
+        for fd, pipe in ((1, child.stdout), (2, child.stderr)):
+            transport, _ = await loop.connect_read_pipe(functools.partial(_Pipe, self, fd), pipe)
+            self._outputs.append(transport)
+        if self._on_lost is None:
+            self._close_pipes()
+
+    def _abandon(self) -> None:
+        """End a child whose channel nobody will get; pipes that are being connected close after that."""
+        self._on_lost = None
+        self.kill()
+        self._close_pipes()
+
+    def _watch_exit(self) -> None:
+        if sys.platform == "linux":
+            with suppress(OSError):  # forbidden in some sandboxes
+                pidfd = os.pidfd_open(self._child.pid)
+                self._loop.add_reader(pidfd, self._pidfd_ready, pidfd)
+                return
+        threading.Thread(target=self._wait_in_thread, name=f"wait-{self._child.pid}", daemon=True).start()
 
     @property
     def pid(self) -> int:
         """The child's process id, which is also its group's."""
-        return self._transport.get_pid()
+        return self._child.pid
 
     @property
     def returncode(self) -> int | None:
         """None while it runs; minus the number of the signal that ended it, if one did."""
-        return self._transport.get_returncode()
+        return self._child.returncode if self._is_exited else None
 
     @property
     def stderr_tail(self) -> str:
@@ -187,7 +225,7 @@ class ProcessChannel(asyncio.SubprocessProtocol):
 
     def kill(self) -> None:
         """End the child and its group now; `on_lost` follows."""
-        self._signal_group(KILL)
+        self._signal_group(signal.SIGKILL)
 
     async def aclose(self, grace: float = 2.0) -> None:
         """Ask the child to leave by closing its stdin, then by SIGTERM, `grace` seconds each; then end it."""
@@ -213,19 +251,12 @@ class ProcessChannel(asyncio.SubprocessProtocol):
         if self._is_exited:
             return
         with suppress(ProcessLookupError, PermissionError):
-            if sys.platform == "win32":
-                self._transport.kill()
-            else:
-                os.killpg(self.pid, number)
+            os.killpg(self._child.pid, number)
 
-    # What the event loop tells it.
+    # What its pipes and the system tell it.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Casts, because uvloop's transports are not asyncio's by class.
-        self._transport = cast("asyncio.SubprocessTransport", transport)
-        self._stdin = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
+    def pipe_received(self, fd: int, data: bytes) -> None:
+        """Hear what the child wrote."""
         if fd == 2:
             self._keep_stderr(data)
         elif self._held is not None:
@@ -233,22 +264,38 @@ class ProcessChannel(asyncio.SubprocessProtocol):
         elif self._on_lost is not None:
             self._on_bytes(data)
 
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+    def drained(self) -> None:
+        """Hear that the child has caught up with what was written to it."""
+        if self._on_lost is not None:
+            self._on_drained()
+
+    def pipe_closed(self, fd: int) -> None:
+        """Hear that a pipe has ended, by whichever side."""
         self._closed_by_child.add(fd)
         if fd == 0:
             self._close_account()
         self._review()
 
-    def resume_writing(self) -> None:
-        if self._on_lost is not None:
-            self._on_drained()
+    def _pidfd_ready(self, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._exited()
 
-    def process_exited(self) -> None:
-        # Its number stays taken while its group has members, so this reaches them or nobody.
-        self._signal_group(KILL)
+    def _wait_in_thread(self) -> None:
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            self._child.wait()
+        with suppress(RuntimeError):  # the loop was closed first
+            self._loop.call_soon_threadsafe(self._exited)
+
+    def _exited(self) -> None:
+        # Before it is reaped, while its number, which is the group's, cannot be given to anybody else.
+        self.kill()
+        self._child.wait()
         self._is_exited = True
         if self._on_lost is None:
-            self._let_go()
+            self._end_wait()
         self._review()
 
     # What it makes of that.
@@ -289,14 +336,21 @@ class ProcessChannel(asyncio.SubprocessProtocol):
             self._timer.cancel()
         # First the end, then the account: nothing that is counted as still here can be fetched after that.
         self.kill()
-        self._close_account()
+        self._close_pipes()
         if self._is_exited:
-            self._let_go()
+            self._end_wait()
         on_lost(self._farewell())
 
-    def _let_go(self) -> None:
-        # Not before the exit, because asyncio's close() may then reap the child behind its watcher's back.
-        self._transport.close()
+    def _close_pipes(self) -> None:
+        # A grandchild that left the group may hold their other ends for ever.
+        stdin = self._stdin
+        self._close_account()
+        if stdin is not None:
+            stdin.abort()
+        for output in self._outputs:
+            output.close()
+
+    def _end_wait(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
 
@@ -307,17 +361,36 @@ class ProcessChannel(asyncio.SubprocessProtocol):
         return f"exited with code {code}" if code >= 0 else f"killed by signal {_signal_name(-code)}"
 
 
+def _start(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> subprocess.Popen[bytes]:
+    _check_startable(command, env, cwd)
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
+            command,
+            bufsize=0,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=env,
+            cwd=cwd,
+            close_fds=True,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise SpawnFailed(command[0], _in_words(error)) from error
+
+
 def _check_startable(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
-    # The loops report these failures differently, and neither names what is missing.
+    # What the system would answer to these is the same, and does not say which of them it was.
     if not command or not command[0]:
         raise SpawnFailed("", "the command is empty")
     name = command[0]
     if cwd is not None and not Path(cwd).is_dir():
         raise SpawnFailed(name, f"its working directory {cwd!r} does not exist")
-    is_path = Path(name).name != name
     path = env.get("PATH", os.defpath)
-    if not is_path and shutil.which(name, path=path) is None:
-        raise SpawnFailed(name, "there is no such command on PATH; install it or give its full path")
+    if Path(name).name == name and shutil.which(name, path=path) is None:
+        advice = f"install it or give its full path (PATH={path})"
+        raise SpawnFailed(name, f"there is no such command on PATH; {advice}")
 
 
 def _in_words(error: OSError | ValueError) -> str:

@@ -7,7 +7,16 @@ import ssl
 import pytest
 import trustme
 
-from isthmus.transport.egress import Address, DialFailed, Egress, EgressRefused, Origin, parse_url, refusal_of
+from isthmus.transport.egress import (
+    Address,
+    DialFailed,
+    Egress,
+    EgressRefused,
+    Origin,
+    parse_url,
+    permitted,
+    refusal_of,
+)
 from tests.unit.transport.doubles import Server
 
 
@@ -95,21 +104,24 @@ def test_the_host_header_leaves_out_the_schemes_own_port() -> None:
     assert str(Origin("http", "::1", 80)) == "http://[::1]"
 
 
-@pytest.mark.parametrize(
-    "address",
-    """0.0.0.0 0.1.2.3 10.1.2.3 100.64.0.1 100.127.255.255 127.0.0.1 127.9.9.9 168.63.129.16 169.254.169.254
+NOT_PUBLIC = """
+    0.0.0.0 0.1.2.3 10.1.2.3 100.64.0.1 100.127.255.255 127.0.0.1 127.9.9.9 168.63.129.16 169.254.169.254
     172.16.0.1 172.31.255.255 192.0.0.192 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1 198.19.255.255
     198.51.100.7 203.0.113.9 224.0.0.1 239.255.255.255 240.0.0.1 255.255.255.255
     :: ::1 ::169.254.169.254 ::ffff:127.0.0.1 ::ffff:7f00:1 ::ffff:10.0.0.1 ::ffff:0:a9fe:a9fe
-    64:ff9b::a9fe:a9fe 64:ff9b:1::1 100::1 2001::1 2001:0:1::1 2001:10::1 2001:db8::1 2002:a9fe:a9fe::1 3fff::1
-    4000::1 5f00::1 fc00::1 fd00:ec2::254 fe80::1 fe80::1%lo fec0::1 ff02::1""".split(),
-)
+    64:ff9b::a9fe:a9fe 64:ff9b:1::1 100::1 2001::1 2001:0:1::1 2001:10::1 2001:db8::1 2002:a9fe:a9fe::1
+    3fff::1 4000::1 5f00::1 fc00::1 fd00:ec2::254 fe80::1 fe80::1%lo fec0::1 ff02::1
+"""
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC.split())
 def test_addresses_that_are_not_public_are_denied(address: str) -> None:
     assert refusal_of(address) is not None
 
 
 @pytest.mark.parametrize(
-    "address", "1.1.1.1 8.8.8.8 172.32.0.1 100.128.0.1 192.0.1.1 ::ffff:8.8.8.8 2606:4700::1111 2a00::1".split()
+    "address",
+    ["1.1.1.1", "172.32.0.1", "100.128.0.1", "192.0.1.1", "::ffff:8.8.8.8", "2606:4700::1111", "2a00::1"],
 )
 def test_public_addresses_are_not_denied(address: str) -> None:
     assert refusal_of(address) is None
@@ -151,6 +163,20 @@ async def test_every_new_connection_is_checked_again() -> None:
 async def test_the_next_address_is_tried_when_one_fails(server: Server) -> None:
     origin = Origin("http", "two.example", server.origin.port)
     assert await dial(Egress(resolver=Names(["127.0.0.2", "127.0.0.1"])), origin) == "127.0.0.1"
+
+
+def test_of_mixed_addresses_only_the_public_ones_are_left() -> None:
+    origin = Origin("http", "mixed.example", 80)
+    private, public = (Address(socket.AF_INET, (address, 80)) for address in ("127.0.0.1", "8.8.8.8"))
+    assert permitted(origin, [private, public]) == [public]
+    with pytest.raises(EgressRefused, match=r"mixed\.example .* loopback"):
+        permitted(origin, [private])
+
+
+async def test_any_other_failure_is_told_in_the_systems_words() -> None:
+    egress = Egress(resolver=Names(["255.255.255.255"]))
+    with pytest.raises(DialFailed, match=r"[a-z ]+ at 255\.255\.255\.255:80$"):
+        await dial(egress, Origin("http", "broadcast.example", 80))
 
 
 async def test_a_refused_connection_is_told_with_its_address() -> None:

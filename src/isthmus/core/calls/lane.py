@@ -27,6 +27,7 @@ class Lane:
 
     __slots__ = (
         "_breaker",
+        "_is_sending",
         "_link",
         "_loop",
         "_queue",
@@ -57,6 +58,7 @@ class Lane:
         self.answered = 0
         """Calls that the present link has answered; the supervisor takes them for a sign of health."""
         self._queue: deque[InFlight] = deque()
+        self._is_sending = False
         self._breaker = Breaker(limits)
         self._link: Link | None = None
         self._why_not = "it has not been started"
@@ -118,8 +120,16 @@ class Lane:
             self._queue.remove(inflight)
 
     def _send_waiting(self) -> None:
-        while self._queue and self._link is not None and self.running < self.max_calls:
-            self._send(self._queue.popleft(), self._link)
+        # A link that has just broken ends each call within `send`, which leads back here: the loop that is
+        # already running goes on instead, or a full queue would be as deep a stack.
+        if self._is_sending:
+            return
+        self._is_sending = True
+        try:
+            while self._queue and self._link is not None and self.running < self.max_calls:
+                self._send(self._queue.popleft(), self._link)
+        finally:
+            self._is_sending = False
 
     def _send(self, inflight: InFlight, link: Link) -> None:
         inflight.link = link

@@ -62,13 +62,19 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class View:
-    """What one permission set sees on one surface. `memo` holds what faces rendered from it."""
+    """What one permission set sees on one surface. `memo` holds what faces rendered from it.
 
-    __slots__ = ("digest", "memo", "missing", "routes")
+    `servers` are those that the permissions reach at all, with tools or without.
+    """
 
-    def __init__(self, routes: dict[str, Route], missing: dict[ServerName, Missing]) -> None:
+    __slots__ = ("digest", "memo", "missing", "routes", "servers")
+
+    def __init__(
+        self, routes: dict[str, Route], missing: dict[ServerName, Missing], servers: frozenset[ServerName]
+    ) -> None:
         self.routes = routes
         self.missing = missing
+        self.servers = servers
         self.memo: dict[str, bytes] = {}
         self.digest = _digest(routes)
 
@@ -105,21 +111,23 @@ class Snapshot:
         names = self._names_of(surface)
         routes: dict[str, Route] = {}
         missing: dict[ServerName, Missing] = {}
-        for standing in self._shown(policy, surface):
+        shown = self._shown(policy, surface)
+        for standing in shown:
             for tool in standing.tools:
                 if policy.allows(tool.server, tool.name):
                     exposed = names[tool.server, tool.name] if names else str(tool.name)
                     routes[exposed] = Route(tool, exposed, self._checks.of(tool))
             if standing.state != "ready":
                 missing[standing.server] = Missing(standing.state, standing.reason, bool(standing.tools))
-        return View(routes, missing)
+        return View(routes, missing, frozenset(standing.server for standing in shown))
 
-    def _shown(self, policy: Policy, surface: Surface) -> Iterable[Standing]:
+    def _shown(self, policy: Policy, surface: Surface) -> list[Standing]:
         """The servers to look at, in the order of their names: listings are deterministic."""
-        for name in sorted(self.standings):
-            if surface.server in (None, name) and policy.may_see_server(name):
-                if self.standings[name].state != "disabled":
-                    yield self.standings[name]
+        return [
+            standing
+            for name, standing in sorted(self.standings.items())
+            if surface.server in (None, name) and policy.may_see_server(name) and standing.state != "disabled"
+        ]
 
     def _names_of(self, surface: Surface) -> dict[Pair, str]:
         if surface.style == "own":

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from isthmus.faces.http.turn import PEER, App, Message, Turn, render_error
+from isthmus.faces.http.turn import PEER, App, AtOnce, Message, Turn, render_error
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +34,10 @@ STALL_PROGRESS_BYTES = 64 * 1024
 
 JOINED_BYTES = 64 * 1024
 """Up to here an answer's pieces are joined for one write; beyond it copying costs more than writing twice."""
+
+AT_ONCE_BYTES = HIGH_WATER_LIMIT
+"""A body announced to be no longer than this is awaited before its turn begins: it fits what reading ahead may
+hold, and a turn that begins with its whole body may need no task."""
 
 MAX_WAITING = 8
 """Pipelined requests at which reading pauses."""
@@ -103,6 +107,8 @@ class DoorState(ServerState):
         self.settings = settings
         self.idle_until: float | None = None
         """Set when draining: the time from which idle connections are closed."""
+        self.at_once: AtOnce | None = None
+        """Offered every request that has arrived whole, before the application is."""
 
 
 class Connection(HttpToolsProtocol):
@@ -146,7 +152,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            refused = _refusal_for(error)
+            refused = refusal_for(error)
             self._refuse(refused.status, refused.sentence)
         else:
             self._check_unfinished()
@@ -187,7 +193,8 @@ class Connection(HttpToolsProtocol):
         Java's HTTP client asks for h2c with every first request. The parser then takes a body for the other
         protocol's bytes, so ignoring the wish means parsing the head once more, without it.
         """
-        lines = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
             if name != b"upgrade":
                 lines += [name, b": ", value, b"\r\n"]
@@ -224,8 +231,9 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         version = self.parser.get_http_version()
-        scope = self._make_scope(version)
-        self._check_head(version, scope["method"])
+        method = self.parser.get_method().decode("ascii")
+        self._check_head(version, method)
+        scope = self._make_scope(version, method)
         if self.parser.should_upgrade():
             self.scope = cast(Any, scope)  # For uvicorn's handshake, if it comes to that.
             return
@@ -234,14 +242,14 @@ class Connection(HttpToolsProtocol):
         self._received_bytes = self._window_bytes = self._body_bytes = 0
         self._admit(self._make_turn(scope))
 
-    def _make_scope(self, version: str) -> Message:
+    def _make_scope(self, version: str, method: str) -> Message:
         raw_path, query = _split_target(self.url)
         path = raw_path.decode("ascii")
         return {
             "type": "http",
             "asgi": _ASGI,
             "http_version": version,
-            "method": self.parser.get_method().decode("ascii"),
+            "method": method,
             "scheme": self.scheme or "http",
             "path": unquote(path) if "%" in path else path,
             "raw_path": raw_path,
@@ -253,12 +261,12 @@ class Connection(HttpToolsProtocol):
         }
 
     def _check_head(self, version: str, method: str) -> None:
-        if method == "CONNECT":
-            _refuse_now(400, "This is not a proxy.")
         if self._received_bytes > self._settings.max_head_bytes:
             head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if head_bytes > self._settings.max_head_bytes:
                 _refuse_now(431, "The request's head is too long.")
+        if method == "CONNECT":
+            _refuse_now(400, "This is not a proxy.")
         if version not in ("1.1", "1.0"):
             _refuse_now(505, f"HTTP {version} is not spoken here.")
         if self._watched:
@@ -285,9 +293,15 @@ class Connection(HttpToolsProtocol):
             scope,
             is_kept_alive=is_staying and scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
             owes_continue=self._watched.get(b"expect", b"").lower() == b"100-continue",
+            is_short=self.server_state.at_once is not None and self._is_body_short(),
         )
         scope["extensions"] = {PEER: turn}
         return turn
+
+    def _is_body_short(self) -> bool:
+        """Whether the body can be awaited without a reader: its client sends it unasked, and it fits."""
+        length = int(self._watched.get(b"content-length", b"0"))
+        return 0 < length <= AT_ONCE_BYTES and b"expect" not in self._watched
 
     def _admit(self, turn: Turn) -> None:
         if len(self._waiting) >= MAX_PIPELINED:
@@ -302,6 +316,14 @@ class Connection(HttpToolsProtocol):
 
     def _start(self, turn: Turn) -> None:
         self._running = turn
+        if turn.has_whole_body or not turn.is_short:
+            self._begin(turn)
+        # Else its body is on the way, and the end of it begins the turn.
+
+    def _begin(self, turn: Turn) -> None:
+        at_once = self.server_state.at_once
+        if at_once is not None and turn.has_whole_body and turn.is_taken(at_once):
+            return
         # An ASGI application is a coroutine, so each request is one task, as on every ASGI server. The door's
         # state owns it until it ends.
         task = self.loop.create_task(turn.run(cast(App, self.app)))
@@ -310,8 +332,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         turn = self._arriving
-        if turn is None:
-            return
+        assert turn is not None, "a body follows a head that was admitted"
         self._body_bytes += len(body)
         if self._body_bytes > self._settings.max_body_bytes:
             self._refuse_long_body()
@@ -330,6 +351,8 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
         self._received_bytes = 0
         turn.end_body()
+        if turn is self._running and turn.is_short:
+            self._begin(turn)
 
     def _check_unfinished(self) -> None:
         """Bound what a message may cost before its end: an endless head, trailer or chunk extension."""
@@ -349,6 +372,8 @@ class Connection(HttpToolsProtocol):
 
     def put(self, pieces: list[bytes]) -> None:
         """Write the pieces of an answer, in one write unless they are long, or cut a reader that lags."""
+        if self.transport.is_closing():
+            return
         if self.flow.write_paused and self.transport.get_write_buffer_size() > self._settings.stall_bytes:
             self._cut("it holds too much unsent output")
             return
@@ -450,7 +475,7 @@ class Connection(HttpToolsProtocol):
     def _inspect_reading(self, now: float, elapsed: float) -> None:
         match self._phase:
             case "leaving":
-                if elapsed > LINGER_SECONDS:
+                if elapsed > min(LINGER_SECONDS, self._settings.header_seconds):
                     self.transport.abort()
             case "between":
                 is_idle = self._running is None
@@ -501,7 +526,7 @@ def _refuse_now(status: int, sentence: str) -> NoReturn:
     raise Refused(status, sentence)
 
 
-def _refusal_for(error: httptools.HttpParserError) -> Refused:
+def refusal_for(error: httptools.HttpParserError) -> Refused:
     """What to answer when the parser stopped: what our callback said, or that this is not HTTP."""
     cause = error.__context__
     if isinstance(cause, Refused):
@@ -516,7 +541,4 @@ def _split_target(target: bytes) -> tuple[bytes, bytes]:
         url = httptools.parse_url(target)
     except httptools.HttpParserInvalidURLError:
         _refuse_now(400, "The request's target is not a path.")
-    path = url.path or b"/"
-    if not path.isascii():
-        _refuse_now(400, "The request's target is not ASCII.")
-    return path, url.query or b""
+    return url.path or b"/", url.query or b""

@@ -21,7 +21,7 @@ from uvicorn.config import Config
 
 from isthmus.faces.http.bind import BACKLOG, DoorError, bind_all
 from isthmus.faces.http.connection import Connection, DoorSettings, DoorState
-from isthmus.faces.http.turn import PEER, App, Peer, call_contained
+from isthmus.faces.http.turn import PEER, App, AtOnce, Peer, call_contained
 
 __all__ = ["PEER", "App", "Door", "DoorError", "DoorSettings", "Peer"]
 
@@ -55,6 +55,10 @@ class Door:
         """Whether the door has stopped accepting."""
         return self._state.idle_until is not None
 
+    def offer(self, at_once: AtOnce) -> None:
+        """Have every request that has arrived whole offered to `at_once` before the application sees it."""
+        self._state.at_once = at_once
+
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when draining begins, so that a face can end its idle streams."""
         self._on_drain.append(callback)
@@ -66,8 +70,6 @@ class Door:
             DoorError: the address is taken, not permitted or not ours.
         """
         loop = asyncio.get_running_loop()
-        if not self._config.loaded:
-            self._config.load()
         sockets = await bind_all(self._settings.host, self._settings.port)
         make = functools.partial(Connection, self._config, self._state)
         self._listeners = [await loop.create_server(make, sock=sock, backlog=BACKLOG) for sock in sockets]
@@ -79,6 +81,8 @@ class Door:
 
         Returns False if some still ran after `within` seconds (else the settings'), or `close` came first.
         """
+        if self._timer is None:
+            return True  # Not open, so there is nobody inside.
         loop = asyncio.get_running_loop()
         if not self.is_draining:
             self._state.idle_until = loop.time() + LAME_DUCK_SECONDS
@@ -120,8 +124,7 @@ class Door:
 
     def _patrol(self) -> None:
         """Inspect every connection, and come back."""
-        if self._timer is None:
-            return
+        assert self._timer is not None, "an open door has a patrol"
         self._timer.cancel()
         loop = asyncio.get_running_loop()
         seconds = DRAIN_PATROL_SECONDS if self.is_draining else self._settings.patrol_seconds
@@ -139,7 +142,7 @@ class Door:
 
 def _uvicorn_config(app: App) -> Config:
     has_websockets = importlib.util.find_spec("websockets") is not None
-    return Config(
+    config = Config(
         cast(ASGI3Application, app),
         interface="asgi3",
         http=Connection,
@@ -152,3 +155,5 @@ def _uvicorn_config(app: App) -> Config:
         server_header=False,
         date_header=False,
     )
+    config.load()
+    return config

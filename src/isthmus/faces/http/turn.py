@@ -24,6 +24,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 """An ASGI 3 application, with messages as its specification spells them."""
 
+NO_CONTENT = 204
+"""The status whose answer must not even name a length."""
+
 PEER = "isthmus"
 """Where a face finds its `Peer`: `scope["extensions"][PEER]`."""
 
@@ -43,17 +46,31 @@ class Peer(Protocol):
     def take_body(self) -> bytes | None:
         """The whole request body if all of it is here and none was received; None means: use `receive`."""
 
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """Answer whole and now; `lines` are `header_lines`, the length is added. Nothing once the client has gone."""
+
+    def begin(self, status: int, lines: bytes) -> None:
+        """Start an answer of unknown length, whose first piece should follow soon."""
+
     def push(self, chunk: bytes) -> None:
         """Write a piece of a started answer now, without waiting.
 
         Does nothing once the client has gone; one that holds more than `stall_bytes` unsent is cut instead.
         """
 
+    def end(self, chunk: bytes) -> None:
+        """Write the last piece of a started answer."""
+
     def buffered_bytes(self) -> int:
         """How much output the client has not taken yet."""
 
     def abort(self) -> None:
         """Cut the connection at once and drop its unsent output; does nothing after the answer's end."""
+
+
+AtOnce = Callable[["Turn"], bool]
+"""Answers a whole request without waiting, or sees to it that it will be answered; False leaves it to the
+application. It spares the common request a task."""
 
 
 class Carrier(Protocol):
@@ -89,14 +106,24 @@ class Turn:
         "is_complete",
         "is_gone",
         "is_kept_alive",
+        "is_short",
         "is_started",
         "owes_continue",
         "pending_bytes",
         "scope",
     )
 
-    def __init__(self, carrier: Carrier, scope: Message, *, is_kept_alive: bool, owes_continue: bool) -> None:
+    def __init__(
+        self,
+        carrier: Carrier,
+        scope: Message,
+        *,
+        is_kept_alive: bool,
+        owes_continue: bool,
+        is_short: bool = False,
+    ) -> None:
         self.scope = scope
+        self.is_short = is_short
         self.is_kept_alive = is_kept_alive
         self.owes_continue = owes_continue
         self.has_whole_body = False
@@ -137,6 +164,35 @@ class Turn:
         if not self.has_whole_body or not self._has_news or self.is_over:
             return None
         return self._taken()
+
+    @property
+    def body(self) -> bytes:
+        """What has come of the body and was not taken yet."""
+        if len(self._body) != 1:
+            self._body = [b"".join(self._body)]
+        return self._body[0]
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """See `Peer`."""
+        if self.is_over:
+            return
+        self.is_started = True
+        length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body)
+        self._carrier.put([STATUS_LINE[status], lines, length, *self._closing_lines(), body])
+        self._finish()
+
+    def begin(self, status: int, lines: bytes) -> None:
+        """See `Peer`."""
+        if self.is_over:
+            return
+        self.is_started = True
+        self._framing = self._framing_for(status, None)
+        self._held_head = b"".join([STATUS_LINE[status], lines, *self._closing_lines()])
+
+    def end(self, chunk: bytes) -> None:
+        """See `Peer`."""
+        if not self.is_over:
+            self._write(chunk, is_last=True)
 
     def push(self, chunk: bytes) -> None:
         """See `Peer`."""
@@ -179,6 +235,17 @@ class Turn:
         self._has_news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    # Without a task
+
+    def is_taken(self, at_once: AtOnce) -> bool:
+        """Offer the request to who may answer it at once; a defect there costs this request only."""
+        try:
+            return at_once(self)
+        except Exception:
+            log.exception("a request could not be taken at once", path=self.scope["path"])
+            self._fail()
+            return True
 
     # ASGI
 
@@ -322,6 +389,11 @@ def call_contained(callback: Callable[[], None]) -> None:
         callback()
     except Exception:  # Who is told first must not keep the next from being told
         log.exception("a callback of the door failed")
+
+
+def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Headers as lines, to be prepared once by a face that answers with the same ones again and again."""
+    return b"".join(render_header(name, value)[0] for name, value in headers)
 
 
 @functools.lru_cache(maxsize=1024)

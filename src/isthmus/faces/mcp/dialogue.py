@@ -25,6 +25,7 @@ from isthmus.wire.mcp.tools import (
     PROGRESS_TOKEN,
     CallRequest,
     Implementation,
+    Members,
     progress_params,
     read_call,
     tool_array,
@@ -64,12 +65,12 @@ class Dialogue:
         """The era that a request speaks."""
         return "modern" if modern.is_modern(request, version_header, legacy.VERSIONS) else "legacy"
 
-    def check(self, request: Request, headers: dict[str, str] | None) -> Answer | None:
-        """Check a modern request's envelope, and over HTTP its headers; None if all is well."""
-        rejection = modern.check(request, headers, VERSIONS)
-        if rejection is None:
-            return None
-        return refuse(request.id, rejection.code, rejection.message, rejection.data)
+    def check(self, request: Request, claims: modern.Claims | None) -> Members | Answer:
+        """Check a modern request's envelope, and over HTTP its headers; returns the members of its `_meta`."""
+        checked = modern.check(request, claims, VERSIONS)
+        if isinstance(checked, modern.Rejection):
+            return refuse(request.id, checked.code, checked.message, checked.data)
+        return checked
 
     async def answer(self, request: Request, caller: Caller, surface: Surface, era: Era) -> Answer:
         """Answer everything that is not a call and not a stream."""
@@ -105,9 +106,11 @@ class Dialogue:
 
     # -- calling ---------------------------------------------------------------------------------------------------
 
-    def read_call(self, request: Request, caller: Caller, surface: Surface) -> tuple[Call, msgspec.Raw | None] | Answer:
+    def read_call(
+        self, request: Request, caller: Caller, surface: Surface, meta: Members | None
+    ) -> tuple[Call, msgspec.Raw | None] | Answer:
         """Make a call of a `tools/call`, with the caller's own token for progress."""
-        asked = read_call(request.params)
+        asked = read_call(request.params, meta)
         if isinstance(asked, str):
             return refuse(request.id, jsonrpc.INVALID_PARAMS, asked)
         token = asked.meta.get(PROGRESS_TOKEN)
@@ -123,10 +126,15 @@ class Dialogue:
         return call, token
 
 
+_HOP_KEYS = frozenset(key.casefold() for key in (*modern.OWN_KEYS, PROGRESS_TOKEN))
+"""Members of `_meta` that are written anew towards the server. In no spelling may the caller's own stand beside
+them: to a server that ignores case, `ProgressToken` would name the progress of somebody else's call."""
+
+
 def _passed_on(asked: CallRequest) -> dict[str, msgspec.Raw]:
     if not asked.meta:
         return asked.meta
-    return {key: value for key, value in asked.meta.items() if key not in modern.OWN_KEYS and key != PROGRESS_TOKEN}
+    return {key: value for key, value in asked.meta.items() if key.casefold() not in _HOP_KEYS}
 
 
 def list_bytes(view: View, era: Era) -> bytes:

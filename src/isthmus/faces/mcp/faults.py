@@ -63,7 +63,8 @@ def data_of(fault: Fault) -> bytes:
 
 def _beside(own: msgspec.Raw, told: dict[str, object]) -> bytes:
     """A server's own data is kept; ours is added to it, or beside it where it is no object."""
-    members: dict[str, Payload] = dict(object_members(own) or {"data": own})
+    found = object_members(own)
+    members: dict[str, Payload] = {"data": own} if found is None else {**found}
     members.update((key, msgspec.json.encode(value)) for key, value in told.items() if key not in members)
     return render(members)
 

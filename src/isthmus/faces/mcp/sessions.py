@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.model.callers import Caller
@@ -19,6 +21,12 @@ SESSIONS_MAX = 10_000
 
 IDLE_SECONDS = 3600.0
 """A session unused for this long is forgotten; its caller initialises again."""
+
+
+class Ending(Protocol):
+    """Something that tells when it is over."""
+
+    on_end: Callable[[], None] | None
 
 
 @dataclass(slots=True)
@@ -33,6 +41,19 @@ class Session:
     """Calls in flight by the caller's own id for them, so that they can be cancelled by it."""
     seen: bytes | None = None
     """The digest of the list it was last given."""
+
+    def hold(self, id: bytes, inflight: InFlight, exchange: Ending) -> None:
+        """Keep a call so that the caller can cancel it by its own id, until it ends."""
+        self.calls[id] = inflight
+        then = exchange.on_end
+
+        def release() -> None:
+            if self.calls.get(id) is inflight:
+                del self.calls[id]
+            if then is not None:
+                then()
+
+        exchange.on_end = release
 
 
 class Sessions:

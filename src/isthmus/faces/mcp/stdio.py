@@ -22,7 +22,7 @@ from isthmus.model.outcomes import Outcome
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.tools import CANCELLED, TOOLS_CHANGED
+from isthmus.wire.mcp.tools import CANCELLED, TOOLS_CHANGED, Members
 from isthmus.wire.oversized import Oversized
 
 log = structlog.get_logger(__name__)
@@ -100,18 +100,18 @@ class McpStdio:
 
     async def _answer(self, request: Request) -> None:
         era = self._dialogue.era_of(request, None)
-        refusal = self._dialogue.check(request, None) if era == "modern" else None
-        if refusal is not None:
-            self._reply(refusal)
+        meta = self._dialogue.check(request, None) if era == "modern" else None
+        if isinstance(meta, Answer):
+            self._reply(meta)
         elif request.method == "tools/call":
-            await self._call(request, era)
+            await self._call(request, era, meta)
         elif request.method == modern.LISTEN and era == "modern":
             self._listen(request)
         else:
             self._reply(await self._dialogue.answer(request, self._caller, self._surface, era))
 
-    async def _call(self, request: Request, era: Era) -> None:
-        read = self._dialogue.read_call(request, self._caller, self._surface)
+    async def _call(self, request: Request, era: Era, meta: Members | None) -> None:
+        read = self._dialogue.read_call(request, self._caller, self._surface, meta)
         if isinstance(read, Answer):
             self._reply(read)
             return
@@ -138,8 +138,8 @@ class McpStdio:
         self._say(jsonrpc.notification(modern.ACKNOWLEDGED, params))
         self._done()  # it has no answer while the conversation lasts
         if wanted:
-            marked = b'{"_meta":' + modern.subscription_meta(request.id) + b"}"
-            self._subscribe(bytes(request.id), jsonrpc.notification(TOOLS_CHANGED, marked))
+            news = jsonrpc.notification(TOOLS_CHANGED, modern.marked_params(request.id))
+            self._subscribe(bytes(request.id), news)
 
     def _subscribe(self, id: bytes, news: bytes) -> None:
         if id not in self._feeds:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
-from isthmus.wire.mcp.tools import Capabilities, Implementation, read_string
+from isthmus.wire.mcp.tools import Capabilities, Implementation, Members, read_string
 
 VERSION = "2026-07-28"
 VERSIONS = (VERSION,)
@@ -63,8 +63,16 @@ def is_modern(request: Request, version_header: str | None, legacy: tuple[str, .
     return meta is not None and VERSION_KEY in (object_members(meta) or ())
 
 
-def check(request: Request, headers: Mapping[str, str] | None, supported: tuple[str, ...]) -> Rejection | None:
-    """Check a request's envelope and, over HTTP, that the headers agree with it; None if all is well.
+class Claims(msgspec.Struct, frozen=True):
+    """What a request's headers say that its body says."""
+
+    version: str | None
+    method: str | None
+    name: str | None
+
+
+def check(request: Request, claims: Claims | None, supported: tuple[str, ...]) -> Members | Rejection:
+    """Check a request's envelope and, over HTTP, that the headers agree with it; returns the members of `_meta`.
 
     The order matters to clients: one that contradicts itself is told so before it is told that its version is
     not spoken, because the latter makes it fall back to another era.
@@ -72,17 +80,15 @@ def check(request: Request, headers: Mapping[str, str] | None, supported: tuple[
     meta = object_members(request.params.get("_meta", b""))
     if meta is None:
         return Rejection(INVALID_PARAMS, f"params._meta must be an object with {VERSION_KEY} and {CAPABILITIES_KEY}")
-    absent = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
-    if absent:
+    if VERSION_KEY not in meta or CAPABILITIES_KEY not in meta:
+        absent = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
         return Rejection(INVALID_PARAMS, f"params._meta lacks {' and '.join(absent)}")
     version = read_string(meta[VERSION_KEY])
-    if headers is not None and (mismatch := _mismatch(request, version, headers)) is not None:
+    if claims is not None and (mismatch := _mismatch(request, version, claims)) is not None:
         return Rejection(HEADER_MISMATCH, mismatch)
     if version is None:
         return Rejection(INVALID_PARAMS, f"{VERSION_KEY} must be a string")
-    if version not in VERSIONS:
-        return unsupported(version, supported)
-    return None
+    return meta if version in VERSIONS else unsupported(version, supported)
 
 
 def unsupported(version: str, supported: tuple[str, ...]) -> Rejection:
@@ -91,15 +97,13 @@ def unsupported(version: str, supported: tuple[str, ...]) -> Rejection:
     return Rejection(UNSUPPORTED_VERSION, f"Unsupported protocol version: {version}", data)
 
 
-def _mismatch(request: Request, version: str | None, headers: Mapping[str, str]) -> str | None:
-    if headers.get(VERSION_HEADER) is None or headers[VERSION_HEADER] != version:
+def _mismatch(request: Request, version: str | None, claims: Claims) -> str | None:
+    if claims.version is None or claims.version != version:
         return "the MCP-Protocol-Version header and the body's protocol version differ"
-    if headers.get(METHOD_HEADER) != request.method:
+    if claims.method != request.method:
         return "the Mcp-Method header and the body's method differ"
     key = _NAMED.get(request.method)
-    if key is None or key not in request.params:
-        return None
-    if decode_header(headers.get(NAME_HEADER)) != read_string(request.params[key]):
+    if key is not None and key in request.params and decode_header(claims.name) != read_string(request.params[key]):
         return f"the Mcp-Name header and the body's {key} differ"
     return None
 
@@ -196,6 +200,11 @@ def acknowledged_params(subscription: Payload, *, tools: bool) -> bytes:
 def subscription_meta(subscription: Payload) -> bytes:
     """The mark that every message of a subscription's stream carries."""
     return render({SUBSCRIPTION_KEY: subscription})
+
+
+def marked_params(subscription: Payload) -> bytes:
+    """Parameters that hold only the mark."""
+    return b"".join((b'{"_meta":', subscription_meta(subscription), b"}"))
 
 
 def listen_result(subscription: Payload) -> bytes:

@@ -61,22 +61,23 @@ class CallRequest(msgspec.Struct, frozen=True):
     extra: Members
 
 
-def read_call(params: Members) -> CallRequest | str:
-    """Read `tools/call` parameters, or say what is wrong with them."""
+def read_call(params: Members, meta: Members | None = None) -> CallRequest | str:
+    """Read `tools/call` parameters, or say what is wrong with them; `meta` is given where it was read before."""
     name = read_string(params.get("name"))
     if name is None:
         return "tools/call needs a name, a string"
     arguments = params.get("arguments", EMPTY_OBJECT)
     if not _is_object(arguments):
         return "arguments must be an object"
-    meta = object_members(params["_meta"]) if "_meta" in params else {}
-    if meta is None:
+    if meta is None and (meta := object_members(params["_meta"]) if "_meta" in params else {}) is None:
         return "_meta must be an object without repeated members"
+    if params.keys() <= CALL_MEMBERS:
+        return CallRequest(name, arguments, meta, {})
     extra = {key: value for key, value in params.items() if key not in CALL_MEMBERS}
     for key in extra:
         # A server that ignores case would take `Name` for `name`, which is not what was authorised.
-        if key.lower() in CALL_MEMBERS:
-            return f"{key!r} is not a member of tools/call; did you mean {key.lower()!r}?"
+        if key.casefold() in CALL_MEMBERS:
+            return f"{key!r} is not a member of tools/call; did you mean {key.casefold()!r}?"
     return CallRequest(name, arguments, meta, extra)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
+import httptools
 import pytest
 
-from isthmus.faces.http.connection import MAX_PIPELINED
+from isthmus.faces.http.connection import MAX_PIPELINED, refusal_for
 from isthmus.faces.http.door import DoorSettings
 from isthmus.faces.http.turn import Message, Receive, Send
 from tests.unit.faces.http.visiting import (
@@ -17,8 +18,8 @@ from tests.unit.faces.http.visiting import (
     Held,
     opened,
     read_body,
+    reply,
     request,
-    until,
     visiting,
 )
 
@@ -75,8 +76,12 @@ async def test_reading_goes_on_when_the_pipeline_has_emptied() -> None:
 
 async def test_an_unknown_upgrade_is_ignored_and_the_next_request_is_read() -> None:
     async with opened(Echo()) as (_, port), visiting(port) as visitor:
-        upgrade = request("/1", b"body", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA")
-        visitor.say(upgrade + request("/2"))
+        upgrade = request(
+            "/1", b"body", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA"
+        )
+        visitor.say(upgrade[:-2])
+        await asyncio.sleep(0)
+        visitor.say(upgrade[-2:] + request("/2"))
         assert (await visitor.hear()).body == b"/1 body"
         assert (await visitor.hear()).body == b"/2 "
 
@@ -203,10 +208,13 @@ async def test_a_long_body_that_keeps_its_rate_is_taken() -> None:
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         while (await receive())["more_body"]:
             arrived.set()
-        await Echo()(scope, receive, send)
+        await reply(send, b"taken")
 
     loop = asyncio.get_running_loop()
-    async with opened(app, body_seconds=SOON, body_bytes_per_second=100) as (_, port), visiting(port) as visitor:
+    async with (
+        opened(app, body_seconds=SOON, body_bytes_per_second=100) as (_, port),
+        visiting(port) as visitor,
+    ):
         visitor.say(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         ends = loop.time() + 4 * SOON
         while loop.time() < ends:
@@ -215,7 +223,7 @@ async def test_a_long_body_that_keeps_its_rate_is_taken() -> None:
                 await arrived.wait()
             arrived.clear()
         visitor.say(b"0\r\n\r\n")
-        visitor.leave()
+        assert (await visitor.hear()).status == 200
 
 
 async def test_time_stands_still_while_the_application_does_not_read() -> None:
@@ -320,28 +328,29 @@ async def test_a_connection_too_many_is_told_so() -> None:
 
 BEHIND = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
+POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
+
 MALFORMED = {
-    "length and chunked": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunked and length": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 44\r\n\r\n",
-    "two equal lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 0\r\n\r\n",
-    "a list of lengths": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0, 44\r\n\r\n",
-    "negative length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
-    "signed length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\nx",
-    "hexadecimal length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0x10\r\n\r\n",
-    "empty length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: \r\n\r\n",
-    "overflowing length": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 18446744073709551616\r\n\r\n",
-    "space before colon": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
-    "chunked is not last": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "not chunked": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "twice chunked": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "length and chunked": POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked and length": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 0\r\nContent-Length: 44\r\n\r\n",
+    "two equal lengths": POST + b"Content-Length: 0\r\nContent-Length: 0\r\n\r\n",
+    "a list of lengths": POST + b"Content-Length: 0, 44\r\n\r\n",
+    "negative length": POST + b"Content-Length: -1\r\n\r\n",
+    "signed length": POST + b"Content-Length: +1\r\n\r\nx",
+    "hexadecimal length": POST + b"Content-Length: 0x10\r\n\r\n",
+    "empty length": POST + b"Content-Length: \r\n\r\n",
+    "overflowing length": POST + b"Content-Length: 18446744073709551616\r\n\r\n",
+    "space before colon": POST + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "chunked is not last": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "twice chunked": POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunked in 1.0": b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "bare LF": b"POST / HTTP/1.1\nHost: a\nContent-Length: 0\n\n",
     "bare LF in head": b"POST / HTTP/1.1\r\nHost: a\nContent-Length: 0\r\n\r\n",
     "bare CR in head": b"POST / HTTP/1.1\r\nHost: a\rContent-Length: 0\r\n\r\n",
-    "folded header": b"POST / HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\nContent-Length: 0\r\n\r\n",
-    "NUL in header": b"POST / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n",
-    "no colon": b"POST / HTTP/1.1\r\nHost: a\r\nnonsense\r\n\r\n",
+    "folded header": POST + b"X: a\r\n b\r\nContent-Length: 0\r\n\r\n",
+    "NUL in header": POST + b"X: a\x00b\r\n\r\n",
+    "no colon": POST + b"nonsense\r\n\r\n",
     "bad method": b"NONSENSE / HTTP/1.1\r\nHost: a\r\n\r\n",
     "bad version": b"GET / HTTP/9.9\r\nHost: a\r\n\r\n",
     "HTTP/0.9": b"GET /\r\n",
@@ -349,6 +358,7 @@ MALFORMED = {
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "CONNECT": b"CONNECT evil.test:443 HTTP/1.1\r\nHost: a\r\n\r\n",
     "target is not a path": b"GET evil HTTP/1.1\r\nHost: a\r\n\r\n",
+    "target has an impossible port": b"GET http://a:999999/ HTTP/1.1\r\nHost: a\r\n\r\n",
     "target is not ASCII": b"GET /\xc3\xa9 HTTP/1.1\r\nHost: a\r\n\r\n",
 }
 
@@ -403,10 +413,15 @@ async def test_a_compressed_body_is_refused(line: str, status: int) -> None:
         assert (await visitor.hear()).status == status
 
 
-async def test_a_coding_around_chunks_is_refused() -> None:
-    async with opened(Echo()) as (_, port), visiting(port) as visitor:
-        visitor.say(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"xchunked", b"identity"])
+async def test_a_transfer_coding_but_chunked_is_refused_and_nothing_behind_it_is_read(coding: bytes) -> None:
+    app = Echo()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: " + coding + b"\r\n\r\n"
+        visitor.say(head + b"0\r\n\r\n" + BEHIND)
         assert (await visitor.hear()).status == 501
+        assert await visitor.hear_rest() == b""
+        assert app.paths == []
 
 
 async def test_http_2_without_its_preface_is_refused() -> None:
@@ -442,6 +457,35 @@ async def test_what_follows_a_malformed_request_cannot_hold_the_connection() -> 
         assert (await visitor.hear()).body == b"one"
         assert await visitor.hear_rest() == b""
         assert await door.drain(within=PATIENCE_SECONDS)
+
+
+async def test_a_malformed_request_behind_a_running_one_is_refused_once_however_long_that_runs() -> None:
+    app = Held()
+    async with (
+        opened(app, header_seconds=SOON) as (_, port),
+        visiting(port) as visitor,
+        visiting(port) as witness,
+    ):
+        visitor.say(request("/1") + b"nonsense\r\n\r\n")
+        visit = await app.next_visit()
+        await witness.hear_rest()
+        await visit.answer(b"first")
+        assert [(await visitor.hear()).status for _ in range(2)] == [200, 400]
+        assert await visitor.hear_rest() == b""
+
+
+async def test_a_refused_client_that_stays_is_thrown_out() -> None:
+    async with opened(Echo(), header_seconds=SOON) as (door, port), visiting(port) as visitor:
+        visitor.say(b"nonsense\r\n\r\n")
+        assert (await visitor.hear()).status == 400
+        assert await door.drain(within=PATIENCE_SECONDS)
+
+
+def test_an_error_of_our_own_while_reading_is_no_secret_to_the_client_and_none_to_us() -> None:
+    error = httptools.HttpParserCallbackError()
+    error.__context__ = LookupError("our bug")
+    refused = refusal_for(error)
+    assert (refused.status, "our bug" in refused.sentence) == (400, False)
 
 
 # 100-continue
@@ -584,7 +628,10 @@ async def test_a_stalled_reader_of_a_stream_is_cut_and_others_are_not() -> None:
 
 async def test_a_reader_that_lets_pushed_events_pile_up_is_cut_at_once() -> None:
     app, bell = Held(), Bell()
-    async with opened(app, stall_bytes=256 * 1024) as (_, port), visiting(port, receive_bytes=4096) as stalled:
+    async with (
+        opened(app, stall_bytes=256 * 1024) as (_, port),
+        visiting(port, receive_bytes=4096) as stalled,
+    ):
         stalled.say(request())
         visit = await app.next_visit()
         visit.peer.on_disconnect(bell)
@@ -599,12 +646,20 @@ async def test_a_reader_that_lets_pushed_events_pile_up_is_cut_at_once() -> None
 
 
 async def test_a_stalled_reader_of_one_long_answer_is_cut() -> None:
-    app, bell = Held(), Bell()
+    app = Held()
     async with opened(app, stall_seconds=SOON) as (door, port), visiting(port, receive_bytes=4096) as stalled:
         stalled.say(request())
         await (await app.next_visit()).answer(b"x" * 8_000_000)
         assert await door.drain(within=PATIENCE_SECONDS)
-        assert bell.rings == 0
+
+
+async def test_a_malformed_request_of_a_client_that_does_not_read_is_its_end() -> None:
+    app = Held()
+    async with opened(app) as (door, port), visiting(port, receive_bytes=4096) as stalled:
+        stalled.say(request())
+        await (await app.next_visit()).answer(b"x" * 8_000_000)
+        stalled.say(b"nonsense\r\n\r\n")
+        assert await door.drain(within=PATIENCE_SECONDS)
 
 
 async def test_a_long_answer_reaches_whoever_reads_it() -> None:
@@ -613,6 +668,18 @@ async def test_a_long_answer_reaches_whoever_reads_it() -> None:
         visitor.say(request())
         await (await app.next_visit()).answer(b"x" * 8_000_000)
         assert len((await visitor.hear()).body) == 8_000_000
+
+
+async def test_an_answer_given_after_abort_is_dropped_and_rings_nobody() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(request())
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        visit.peer.abort()
+        await visit.answer(b"into the void")
+        assert await visitor.hear_rest() == b""
+        assert bell.rings == 0
 
 
 async def test_abort_cuts_the_client_it_belongs_to() -> None:
@@ -699,5 +766,5 @@ async def test_nobody_is_left_inside_when_everybody_has_gone() -> None:
                 visitor = await stack.enter_async_context(visiting(port))
                 visitor.say(request(f"/{number}"))
                 assert (await visitor.hear()).status == 200
-        await until(lambda: len(app.paths) == 20)
+        assert len(app.paths) == 20
         assert await door.drain(within=PATIENCE_SECONDS)

@@ -24,7 +24,16 @@ NARROW = OriginGuard(bind_host="10.1.2.3", allowed_hosts=["hub.example", "[2001:
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "localhost:8765", "LocalHost", "localhost.", "127.0.0.1:1", "[::1]", "[::1]:8765", "[0:0::1]"],
+    [
+        "localhost",
+        "localhost:8765",
+        "LocalHost",
+        "localhost.",
+        "127.0.0.1:1",
+        "[::1]",
+        "[::1]:8765",
+        "[0:0::1]",
+    ],
 )
 def test_a_loopback_hub_answers_to_every_name_of_this_machine(host: str) -> None:
     assert status(LOCAL, host) is None
@@ -32,7 +41,15 @@ def test_a_loopback_hub_answers_to_every_name_of_this_machine(host: str) -> None
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.test", "localhost.evil.test", "evil.test:8765", "127.0.0.1.evil.test", "127.0.0.2", "[::2]", "hub.example"],
+    [
+        "evil.test",
+        "localhost.evil.test",
+        "evil.test:8765",
+        "127.0.0.1.evil.test",
+        "127.0.0.2",
+        "[::2]",
+        "hub.example",
+    ],
 )
 def test_a_loopback_hub_does_not_answer_to_other_names(host: str) -> None:
     assert status(LOCAL, host) == 421
@@ -40,8 +57,27 @@ def test_a_loopback_hub_does_not_answer_to_other_names(host: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["a#", "x/admin?", "[", "[::1", "::1", "[evil]", "[::g]", "a b", "user@localhost", "localhost:", "", ".", "a:b"]
-    + ["localhost:99999", "localhost:-1", "localhost,evil.test", "localhost\t", "löcal"],
+    [
+        "a#",
+        "x/admin?",
+        "[",
+        "[::1",
+        "::1",
+        "[evil]",
+        "[::g]",
+        "[1:2]",
+        "a b",
+        "user@localhost",
+        "localhost:",
+        "",
+        ".",
+        "a:b",
+        "localhost:99999",
+        "localhost:-1",
+        "localhost,evil.test",
+        "localhost\t",
+        "löcal",
+    ],
 )
 @pytest.mark.parametrize("guard", [LOCAL, WIDE], ids=["local", "wide"])
 def test_a_malformed_host_is_refused_everywhere(guard: OriginGuard, host: str) -> None:
@@ -57,7 +93,13 @@ def test_no_host_and_two_hosts_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    ["http://localhost", "http://localhost:3000", "https://127.0.0.1:8765", "http://[::1]:8765", "HTTP://LOCALHOST"],
+    [
+        "http://localhost",
+        "http://localhost:3000",
+        "https://127.0.0.1:8765",
+        "http://[::1]:8765",
+        "HTTP://LOCALHOST",
+    ],
 )
 def test_a_loopback_hub_serves_pages_of_this_machine(origin: str) -> None:
     assert status(LOCAL, "127.0.0.1:8765", origin) is None
@@ -107,6 +149,12 @@ def test_the_public_url_adds_its_host_and_its_origin() -> None:
     assert status(PUBLISHED, "127.0.0.1:8765", "https://hub.example") is None
     assert status(PUBLISHED, "127.0.0.1:8765", "http://hub.example") == 403
     assert status(PUBLISHED, "evil.test") == 421
+
+
+def test_the_public_url_of_a_hub_on_the_network_adds_its_origin() -> None:
+    guard = OriginGuard(bind_host="0.0.0.0", public_url="https://hub.example")
+    assert status(guard, "10.0.0.1:8765", "https://hub.example") is None
+    assert status(guard, "10.0.0.1:8765", "https://other.example") == 403
 
 
 def test_a_hub_on_the_network_answers_to_any_host_but_only_to_its_own_and_listed_pages() -> None:
@@ -164,8 +212,18 @@ def test_a_refusal_shows_the_value_cut_and_without_control_characters() -> None:
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [("localhost", True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True)]
-    + [("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("hub.example", False), ("", False)],
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("hub.example", False),
+        ("", False),
+    ],
 )
 def test_what_is_loopback(host: str, expected: bool) -> None:  # noqa: FBT001 - a table's column
     assert is_loopback(host) is expected

@@ -1,10 +1,10 @@
-"""Both sides of a door for its tests: an open door, and a client that says exactly the bytes it is told to."""
+"""Both sides of a door for its tests: an open door, and a client that says exactly what it is told to."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +99,11 @@ async def visiting(port: int, *, receive_bytes: int | None = None) -> AsyncItera
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    except OSError:
+        sock.close()
+        raise
     reader, writer = await asyncio.open_connection(sock=sock, limit=4096 if receive_bytes else 2**16)
     try:
         yield Visitor(reader, writer)
@@ -200,10 +204,3 @@ async def reply(send: Send, body: bytes, status: int = 200) -> None:
     headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Let the loop turn until something holds that announces itself to nobody."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not is_so():
-            await asyncio.sleep(0)

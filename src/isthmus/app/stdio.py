@@ -1,0 +1,291 @@
+"""The hub on this process's own standard streams: one caller, whose leaving ends it.
+
+`faces.mcp.stdio` holds the conversation; here are the streams, the signals and the end. Standard input may be
+a pipe, a socket, a file or a terminal, so a thread reads it; the loop never waits for whoever reads standard
+output. Called by the command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.config.settings import Configuration
+from isthmus.core.settings import Limits
+from isthmus.faces.mcp.stdio import McpStdio
+from isthmus.model.calls import Surface
+
+log = structlog.get_logger(__name__)
+
+CHUNK_BYTES = 64 * 1024
+CHUNKS_AHEAD = 2
+"""Chunks that may be on their way from the reading thread to the loop: one is worked on, one is read."""
+
+CLOSE_SECONDS = 2.0
+"""How long the last answers may take to be written once everything else has ended."""
+
+
+async def run_stdio(
+    configuration: Configuration,
+    environment: Mapping[str, str],
+    *,
+    surface: Surface | None = None,
+    stdin: int = 0,
+    stdout: int = 1,
+) -> None:
+    """Serve until the caller closes `stdin` and has its answers, or a signal says to end.
+
+    Nothing but the protocol is written to `stdout`; both descriptors stay open.
+    """
+    running = RunningHub(configuration, environment)
+    try:
+        await _Conversation(running, surface or running.surface, stdin, stdout).run()
+    finally:
+        await running.aclose()
+
+
+class _Conversation:
+    """The one caller, from the first byte to the end."""
+
+    def __init__(self, running: RunningHub, surface: Surface, stdin: int, stdout: int) -> None:
+        self._running = running
+        self._limits = running.hub.limits
+        self._loop = asyncio.get_running_loop()
+        self._stopped: asyncio.Future[str] = self._loop.create_future()
+        self._outlet = Outlet(stdout, self._limits, self._stop)
+        self._face = McpStdio(running.dialogue(), LOCAL, surface, running.crew, self._outlet.write)
+        self._inlet = Inlet(stdin, self._face.feed, self._outlet)
+
+    async def run(self) -> None:
+        """Serve to the end."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+        try:
+            self._inlet.start()
+            served = self._running.crew.spawn("standard streams", self._serve())
+            await asyncio.wait({served, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await self._end()
+        finally:
+            self._outlet.close()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.remove_signal_handler(number)
+
+    def _stop(self, why: str) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(why)
+
+    async def _serve(self) -> None:
+        """Take requests until the caller closes its end, then let what runs be answered."""
+        await self._inlet.ended.wait()
+        try:
+            await asyncio.wait_for(self._face.finish(), self._limits.drain_seconds)
+        except TimeoutError:
+            log.warning("calls still run after the caller has left", seconds=self._limits.drain_seconds)
+
+    async def _end(self) -> None:
+        """Withdraw what still runs, so that it is answered too, and write the last answers."""
+        why = self._stopped.result() if self._stopped.done() else "the caller has left"
+        self._inlet.stop()
+        self._running.hub.refuse_new_calls()
+        self._face.cancel_all(why)
+        try:
+            await asyncio.wait_for(self._last_words(), CLOSE_SECONDS)
+        except TimeoutError:
+            log.warning("the caller did not take its last answers", unsent=self._outlet.unsent_bytes)
+
+    async def _last_words(self) -> None:
+        await self._face.finish()
+        await self._outlet.flushed()
+
+
+class Inlet:
+    """Bytes from a descriptor of any kind, read by a thread that waits while the caller takes no answers."""
+
+    def __init__(self, descriptor: int, feed: Callable[[bytes], None], outlet: Outlet) -> None:
+        self.ended = asyncio.Event()
+        self._descriptor = descriptor
+        self._feed = feed
+        self._outlet = outlet
+        self._loop = asyncio.get_running_loop()
+        self._permits = threading.Semaphore(CHUNKS_AHEAD)
+        self._withheld = 0
+        self._is_stopped = False
+        outlet.on_room = self._resume
+
+    def start(self) -> None:
+        """Begin to read. A thread that is stuck in a read does not keep the process from ending."""
+        threading.Thread(target=self._read, name="standard input", daemon=True).start()
+
+    def stop(self) -> None:
+        """Take nothing more."""
+        self._is_stopped = True
+
+    # In the thread.
+
+    def _read(self) -> None:
+        try:
+            while chunk := self._next():
+                self._loop.call_soon_threadsafe(self._take, chunk)
+            self._loop.call_soon_threadsafe(self.ended.set)
+        except RuntimeError:
+            return  # the loop has closed, and nobody listens any more
+
+    def _next(self) -> bytes:
+        self._permits.acquire()
+        while True:
+            try:
+                return os.read(self._descriptor, CHUNK_BYTES)
+            except BlockingIOError:
+                # Whoever started us made it so, or it is one socket with standard output.
+                select.select([self._descriptor], [], [])
+            except OSError:
+                return b""  # a terminal that hung up, or no standard input at all
+
+    # In the loop.
+
+    def _take(self, chunk: bytes) -> None:
+        if self._is_stopped:
+            return
+        self._feed(chunk)
+        if self._outlet.is_full:
+            self._withheld += 1
+        else:
+            self._permits.release()
+
+    def _resume(self) -> None:
+        for _ in range(self._withheld):
+            self._permits.release()
+        self._withheld = 0
+
+
+class Outlet:
+    """Bytes to a descriptor without the loop ever waiting for its reader.
+
+    Pipes and sockets are written as they take it. Files and terminals are written at once: the former never
+    wait, and a terminal's flags are shared with the shell, which must not find it changed. A reader that
+    leaves over `lag_bytes` unread for `lag_seconds`, or far more at all, is given up.
+
+    asyncio's own pipe transport is not used: on a socket that is standard input as well, it takes incoming
+    data for the end of the connection.
+    """
+
+    def __init__(self, descriptor: int, limits: Limits, on_lost: Callable[[str], None]) -> None:
+        self.unsent_bytes = 0
+        self.on_room: Callable[[], None] = lambda: None
+        self._descriptor = descriptor
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._unsent: deque[memoryview] = deque()
+        self._full_bytes = limits.lag_bytes
+        self._lag_seconds = limits.lag_seconds
+        self._most_bytes = limits.lag_bytes + 4 * limits.reply_bytes
+        self._sent_bytes = 0
+        self._is_waiting = False
+        self._is_lost = False
+        self._lag: asyncio.TimerHandle | None = None
+        self._empty: asyncio.Future[None] | None = None
+        self._can_wait = _is_pipe_or_socket(descriptor)
+        if self._can_wait:
+            os.set_blocking(descriptor, False)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader is so far behind that nothing more should be asked for."""
+        return self.unsent_bytes > self._full_bytes
+
+    def write(self, data: bytes) -> None:
+        """Send `data`, now or when the reader takes it."""
+        if self._is_lost:
+            return
+        self._unsent.append(memoryview(data))
+        self.unsent_bytes += len(data)
+        if not self._is_waiting:
+            self._send()
+        elif self.unsent_bytes > self._most_bytes:
+            self._give_up("the caller does not read its answers")
+
+    async def flushed(self) -> None:
+        """Return once everything has been taken, or never will be."""
+        if self._unsent:
+            self._empty = self._loop.create_future()
+            await self._empty
+
+    def close(self) -> None:
+        """Drop what was not taken and give the descriptor back as it was."""
+        self._forget()
+        if self._can_wait:
+            os.set_blocking(self._descriptor, True)
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                self._taken(os.write(self._descriptor, self._unsent[0]))
+        except BlockingIOError:
+            self._wait()
+        except OSError as error:
+            self._give_up(f"the caller cannot be written to ({error.strerror})")
+        else:
+            self._done()
+
+    def _taken(self, count: int) -> None:
+        self.unsent_bytes -= count
+        self._sent_bytes += count
+        rest = self._unsent[0][count:]
+        if rest:
+            self._unsent[0] = rest
+        else:
+            self._unsent.popleft()
+
+    def _wait(self) -> None:
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._loop.add_writer(self._descriptor, self._send)
+            self._watch()
+
+    def _watch(self) -> None:
+        self._lag = self._loop.call_later(self._lag_seconds, self._judge, self._sent_bytes)
+
+    def _judge(self, sent_bytes: int) -> None:
+        """Give a reader up that is far behind and has taken nothing since the last look."""
+        if self.is_full and self._sent_bytes == sent_bytes:
+            self._give_up("the caller does not read its answers")
+        else:
+            self._watch()
+
+    def _done(self) -> None:
+        """Everything was taken."""
+        if self._is_waiting:
+            self._stop_waiting()
+            self.on_room()
+        if self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
+
+    def _stop_waiting(self) -> None:
+        self._is_waiting = False
+        self._loop.remove_writer(self._descriptor)
+        if self._lag is not None:
+            self._lag.cancel()
+
+    def _give_up(self, why: str) -> None:
+        self._forget()
+        self._on_lost(why)
+
+    def _forget(self) -> None:
+        self._is_lost = True
+        self._unsent.clear()
+        self.unsent_bytes = 0
+        self._done()
+
+
+def _is_pipe_or_socket(descriptor: int) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -1,0 +1,215 @@
+"""The `isthmus` command: its words and options.
+
+Only click is loaded here. Each command loads what it needs when it runs, so that `--help` and a mistyped
+option answer at once. What commands do is in the module of the same name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from isthmus import __version__
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.output import say
+
+if TYPE_CHECKING:
+    from isthmus.cli.sources import Own, Running
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WAIT_SECONDS = 20.0
+"""How long a command waits for servers that are only starting; a package runner may have to fetch one."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; the only place that prints errors."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a terminal that lacks a letter is no reason to fail
+    try:
+        return int(cli.main(arguments, "isthmus", standalone_mode=False) or Exit.WELL)
+    except CommandFailed as failed:
+        say(f"isthmus: {failed.message}")
+        for line in failed.advice:
+            say(line)
+        return failed.exit
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        say("\ninterrupted")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.CALL_FAILED
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="isthmus %(version)s")
+def cli() -> None:
+    """One address for all your MCP servers.
+
+    `serve` runs the hub. The other commands work against a running hub (--hub or ISTHMUS_HUB, with the key in
+    ISTHMUS_KEY), or start one for themselves from a configuration: --config, ISTHMUS_CONFIG, ./isthmus.toml,
+    ./mcp.json, ~/.config/isthmus/isthmus.toml or ~/.isthmus/mcp.json.
+
+    Exit codes: 0 well, 1 the call failed, 2 usage, 3 configuration, 4 cannot reach the hub, 5 not allowed.
+    """
+
+
+def _with_config(command: F) -> F:
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The configuration: isthmus.toml or mcp.json.",
+    )(command)
+
+
+def _with_source(command: F) -> F:
+    hub = click.option("--hub", metavar="URL", help="A running hub, such as http://127.0.0.1:8765.")
+    return _with_config(hub(command))
+
+
+def _with_wait(command: F) -> F:
+    return click.option(
+        "--wait",
+        type=click.FloatRange(0.0, 600.0),
+        default=WAIT_SECONDS,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait for servers that are starting.",
+    )(command)
+
+
+def _with_json(command: F) -> F:
+    return click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")(command)
+
+
+def _source(hub: str | None, config: Path | None) -> Running | Own:
+    from isthmus.cli.sources import source_of
+
+    return source_of(hub, config)
+
+
+def _quietly() -> None:
+    """Keep what the hub logs out of a command's way: it tells the outcome itself."""
+    from isthmus.telemetry.logs import configure
+
+    configure("error", "auto")
+
+
+@cli.command()
+@_with_config
+@click.option("--host", metavar="H", help="The address to listen on.  [default: 127.0.0.1]")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    help="The port; 0 takes a free one.  [default: 8765]",
+)
+def serve(config: Path | None, host: str | None, port: int | None) -> int:
+    """Run the hub: MCP at /mcp (all servers) and /mcp/SERVER (one)."""
+    from isthmus.cli.serve import serve_hub
+
+    return serve_hub(config, host, port)
+
+
+@cli.command()
+@_with_source
+@_with_wait
+@_with_json
+def tools(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+    """List the tools, and the servers that are missing."""
+    from isthmus.cli.running import run_command
+    from isthmus.cli.tools import list_tools
+
+    _quietly()
+    return run_command(list_tools(_source(hub, config), wait=wait, is_json=is_json))
+
+
+@cli.command()
+@click.argument("name")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY:=JSON | KEY=@FILE]...")
+@click.option(
+    "--args", "whole", metavar="JSON", help="All arguments as one JSON object, or @FILE, or @- for stdin."
+)
+@_with_source
+@_with_wait
+@_with_json
+def call(
+    name: str,
+    arguments: tuple[str, ...],
+    whole: str | None,
+    hub: str | None,
+    config: Path | None,
+    wait: float,
+    *,
+    is_json: bool,
+) -> int:
+    """Call a tool by its full name (files.read), or a short one that is unique (read).
+
+    Values are text, or JSON where the tool's schema wants a number, a boolean, a list or an object.
+    """
+    from isthmus.cli.call import Wanted, call_tool
+    from isthmus.cli.running import run_command
+
+    _quietly()
+    return run_command(call_tool(_source(hub, config), Wanted(name, arguments, whole, is_json), wait=wait))
+
+
+@cli.command()
+@_with_source
+@_with_wait
+@_with_json
+def doctor(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+    """Say what is wrong with the configuration and with each server."""
+    from isthmus.cli.doctor import examine
+    from isthmus.cli.running import run_command
+
+    _quietly()
+    return run_command(examine(_source(hub, config), wait=wait, is_json=is_json))
+
+
+@cli.group()
+def config() -> None:
+    """Look at the configuration."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@_with_config
+@_with_json
+def check(file: Path | None, config: Path | None, *, is_json: bool) -> int:
+    """Check a configuration without starting anything."""
+    from isthmus.cli.check import check_configuration
+
+    if file is not None and config is not None:
+        raise click.UsageError("FILE and --config are the same thing: give one of them.")
+    return check_configuration(file or config, is_json=is_json)
+
+
+@cli.command()
+@_with_source
+def stdio(hub: str | None, config: Path | None) -> int:
+    """Serve MCP on standard input and output, for clients that start their servers."""
+    source = _source(hub, config)
+    from isthmus.cli.stdio import serve_stdio
+
+    return serve_stdio(source)
+
+
+@cli.command()
+def version() -> int:
+    """Print the version."""
+    click.echo(f"isthmus {__version__}")
+    return Exit.WELL

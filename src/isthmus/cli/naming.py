@@ -1,0 +1,90 @@
+"""Which tool a person means by a name: full, `mcp.tool`, or short; and what to suggest if it is none.
+
+The rules are the catalog's (`core.catalog.names`); here they are applied to what one hub offers, and failures
+become words. Called by `isthmus call`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Mapping, Sequence
+
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.reached import Absence, Offer
+from isthmus.config.settings import Configuration
+from isthmus.core.catalog.names import BUILTIN, Ambiguous, Pair, resolve
+from isthmus.model.names import ServerName, ToolName
+from isthmus.storage.memory import MemoryJournal
+from isthmus.upstream.local import builtin_tools
+
+SUGGESTIONS_MAX = 3
+
+
+def servers_for(name: str, configuration: Configuration) -> set[ServerName] | None:
+    """Return which servers have to be started to call `name`; None if any could have it.
+
+    A full name needs its own server only, and a built-in tool none: nobody waits for the others.
+    """
+    server = ServerName(name.partition(".")[0])
+    if server == BUILTIN or name in {tool.name for tool in builtin_tools(MemoryJournal(), time.time)}:
+        return set()
+    if "." in name and any(server == configured.name for configured in configuration.servers):
+        return {server}
+    return None
+
+
+def choose(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]) -> Offer:
+    """Return the tool that is meant.
+
+    Raises:
+        CommandFailed: several could be meant, or none.
+    """
+    exact = {offer.name: offer for offer in offers}
+    if name in exact:
+        return exact[name]
+    pairs = {pair: offer for offer in offers if (pair := _pair(offer)) is not None}
+    try:
+        found = resolve(name, pairs)
+    except Ambiguous as several:
+        listed = "\n  ".join(several.candidates)
+        text = f"{name!r} could be any of these:\n  {listed}"
+        raise CommandFailed(Exit.USAGE, text, "Call it by its full name.") from None
+    if found is None:
+        raise _unknown(name, offers, absences)
+    return pairs[found]
+
+
+def _pair(offer: Offer) -> Pair | None:
+    """Take a full name apart; names of another style have no parts, and only the whole of them counts."""
+    server, dot, tool = offer.name.partition(".")
+    return (ServerName(server), ToolName(tool)) if dot else None
+
+
+def _unknown(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]) -> CommandFailed:
+    server = name.partition(".")[0]
+    if server in absences:
+        gone = absences[server]
+        why = gone.reason or f"it is {gone.state}"
+        return CommandFailed(
+            Exit.CALL_FAILED,
+            f"cannot call {name}: server {server} is not connected: {why}",
+            "executed: no. `isthmus doctor` says how each server stands.",
+        )
+    advice = "`isthmus tools` lists what there is."
+    if near := _near(name, offers):
+        advice = f"Did you mean {' or '.join(near)}? {advice}"
+    if absences:
+        advice += f" Not connected, so not listed: {', '.join(sorted(absences))}."
+    return CommandFailed(Exit.CALL_FAILED, f"there is no tool {name!r}", advice)
+
+
+def _near(name: str, offers: Sequence[Offer]) -> list[str]:
+    """Return full names that look like `name`, whichever part of them does."""
+    known: dict[str, list[str]] = {}
+    for offer in offers:
+        for part in {offer.name, offer.name.partition(".")[2]}:
+            known.setdefault(part, []).append(offer.name)
+    matches = difflib.get_close_matches(name, known, n=SUGGESTIONS_MAX, cutoff=0.6)
+    near = dict.fromkeys(full for match in matches for full in known[match])
+    return list(near)[:SUGGESTIONS_MAX]

@@ -1,0 +1,51 @@
+"""Running a command's coroutine: which loop it gets and what the signals mean meanwhile.
+
+A service (`serve`, `stdio`) handles its own signals and gets the faster loop. For the other commands Ctrl-C
+and SIGTERM cancel the work, which withdraws its call at the server before the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from isthmus.cli.exits import CommandFailed, Exit
+
+T = TypeVar("T")
+
+
+def run_command(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, or until a signal.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted, and has cleaned up.
+        CommandFailed: it was told to end by SIGTERM, and has cleaned up.
+    """
+    with asyncio.Runner() as runner:
+        try:
+            return runner.run(_until_terminated(work))
+        except asyncio.CancelledError:
+            raise CommandFailed(Exit.TERMINATED, "ended by SIGTERM") from None
+
+
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work
+
+
+def run_service(work: Coroutine[Any, Any, T]) -> T:
+    """Run what ends by itself when it is told to."""
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        return runner.run(work)
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows; asyncio's own serves as well, only slower
+        return None
+    return uvloop.new_event_loop

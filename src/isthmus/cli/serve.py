@@ -1,0 +1,67 @@
+"""`isthmus serve`: the hub behind its HTTP door, until it is told to end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import structlog
+
+from isthmus.app.serve import serve
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.running import run_service
+from isthmus.cli.sources import configuration_of, refused
+from isthmus.config.findings import ConfigError
+from isthmus.config.settings import Configuration
+from isthmus.faces.http.door import DoorError
+from isthmus.telemetry.logs import configure
+
+log = structlog.get_logger(__name__)
+
+EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - only recognised, never chosen
+
+
+def serve_hub(file: Path | None, host: str | None, port: int | None) -> Exit:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        CommandFailed: the configuration cannot be used, or its address cannot be listened on.
+    """
+    configuration = configuration_of(file, host=host, port=port)
+    configure(configuration.hub.log_level, configuration.hub.log_format)
+    warn(configuration)
+    try:
+        run_service(
+            serve(configuration, os.environ, on_open=lambda host, port: _opened(configuration, host, port))
+        )
+    except ConfigError as error:
+        raise refused(error) from error
+    except DoorError as error:
+        advice = "Choose another address with --host and --port, or in [hub] of the configuration."
+        raise CommandFailed(Exit.CONFIGURATION, str(error), advice) from error
+    return Exit.WELL
+
+
+def warn(configuration: Configuration) -> None:
+    """Log what is wrong with a configuration that can still be used."""
+    for finding in configuration.warnings:
+        log.warning("configuration", finding=str(finding))
+    if configuration.file is None:
+        log.info("no configuration file found: only the built-in tools are served")
+
+
+def _opened(configuration: Configuration, host: str, port: int) -> None:
+    log.info(
+        "listening",
+        url=address(host, port),
+        servers=len(configuration.servers),
+        callers=len(configuration.callers) or "everybody on this machine",
+    )
+
+
+def address(host: str, port: int) -> str:
+    """Return the address to give to a client on this machine."""
+    if host in EVERY_ADDRESS:
+        host = "127.0.0.1"
+    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"http://{shown}:{port}/mcp"

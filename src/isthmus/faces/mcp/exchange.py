@@ -1,0 +1,109 @@
+"""The caller's side of a call over HTTP: answers as soon as the call ends, without a task waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from isthmus.faces.http.turn import Peer, header_lines
+from isthmus.faces.mcp.dialogue import Answer, Era, answer_call, event_notification
+from isthmus.model.events import Event
+from isthmus.model.outcomes import Outcome
+from isthmus.wire import jsonrpc, sse
+from isthmus.wire.mcp import modern
+
+KEEP_ALIVE_SECONDS = 15.0
+"""An open stream says something at least this often, or a proxy in between may close it."""
+
+CROWDED_BYTES = 64 * 1024
+"""With this much unsent, progress is skipped: a later report replaces it anyway."""
+
+JSON = header_lines([(b"content-type", b"application/json")])
+STREAM = header_lines(
+    [
+        (b"content-type", b"text/event-stream"),
+        (b"cache-control", b"no-cache, no-transform"),
+        (b"x-accel-buffering", b"no"),
+    ]
+)
+
+STATUS = {
+    jsonrpc.PARSE_ERROR: 400,
+    jsonrpc.INVALID_REQUEST: 400,
+    jsonrpc.INVALID_PARAMS: 400,
+    jsonrpc.METHOD_NOT_FOUND: 404,
+    modern.HEADER_MISMATCH: 400,
+    modern.UNSUPPORTED_VERSION: 400,
+}
+"""HTTP statuses of errors in the modern era; the earlier one answers 200 to what it could read."""
+
+
+def status_of(answer: Answer, era: Era) -> int:
+    """The HTTP status that goes with an answer."""
+    return STATUS.get(answer.code, 200) if era == "modern" and answer.code is not None else 200
+
+
+class HttpExchange:
+    """One call's caller. The answer is plain JSON unless an event precedes it; then it is a stream of events."""
+
+    __slots__ = ("_alive", "_era", "_id", "_loop", "_peer", "_token", "on_end")
+
+    def __init__(
+        self,
+        peer: Peer,
+        id: msgspec.Raw,
+        era: Era,
+        token: msgspec.Raw | None,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`token` is the caller's own for progress, if it asked for it and can take a stream."""
+        self._peer = peer
+        self._id = id
+        self._era = era
+        self._token = token
+        self._loop = loop
+        self._alive: KeepAlive | None = None
+        self.on_end: Callable[[], None] | None = None
+
+    def emit(self, event: Event) -> None:
+        """Pass progress on, if the caller asked for it; the first report makes the answer a stream."""
+        if self._token is None:
+            return
+        if self._alive is None:
+            self._peer.begin(200, STREAM)
+            self._alive = KeepAlive(self._peer, self._loop)
+        elif self._peer.buffered_bytes() > CROWDED_BYTES:
+            return
+        self._peer.push(sse.frame(event_notification(event, self._token)))
+
+    def end(self, outcome: Outcome) -> None:
+        """Answer."""
+        answer = answer_call(self._id, outcome, self._era)
+        if self._alive is None:
+            self._peer.answer(status_of(answer, self._era), JSON, answer.body)
+        else:
+            self._alive.stop()
+            self._peer.end(sse.frame(answer.body))
+        if self.on_end is not None:
+            self.on_end()
+
+
+class KeepAlive:
+    """Says nothing, audibly and regularly, on an open stream."""
+
+    __slots__ = ("_loop", "_peer", "_timer")
+
+    def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
+        self._peer = peer
+        self._loop = loop
+        self._timer = loop.call_later(KEEP_ALIVE_SECONDS, self._beat)
+
+    def _beat(self) -> None:
+        self._peer.push(sse.comment())
+        self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS, self._beat)
+
+    def stop(self) -> None:
+        """The stream says something else, or has ended."""
+        self._timer.cancel()

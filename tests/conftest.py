@@ -1,0 +1,132 @@
+"""Fixtures for tests over real processes and sockets: ledgers, peers, and that nothing is left behind.
+
+Unit tests need none of them. Peers are killed by their pid (or the group they lead), never by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.faults.oracle import read_ledger
+from tests.peers.launch import HttpPeer, http_peer
+
+POLL_SECONDS = 0.01
+"""How often a file or process that cannot notify us is looked at."""
+LEFTOVER_SECONDS = 5.0
+"""How long processes and descriptors of a finished test may take to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A file that servers write to, unique to one test. Give its path by `--ledger` or as LEDGER in `env`."""
+
+    path: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment that names it to the official servers."""
+        return {"LEDGER": str(self.path)}
+
+    def lines(self) -> list[str]:
+        """Everything noted so far."""
+        return self.path.read_text().splitlines() if self.path.exists() else []
+
+    def ran(self) -> dict[str, int]:
+        """How often each nonce ran, by a raw server's ledger."""
+        return dict(read_ledger(self.path))
+
+    async def wait_for(self, line: str, within: float = 5.0) -> None:
+        """Wait until a line is there; servers of other processes have no other way to tell.
+
+        Raises:
+            TimeoutError: It did not come in time.
+        """
+        async with asyncio.timeout(within):
+            while line not in self.lines():  # noqa: ASYNC110 (another process writes it, and cannot wake us)
+                await asyncio.sleep(POLL_SECONDS)
+
+
+class Spawn(Protocol):
+    """Starts a peer over HTTP that lives until the end of the test."""
+
+    async def __call__(self, peer: str, *options: str, env: dict[str, str] | None = None) -> HttpPeer: ...
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.jsonl")
+
+
+@pytest.fixture
+async def spawn() -> AsyncIterator[Spawn]:
+    async with AsyncExitStack() as stack:
+
+        async def start(peer: str, *options: str, env: dict[str, str] | None = None) -> HttpPeer:
+            return await stack.enter_async_context(http_peer(peer, *options, env=env))
+
+        yield start
+
+
+@pytest.fixture
+def no_leftovers() -> Iterator[None]:
+    """Fail a test that leaves processes, zombies too, or descriptors; ask for it before other fixtures."""
+    before = descriptors()
+    known = children()
+    yield
+    left = _settle(known)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes were left behind: {left}"
+    extra = descriptors() - before
+    assert not extra, f"descriptors were left open: {sorted(extra)}"
+
+
+def _settle(known: set[int]) -> dict[int, str]:
+    deadline = time.monotonic() + LEFTOVER_SECONDS
+    while (left := {pid: state(pid) for pid in children() - known}) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return left
+
+
+def children(of: int | None = None) -> set[int]:
+    """The pids of a process's children, dead ones that nobody has waited for included."""
+    found: set[int] = set()
+    for tasks in Path(f"/proc/{of or os.getpid()}/task").glob("*/children"):
+        with suppress(OSError):
+            found |= {int(pid) for pid in tasks.read_text().split()}
+    return found
+
+
+def state(pid: int) -> str:
+    """A process's state letter and name, such as `Z (python)`; `gone` if there is none."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+    except OSError:
+        return "gone"
+    return f"{rest.split()[0]} ({name})"
+
+
+def zombies(of: int) -> set[int]:
+    """Those children of a process that are dead and not waited for."""
+    return {pid for pid in children(of) if state(pid).startswith("Z")}
+
+
+def descriptors() -> set[int]:
+    """The descriptors that this process has open."""
+    listed = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            entry.readlink()
+            listed.add(int(entry.name))
+    return listed

@@ -1,0 +1,286 @@
+"""The wire is cut at every 16th byte, and nothing is lost, doubled or invented (R17).
+
+Between hub and server over HTTP and stdio, and between caller and hub. The server's ledger knows what ran; the oracle
+compares it with what each caller was told. `ISTHMUS_CUT_STEP=1` cuts at every byte, in every way and for as long as
+it takes:
+
+    ISTHMUS_CUT_STEP=1 .venv/bin/python -m pytest tests/faults/test_cut.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.conftest import Ledger, Spawn
+from tests.faults import quick_server, stdio_cut
+from tests.faults.caller import Caller, Era, pay
+from tests.faults.chaos import ChaosProxy, Direction, Ending
+from tests.faults.oracle import Record, judge
+from tests.faults.watching import eventually, open_descriptors
+from tests.hubs import HubProcess, serving, stdio
+from tests.peers.launch import command
+
+STEP = int(os.environ.get("ISTHMUS_CUT_STEP", "16"))
+WAYS: tuple[Direction, ...] = ("up", "down")
+ENDINGS: tuple[Ending, ...] = ("reset", "close")
+DEADLINE = 5.0
+PROMPT_SECONDS = 3.0
+"""A cut is seen when it happens; who is told of it only about the deadline's time was not told of it at all."""
+ABREAST = 2
+"""Calls that are under way when a wire is cut; on a pipe one may be whole while the other is not."""
+NEVER = 1_000_000
+BREAKER_OFF = {"breaker_failures": NEVER, "breaker_calls": NEVER}
+"""Here every call fails, and each is to reach the server all the same."""
+
+pytestmark = pytest.mark.timeout(120 if STEP >= 16 else 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way of speaking Streamable HTTP."""
+
+    era: Era
+    is_stateless: bool
+    mode: Literal["echo", "sse"]
+
+    def __str__(self) -> str:
+        return f"{self.era}-{'stateless' if self.is_stateless else 'stateful'}-{self.mode}"
+
+
+KINDS = [
+    Kind("modern", is_stateless=True, mode="echo"),
+    Kind("modern", is_stateless=True, mode="sse"),
+    Kind("legacy", is_stateless=True, mode="echo"),
+    Kind("legacy", is_stateless=True, mode="sse"),
+    Kind("legacy", is_stateless=False, mode="echo"),
+    Kind("legacy", is_stateless=False, mode="sse"),
+]
+
+
+class Lane:
+    """One server entry of the hub with a wire of its own; lanes are swept side by side, each in order."""
+
+    def __init__(self, caller: Caller, name: str, mode: str) -> None:
+        self.caller = caller
+        self.name = name
+        self.mode = mode
+        self.history: list[Record] = []
+        self._numbers = itertools.count()
+
+    async def pay(self) -> Record:
+        """Make a call with a nonce of its own and remember it."""
+        nonce = f"{self.name}-{next(self._numbers)}"
+        record = await pay(self.caller, f"{self.name}.pay", nonce, mode=self.mode, deadline=DEADLINE)
+        self.history.append(record)
+        return record
+
+    async def pay_well(self) -> None:
+        """Call until it is answered: the wire is whole, so it must come to that."""
+
+        async def is_answered() -> bool:
+            return (await self.pay()).told == "ok"
+
+        await eventually(is_answered, f"{self.name} recovers", within=20.0)
+
+
+def offsets(size: int) -> range:
+    """Where to cut something of that size: before, at and after its ends too."""
+    return range(0, size + STEP, STEP)
+
+
+def verdict(lanes: Iterable[Lane], ledger: Ledger) -> list[str]:
+    """Everything that was not honest, and everybody who waited too long to hear of a cut."""
+    history = [record for lane in lanes for record in lane.history]
+    late = [record for record in history if record.ended is None or record.ended - record.started > PROMPT_SECONDS]
+    return [str(violation) for violation in judge(history, ledger.ran())] + [f"LATE {record}" for record in late]
+
+
+def count(lanes: Iterable[Lane]) -> dict[str | None, int]:
+    """How many calls were told what."""
+    told = [record.told for lane in lanes for record in lane.history]
+    return {word: told.count(word) for word in set(told)}
+
+
+# -- between hub and server, over HTTP ---------------------------------------------------------------------------------
+
+
+async def test_http_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger, spawn: Spawn) -> None:
+    peers = {
+        is_stateless: await spawn("raw_server", "--ledger", str(ledger.path), *(["--stateless"] if is_stateless else []))
+        for is_stateless in (True, False)
+    }
+    async with AsyncExitStack() as stack:
+        wires = {
+            f"{kind}-{ending}": (kind, ending, await stack.enter_async_context(ChaosProxy(peers[kind.is_stateless].port)))
+            for kind in KINDS
+            for ending in ENDINGS
+        }
+        servers = {
+            name: {"url": proxy.url, "era": kind.era, "timeout": DEADLINE} for name, (kind, _, proxy) in wires.items()
+        }
+        hub = await stack.enter_async_context(serving(tmp_path, servers, limits=BREAKER_OFF))
+        caller = await stack.enter_async_context(Caller(hub.port))
+        lanes = {name: Lane(caller, name, kind.mode) for name, (kind, _, _) in wires.items()}
+        await asyncio.gather(*(sweep_http(lanes[name], proxy, ending) for name, (_, ending, proxy) in wires.items()))
+
+        assert verdict(lanes.values(), ledger) == []
+        told = count(lanes.values())
+        assert sum(told.values()) > 3000
+        assert all(proxy.cuts > 50 for _, _, proxy in wires.values())
+        # Each kind of honesty was called for: answers, losses, and what provably never left.
+        assert min(told.get("ok", 0), told.get("unknown", 0)) > 500
+        assert told.get("no", 0) >= len(lanes)
+
+
+async def sweep_http(lane: Lane, proxy: ChaosProxy, ending: Ending) -> None:
+    """Cut requests and answers on new connections and on kept ones, then refuse connections altogether."""
+    await lane.pay_well()
+    for way, is_kept in itertools.product(WAYS, (True, False)):
+        await lane.pay_well()
+        await proxy.clear()
+        await lane.pay_well()
+        for offset in offsets(proxy.passed[way]):
+            if is_kept:
+                await lane.pay_well()
+            cut = proxy.reset_after if ending == "reset" else proxy.close_after
+            cut(offset, way)
+            await lane.pay()
+            # Once more for several at the same time, each on a connection that is cut by itself.
+            cut(offset, way, every=True)
+            await asyncio.gather(*(lane.pay() for _ in range(ABREAST)))
+            await proxy.clear()
+    proxy.refuse()
+
+    async def is_refused() -> bool:
+        # A kept connection may still be written to before its end is seen; after that there is none.
+        return (await lane.pay()).told == "no"
+
+    await eventually(is_refused, f"{lane.name} is told that nothing left")
+    await proxy.clear()
+    await lane.pay_well()
+
+
+# -- between hub and server, over stdio --------------------------------------------------------------------------------
+
+PIPES = 3
+"""Processes of each era that are cut side by side."""
+
+
+async def test_stdio_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger, no_leftovers: None) -> None:
+    server: dict[Era, list[str]] = {
+        "modern": quick_server.command(ledger.path),
+        "legacy": command("raw_server", "--era", "legacy", "--ledger", str(ledger.path)),
+    }
+    names = {f"{era}{at}": (era, tmp_path / f"order-{era}{at}") for era in server for at in range(PIPES)}
+    entries = {
+        name: stdio(stdio_cut.command(server[era], "--arm", str(order)), era=era, timeout=DEADLINE)
+        for name, (era, order) in names.items()
+    }
+    async with serving(tmp_path, entries, limits=BREAKER_OFF) as hub, Caller(hub.port) as caller:
+        lanes = {name: Lane(caller, name, "") for name in names}
+        await asyncio.gather(
+            *(
+                sweep_stdio(lanes[name], order, list(cuts_of(era))[int(name[-1]) :: PIPES])
+                for name, (era, order) in names.items()
+            )
+        )
+
+        assert verdict(lanes.values(), ledger) == []
+        told = count(lanes.values())
+        assert min(told.get("ok", 0), told.get("unknown", 0)) > 100
+
+
+LINES: dict[Era, dict[Direction, int]] = {"modern": {"up": 330, "down": 150}, "legacy": {"up": 130, "down": 140}}
+"""About how long a request and an answer are; a cut behind the last byte is one that falls into the next call."""
+
+
+def cuts_of(era: Era) -> Iterator[tuple[int, Direction, stdio_cut.How]]:
+    """Every cut of an era; in the short sweep the ways to end take turns, in the long one all are made."""
+    for way in WAYS:
+        for at, offset in enumerate(offsets(LINES[era][way] * ABREAST)):
+            ways: Sequence[stdio_cut.How] = ("kill", "close")
+            for how in ways if STEP < 16 else ways[at % 2 :][:1]:
+                yield offset + 1, way, how  # the wrapper counts a cut down to nothing: there is none before the first
+
+
+async def sweep_stdio(lane: Lane, order: Path, cuts: Sequence[tuple[int, Direction, stdio_cut.How]]) -> None:
+    for after, way, how in cuts:
+        await lane.pay_well()
+        stdio_cut.arm(order, after, way, how)
+        await asyncio.gather(*(lane.pay() for _ in range(ABREAST)))
+    order.unlink(missing_ok=True)
+    await lane.pay_well()
+
+
+# -- between caller and hub --------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def steady(caller: Caller, tool: str, history: list[Record]) -> AsyncIterator[None]:
+    """Somebody else who calls all the while, and does not notice a thing."""
+    numbers = itertools.count()
+    is_over = False
+
+    async def go_on() -> None:
+        while not is_over:
+            history.append(await pay(caller, tool, f"steady-{next(numbers)}"))
+
+    task = asyncio.ensure_future(go_on())
+    yield
+    is_over = True
+    await task
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_a_caller_that_breaks_off_anywhere_harms_nobody(
+    era: Era, tmp_path: Path, ledger: Ledger, spawn: Spawn
+) -> None:
+    peer = await spawn("raw_server", "--ledger", str(ledger.path))
+    servers = {"over_http": {"url": peer.url}, "over_stdio": stdio(quick_server.command(ledger.path))}
+    async with (
+        serving(tmp_path, servers) as hub,
+        ChaosProxy(hub.port) as proxy,
+        Caller(proxy.port, era=era) as breaking,
+        Caller(hub.port) as other,
+    ):
+        lanes = [Lane(breaking, name, "") for name in servers]
+        neighbour: list[Record] = []
+        for lane in lanes:
+            await lane.pay_well()
+        descriptors = open_descriptors(hub.pid)
+        async with steady(other, "over_stdio.pay", neighbour):
+            for lane, way, ending in itertools.product(lanes, WAYS, ENDINGS):
+                await break_off(lane, proxy, way, proxy.reset_after if ending == "reset" else proxy.close_after)
+
+        records = [record for lane in lanes for record in lane.history]
+        assert judge([*records, *neighbour], ledger.ran()) == []
+        assert proxy.cuts > 100
+        assert {record.told for record in neighbour} == {"ok"}
+        assert len(neighbour) > 50
+        await eventually(lambda: open_descriptors(hub.pid) <= descriptors + 4, "the broken connections are closed")
+        assert not complaints(hub)
+
+
+async def break_off(lane: Lane, proxy: ChaosProxy, way: Direction, cut: Callable[[int, Direction], None]) -> None:
+    await lane.pay_well()
+    await proxy.clear()
+    await lane.pay_well()
+    for offset in offsets(proxy.passed[way]):
+        cut(offset, way)
+        await lane.pay()
+        await proxy.clear()
+    await lane.pay_well()
+
+
+def complaints(hub: HubProcess) -> list[str]:
+    """What the hub said that sounds like a defect."""
+    return [line for line in hub.said if "Traceback" in line or '"error"' in line]

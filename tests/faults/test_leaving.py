@@ -1,0 +1,100 @@
+"""A caller goes away in the middle of its call: what its era says about that reaches the server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.conftest import Ledger, Spawn
+from tests.faults.caller import Broken, Caller
+from tests.faults.watching import Tail, eventually
+from tests.hubs import HubProcess, serving, stdio
+from tests.peers.launch import command
+
+Reach = Literal["stdio", "modern", "stateful", "stateless"]
+REACHES: tuple[Reach, ...] = ("stdio", "modern", "stateful", "stateless")
+
+
+@pytest.fixture
+async def servers(ledger: Ledger, spawn: Spawn) -> dict[str, object]:
+    """The same server in every way it can be reached."""
+    noted = ("--ledger", str(ledger.path))
+    stateful, stateless = await spawn("raw_server", *noted), await spawn("raw_server", "--stateless", *noted)
+    return {
+        "stdio": stdio(command("raw_server", *noted)),
+        "modern": {"url": stateful.url, "era": "modern"},
+        "stateful": {"url": stateful.url, "era": "legacy"},
+        "stateless": {"url": stateless.url, "era": "legacy"},
+    }
+
+
+async def leave(hub: HubProcess, caller: Caller, name: str, nonce: str, tail: Tail, mode: str) -> None:
+    """Call, wait until the server has it, and hang up."""
+    call = asyncio.ensure_future(caller.call(f"{name}.pay", {"nonce": nonce, "mode": mode}))
+    await eventually(lambda: nonce in tail.look().ran, f"{nonce} has begun")
+    caller.hang_up()
+    with pytest.raises(Broken):
+        await call
+
+
+async def all_listed(caller: Caller) -> bool:
+    names = {tool["name"] for tool in (await caller.list_tools())["tools"]}
+    return {f"{name}.pay" for name in REACHES} <= names
+
+
+async def test_a_modern_callers_leaving_cancels_the_call_at_the_server(
+    tmp_path: Path, ledger: Ledger, servers: dict[str, object]
+) -> None:
+    tail = Tail(ledger.path)
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as other:
+        await eventually(lambda: all_listed(other), "all servers are there", within=20.0)
+        for name in REACHES:
+            beside = asyncio.ensure_future(other.call(f"{name}.pay", {"nonce": f"{name}-beside", "mode": "sleep:0.3"}))
+            await leave(hub, Caller(hub.port), name, f"{name}-left", tail, "sleep:60")
+
+            await eventually(lambda: f"{name}-left" in tail.look().cancelled, f"{name} was told")  # noqa: B023
+            assert (await beside).text == f"{name}-beside"
+
+        assert tail.look().cancelled == {f"{name}-left" for name in REACHES}
+
+
+async def test_a_legacy_callers_broken_connection_does_not_cancel(
+    tmp_path: Path, ledger: Ledger, servers: dict[str, object]
+) -> None:
+    tail = Tail(ledger.path)
+    async with serving(tmp_path, servers) as hub, Caller(hub.port, era="legacy") as other:
+        await eventually(lambda: all_listed(other), "all servers are there", within=20.0)
+        for name in REACHES:
+            caller = Caller(hub.port, era="legacy")
+            await caller.initialize()
+            await leave(hub, caller, name, f"{name}-left", tail, "sleep:0.2")
+
+        # A call that began later and takes longer has ended: the others' time was up before, undisturbed.
+        later = await asyncio.gather(
+            *(other.call(f"{name}.pay", {"nonce": f"{name}-later", "mode": "sleep:0.4"}) for name in REACHES)
+        )
+        assert [answer.told for answer in later] == ["ok"] * len(REACHES)
+        assert tail.look().cancelled == set()
+
+
+async def test_a_legacy_caller_cancels_in_words(tmp_path: Path, ledger: Ledger, servers: dict[str, object]) -> None:
+    tail = Tail(ledger.path)
+    async with serving(tmp_path, servers) as hub, Caller(hub.port, era="legacy") as caller:
+        await caller.initialize()
+        await eventually(lambda: all_listed(caller), "all servers are there", within=20.0)
+        for name in REACHES:
+            nonce = f"{name}-withdrawn"
+            request = caller.call_bytes(f"{name}.pay", {"nonce": nonce, "mode": "sleep:60"}, id='"mine"')
+            call = asyncio.ensure_future(caller.send(request))
+            await eventually(lambda: nonce in tail.look().ran, f"{nonce} has begun")  # noqa: B023
+            await caller.send(
+                caller.request_bytes("notifications/cancelled", {"requestId": "mine"}, id="0").replace(
+                    b'"id":0,', b'      '
+                )
+            )
+
+            await eventually(lambda: nonce in tail.look().cancelled, f"{name} was told")  # noqa: B023
+            assert (await call).error == (-32012, "unknown", "cancelled")

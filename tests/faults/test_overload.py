@@ -1,0 +1,100 @@
+"""A server that is full refuses at once, and is nobody else's trouble (R05)."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from pathlib import Path
+
+from tests.conftest import Ledger, Spawn
+from tests.faults.caller import Answer, Caller, pay
+from tests.faults.oracle import judge
+from tests.faults.watching import Tail, eventually
+from tests.hubs import serving, stdio
+from tests.peers.launch import command
+
+RUNNING, QUEUED, OVER = 64, 256, 40
+
+
+async def test_what_no_longer_fits_is_refused_at_once_and_others_do_not_notice(
+    tmp_path: Path, ledger: Ledger, spawn: Spawn
+) -> None:
+    full = await spawn("raw_server", "--ledger", str(ledger.path))
+    servers = {"full": {"url": full.url}, "other": stdio(command("raw_server"))}
+    async with (
+        serving(tmp_path, servers) as hub,
+        Caller(hub.port) as crowd,
+        Caller(hub.port) as caller,
+    ):
+        tail = Tail(ledger.path)
+        await eventually(lambda: answers(caller, "other"), "the other server is there", within=20.0)
+        assert (await pay(caller, "full.pay", "first")).told == "ok"
+        alone = await latencies(caller)
+
+        arguments = [{"nonce": str(at), "mode": "sleep:60"} for at in range(RUNNING + QUEUED + OVER)]
+        calls = [asyncio.ensure_future(crowd.call("full.pay", each)) for each in arguments]
+        await eventually(lambda: sum(call.done() for call in calls) == OVER, "those too many are refused")
+        await eventually(lambda: len(tail.look().ran) == 1 + RUNNING, "as many run as may")
+        started = asyncio.get_running_loop().time()
+        refused = await caller.call("full.pay", {"nonce": "too many"})
+        assert asyncio.get_running_loop().time() - started < 0.5
+        for answer in [refused, *(call.result() for call in calls if call.done())]:
+            check_refusal(answer)
+        crowded = await latencies(caller)
+
+        assert statistics.median(crowded) < 5 * statistics.median(alone) + 0.005
+        assert sum(call.done() for call in calls) == OVER
+
+        crowd.hang_up()  # a modern caller's going cancels: the slots come back, and the queue is not worked off
+        await asyncio.gather(*calls, return_exceptions=True)
+        await eventually(lambda: len(tail.look().cancelled) == RUNNING, "the running ones are stopped")
+        assert (await pay(caller, "full.pay", "room again")).told == "ok"
+        assert len(tail.look().ran) == 1 + RUNNING + 1
+
+
+def check_refusal(answer: Answer) -> None:
+    assert answer.error == (-32010, "no", "overloaded")
+    assert answer.message.error is not None
+    assert answer.message.error["data"]["retryAfter"] > 0
+
+
+async def answers(caller: Caller, server: str) -> bool:
+    return (await caller.call(f"{server}.echo", {"text": "?"})).told == "ok"
+
+
+async def latencies(caller: Caller) -> list[float]:
+    """How long each of a thousand calls took on the other server, sixteen at a time; all of them must be right."""
+    clock = asyncio.get_running_loop().time
+
+    async def one(at: int) -> float:
+        started = clock()
+        assert (await caller.call("other.echo", {"text": str(at)})).text == str(at)
+        return clock() - started
+
+    return [took for start in range(0, 1008, 16) for took in await asyncio.gather(*map(one, range(start, start + 16)))]
+
+
+async def test_what_waits_for_a_slot_runs_once_when_there_is_one(tmp_path: Path, ledger: Ledger) -> None:
+    words = command("raw_server", "--ledger", str(ledger.path))
+    servers = {"small": stdio(words, max_calls=2, max_queued=6)}
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller:
+        await eventually(lambda: answers(caller, "small"), "the server is there", within=20.0)
+        records = await asyncio.gather(*(pay(caller, "small.pay", str(at), mode="sleep:0.05") for at in range(20)))
+
+        told = [record.told for record in records]
+        assert (told.count("ok"), told.count("no")) == (8, 12)
+        assert judge(records, ledger.ran()) == []
+
+
+async def test_a_call_whose_deadline_passes_in_the_queue_never_ran(tmp_path: Path, ledger: Ledger) -> None:
+    words = command("raw_server", "--ledger", str(ledger.path))
+    servers = {"small": stdio(words, max_calls=1, timeout=0.4)}
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller:
+        await eventually(lambda: answers(caller, "small"), "the server is there", within=20.0)
+        running, waiting = await asyncio.gather(
+            caller.call("small.pay", {"nonce": "a", "mode": "hang"}), caller.call("small.pay", {"nonce": "b"})
+        )
+
+        assert running.error == (-32012, "unknown", "timed_out")
+        assert waiting.error == (-32012, "no", "timed_out") or waiting.text == "b"
+        await eventually(lambda: answers(caller, "small"), "the slot is free again")

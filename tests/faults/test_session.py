@@ -1,0 +1,50 @@
+"""A server forgets the hub's session: its 404 proves that nothing ran, so the request goes out once more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.conftest import Ledger, Spawn
+from tests.faults.caller import Caller, pay
+from tests.faults.oracle import judge
+from tests.hubs import serving
+
+CALLS = 50
+
+
+async def test_fifty_calls_that_meet_a_forgotten_session_run_exactly_once(
+    tmp_path: Path, ledger: Ledger, spawn: Spawn
+) -> None:
+    peer = await spawn("raw_server", "--era", "legacy", "--ledger", str(ledger.path))
+    async with serving(tmp_path, {"raw": {"url": peer.url}}) as hub, Caller(hub.port) as caller:
+        assert (await pay(caller, "raw.pay", "first")).told == "ok"
+        await peer.control("session_expire:1")
+        assert (await pay(caller, "raw.pay", "the last of its session")).told == "ok"
+        await peer.control("echo")
+
+        records = await asyncio.gather(*(pay(caller, "raw.pay", f"n{at}") for at in range(CALLS)))
+
+        assert {record.told for record in records} == {"ok"}
+        ran = ledger.ran()
+        assert {nonce: ran[nonce] for nonce in ran if nonce.startswith("n")} == {f"n{at}": 1 for at in range(CALLS)}
+
+
+async def test_a_server_that_forgets_all_the_time_is_asked_no_third_time(
+    tmp_path: Path, ledger: Ledger, spawn: Spawn
+) -> None:
+    peer = await spawn("raw_server", "--era", "legacy", "--ledger", str(ledger.path), "--mode", "session_expire:10")
+    limits = {"breaker_failures": 1000, "breaker_calls": 1000}
+    async with serving(tmp_path, {"raw": {"url": peer.url}}, limits=limits) as hub, Caller(hub.port) as caller:
+        await caller.list_tools()
+        records = []
+        for burst in range(4):
+            calls = (pay(caller, "raw.pay", f"{burst}-{at}") for at in range(CALLS))
+            records += await asyncio.gather(*calls)
+
+        told = [record.told for record in records]
+        # Who was turned away twice is told so, and by the status it is certain that nothing ran.
+        assert set(told) == {"ok", "no"}
+        assert told.count("ok") >= 4 * 10
+        assert judge(records, ledger.ran()) == []
+        assert (await pay(caller, "raw.pay", "after")).told == "ok"

@@ -1,0 +1,164 @@
+"""SIGTERM: what runs comes to its end, streams are ended, nothing is left; a second one does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Ledger, Spawn
+from tests.faults.caller import Answer, Broken, Caller
+from tests.faults.watching import Tail, eventually, family, is_alive
+from tests.hubs import HubProcess, serving, stdio
+from tests.peers.launch import command
+
+
+@pytest.fixture
+async def servers(ledger: Ledger, spawn: Spawn) -> dict[str, Any]:
+    noted = ("--ledger", str(ledger.path))
+    return {
+        "over_stdio": stdio(command("raw_server", *noted)),
+        "over_http": {"url": (await spawn("raw_server", *noted)).url},
+    }
+
+
+async def start_calls(caller: Caller, names: list[str], tail: Tail, mode: str) -> list[asyncio.Future[Answer]]:
+    """Calls of which the servers have all begun."""
+    for name in names:
+        await eventually(lambda: is_up(caller, name), f"{name} is there", within=20.0)  # noqa: B023
+    calls = [asyncio.ensure_future(caller.call(f"{name}.pay", {"nonce": name, "mode": mode})) for name in names]
+    await eventually(lambda: tail.look().ran >= set(names), "the calls have begun")
+    return calls
+
+
+async def is_up(caller: Caller, name: str) -> bool:
+    return (await caller.call(f"{name}.echo", {"text": "?"})).told == "ok"
+
+
+def listen_bytes(caller: Caller) -> bytes:
+    """A request that opens a stream of changes, in the caller's era."""
+    if caller.era == "modern":
+        return caller.request_bytes("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id='"s"')
+    lines = f"host: 127.0.0.1\r\naccept: text/event-stream\r\nmcp-session-id: {caller.session}\r\n"
+    return f"GET /mcp HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+async def end_of(hub: HubProcess, within: float) -> float:
+    """How long the hub takes to end from now on."""
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    async with asyncio.timeout(within):
+        await hub.process.wait()
+    return clock() - started
+
+
+async def test_calls_finish_and_streams_end_and_nothing_is_left(
+    tmp_path: Path, ledger: Ledger, servers: dict[str, Any]
+) -> None:
+    async with (
+        serving(tmp_path, servers) as hub,
+        Caller(hub.port) as modern,
+        Caller(hub.port, era="legacy") as legacy,
+        Caller(hub.port) as late,
+    ):
+        await legacy.initialize()
+        calls = await start_calls(modern, list(servers), Tail(ledger.path), "sleep:0.5")
+        streams = [asyncio.ensure_future(caller.send(listen_bytes(caller))) for caller in (modern, legacy)]
+        assert (await late.call("builtin.echo", {"text": "x"})).told == "ok"
+        children = family(hub.pid)
+        assert children
+
+        hub.terminate()
+
+        ended = await asyncio.gather(*streams)
+        assert ended[0].message.id == b'"s"', "a subscription ends with its result"
+        assert ended[1].status == 200
+        assert [(await call).text for call in calls] == list(servers)
+        await end_of(hub, within=5.0)
+        assert hub.process.returncode == 0
+        assert not [pid for pid in children if is_alive(pid)]
+
+
+async def test_new_calls_are_told_that_the_hub_is_leaving(
+    tmp_path: Path, ledger: Ledger, servers: dict[str, Any]
+) -> None:
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller, Caller(hub.port) as late:
+        [call] = await start_calls(caller, ["over_stdio"], Tail(ledger.path), "sleep:0.5")
+        assert (await late.call("builtin.echo", {"text": "x"})).told == "ok"
+        hub.terminate()
+        await eventually(lambda: any("shutting down" in line for line in hub.said), "the hub has heard")
+
+        # Its kept connection is served for a moment longer, so that what was already on its way is not lost.
+        try:
+            assert (await late.call("over_stdio.echo", {"text": "x"})).error == (-32010, "no", "draining")
+        except Broken:
+            pytest.fail("a request on a kept connection was cut instead of answered")
+        assert (await call).text == "over_stdio"
+        await end_of(hub, within=5.0)
+
+
+async def test_a_second_signal_ends_the_hub_in_the_middle_of_its_calls(
+    tmp_path: Path, ledger: Ledger, servers: dict[str, Any]
+) -> None:
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller:
+        tail = Tail(ledger.path)
+        calls = await start_calls(caller, list(servers), tail, "sleep:60")
+        children = family(hub.pid)
+        hub.terminate()
+        await eventually(lambda: any("shutting down" in line for line in hub.said), "the hub has heard")
+        hub.terminate()
+
+        assert await end_of(hub, within=5.0) < 2.5
+        assert hub.process.returncode == 0
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(end, Broken) or (isinstance(end, Answer) and end.told == "unknown") for end in ends)
+        assert not [pid for pid in children if is_alive(pid)]
+
+
+async def test_a_server_that_will_not_leave_is_made_to_and_the_others_are_not_started_again(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    noted = ("--ledger", str(ledger.path))
+    servers = {
+        "stubborn": stdio(command("raw_server", "--mode", "ignore_sigterm,fork", *noted)),
+        **{f"willing{at}": stdio(command("raw_server", *noted)) for at in range(3)},
+    }
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller:
+        for name in servers:
+            await eventually(lambda: is_up(caller, name), f"{name} is there", within=20.0)  # noqa: B023
+        children = family(hub.pid)
+        assert len(children) == len(servers) + 1
+        started = ready_lines(hub)
+
+        hub.terminate()
+        await end_of(hub, within=9.0)
+
+        assert hub.process.returncode == 0
+        assert not [pid for pid in children if is_alive(pid)]
+        assert ready_lines(hub) == started
+
+
+async def test_signals_while_a_stubborn_server_is_ended_leave_no_child(tmp_path: Path, ledger: Ledger) -> None:
+    servers = {"stubborn": stdio(command("raw_server", "--mode", "ignore_sigterm,fork", "--ledger", str(ledger.path)))}
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller:
+        await eventually(lambda: is_up(caller, "stubborn"), "the server is there", within=20.0)
+        children = family(hub.pid)
+        hub.terminate()
+        await eventually(lambda: any("shutting down" in line for line in hub.said), "the hub has heard")
+        async with asyncio.timeout(3):
+            with pytest.raises(OSError, match="."):
+                while True:  # the door is closed when it refuses; from then on the hub ends its servers
+                    await Caller(hub.port).call("builtin.echo")
+                    await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        hub.terminate()
+
+        assert await end_of(hub, within=9.0) < 2.5
+        assert hub.process.returncode == 0
+        assert not [pid for pid in children if is_alive(pid)]
+
+
+def ready_lines(hub: HubProcess) -> int:
+    return sum("server ready" in line for line in hub.said)

@@ -1,0 +1,89 @@
+"""Looking at the hub's process from outside: its memory, descriptors and children, and waiting for what one sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+POLL_SECONDS = 0.01
+
+
+async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within: float = 5.0) -> float:
+    """Look until it holds and return how long that took; only for what nobody can announce.
+
+    Raises:
+        AssertionError: it did not come to hold in time.
+    """
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    while True:
+        seen = holds()
+        if seen if isinstance(seen, bool) else await seen:
+            return clock() - started
+        assert clock() - started < within, f"{what}: not within {within:g} s"
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class Tail:
+    """Follows a ledger that others write: what it holds by now, without reading it anew each time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.ran: set[str] = set()
+        """Nonces that ran."""
+        self.cancelled: set[str] = set()
+        """Nonces whose server was told to stop."""
+
+    def look(self) -> Tail:
+        """Read what is new."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole, _, _ = file.read().rpartition(b"\n")
+            self._offset += len(whole) + 1 if whole else 0
+            for fact in map(json.loads, whole.splitlines()):
+                self.ran |= {fact["nonce"]} if "nonce" in fact else set()
+                self.cancelled |= {fact["cancelled"]} if "cancelled" in fact else set()
+        return self
+
+
+def family(pid: int) -> dict[int, str]:
+    """Every descendant of a process with its command line; a dead one that nobody waited for has none."""
+    found: dict[int, str] = {}
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                is_dead = process.status() == psutil.STATUS_ZOMBIE
+                found[process.pid] = "" if is_dead else " ".join(process.cmdline())
+    return found
+
+
+def with_mark(pid: int, mark: str) -> list[int]:
+    """The direct children of a process whose command line has the mark."""
+    return [child for child, words in family(pid).items() if mark in words]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, dead ones that nobody waited for excepted."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def open_descriptors(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident_bytes(pid: int) -> int:
+    """How much memory a process has in use."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,173 @@
+"""Run the hub as its users do, as a process of its own, and speak to it over its socket.
+
+`serving` starts `isthmus serve` on a free port with the servers and callers a test names; leaving the block ends
+the process and fails the test if it did not end by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+START_SECONDS = 20.0
+END_SECONDS = 10.0
+MODERN = "2026-07-28"
+_URL = re.compile(r"http://[^/\s\"]+:(\d+)")
+
+META = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+}
+
+
+@dataclass(slots=True)
+class HubProcess:
+    """A running hub and what it said on standard error so far."""
+
+    process: asyncio.subprocess.Process
+    port: int
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Where all servers are."""
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    def url_of(self, server: str) -> str:
+        """Where one server is, under its own names."""
+        return f"{self.url}/{server}"
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.process.pid
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.process.send_signal(signal.SIGTERM)
+
+
+def isthmus(*words: str) -> list[str]:
+    """The words that run the command line of this checkout."""
+    return [sys.executable, "-m", "isthmus", *words]
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment with the checkout importable and nothing of the user's own configuration."""
+    paths = os.pathsep.join([str(CHECKOUT / "src"), os.environ.get("PYTHONPATH", "")])
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("ISTHMUS_")}
+    return {**clean, "PYTHONPATH": paths, **(extra or {})}
+
+
+def write_config(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Path:
+    """Write an `isthmus.json` with these servers and whatever other tables the test needs."""
+    file = folder / "isthmus.json"
+    file.write_text(json.dumps({"servers": servers, **tables}))
+    return file
+
+
+def stdio(command: Sequence[str], **more: Any) -> dict[str, Any]:
+    """A server entry for a command."""
+    return {"command": command[0], "args": list(command[1:]), **more}
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, servers: Mapping[str, Any] | None = None, *, env: Mapping[str, str] | None = None, **tables: Any
+) -> AsyncIterator[HubProcess]:
+    """Run a hub with these servers; `tables` are further tables of its configuration (`callers`, `limits`, …)."""
+    config = write_config(folder, servers or {}, **tables)
+    process = await asyncio.create_subprocess_exec(
+        *isthmus("serve", "--config", str(config), "--port", "0"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(env),
+        cwd=folder,
+        limit=1 << 20,
+    )
+    said: list[str] = []
+    try:
+        port = await asyncio.wait_for(_listening_port(process, said), START_SECONDS)
+        reader = asyncio.ensure_future(_keep_reading(process, said))
+        yield HubProcess(process, port, said)
+    finally:
+        await _end(process)
+    await reader
+    assert process.returncode == 0, f"the hub ended with {process.returncode}:\n" + "".join(said[-40:])
+
+
+async def _listening_port(process: asyncio.subprocess.Process, said: list[str]) -> int:
+    assert process.stderr is not None
+    while line := await process.stderr.readline():
+        said.append(line.decode("utf-8", "replace"))
+        if (match := _URL.search(said[-1])) is not None:
+            return int(match[1])
+    raise RuntimeError("the hub did not start:\n" + "".join(said))
+
+
+async def _keep_reading(process: asyncio.subprocess.Process, said: list[str]) -> None:
+    assert process.stderr is not None
+    while line := await process.stderr.readline():
+        said.append(line.decode("utf-8", "replace"))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), END_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise AssertionError(f"the hub did not end within {END_SECONDS:g} s of SIGTERM") from None
+
+
+class Raw:
+    """A caller that writes its requests by hand, so that a test sees exactly what the hub answers."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        self.url = url
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self.http = httpx2.AsyncClient(headers=headers, timeout=30.0, limits=httpx2.Limits(max_connections=200))
+
+    async def __aenter__(self) -> Raw:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.aclose()
+
+    async def post(self, body: Any, headers: Mapping[str, str] | None = None) -> httpx2.Response:
+        """POST a body (bytes as they are, anything else as JSON)."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        base = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        return await self.http.post(self.url, content=content, headers={**base, **(headers or {})})
+
+    async def ask(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = 1) -> dict[str, Any]:
+        """Ask in the modern era and return the JSON-RPC answer."""
+        named = {"mcp-name": params["name"]} if params and method == "tools/call" else {}
+        headers = {"mcp-protocol-version": MODERN, "mcp-method": method, **named}
+        body = {"jsonrpc": "2.0", "id": id, "method": method, "params": {**(params or {}), "_meta": META}}
+        answer: dict[str, Any] = (await self.post(body, headers)).json()
+        return answer
+
+    async def call(self, name: str, arguments: Mapping[str, Any] | None = None, *, id: Any = 1) -> dict[str, Any]:
+        """Call a tool in the modern era and return the JSON-RPC answer."""
+        return await self.ask("tools/call", {"name": name, "arguments": dict(arguments or {})}, id=id)
+
+    async def names(self) -> list[str]:
+        """The names that are listed now."""
+        answer = await self.ask("tools/list")
+        return [tool["name"] for tool in answer["result"]["tools"]]

@@ -1,0 +1,153 @@
+"""Who goes where: the cells of the matrix, and the tours through them, each made once.
+
+A place is an address of the hub. At `own` a client is at one server under the server's own names; at `all` and
+`stdio` it is at every server under canonical names, so there one session goes through several servers in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mcp import Client
+
+from tests.hubs import environment, isthmus, write_config
+from tests.matrix.field import KINDS, Field, Kind
+from tests.matrix.tours import MODES, VISITORS, Connect, Tour, Visitor, itinerary, tour_sdk2
+from tests.peers.client_sdk2 import Listener, Mode, client_over_http, client_over_stdio
+from tests.peers.sdk1_steps import Answer, Step, run_sdk1
+
+Place = Literal["own", "all", "stdio"]
+
+AT_ONCE = 5
+"""Tours at the same time: most of a tour is waiting, but each mcp 1.x client is a process that imports its SDK."""
+
+SHARED_KINDS = (
+    Kind("sdk1", "legacy", "stdio"),
+    Kind("sdk2", "legacy", "stateful"),
+    Kind("sdk2", "modern", "stdio"),
+    Kind("fastmcp", "modern", "stateless"),
+)
+"""The servers gone through under canonical names: both eras and both transports."""
+
+PATIENT = {"listing_seconds": 30}
+"""Limits for a hub whose client cannot wait for a server to come up: its first listing waits instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One client at one server, by one way in."""
+
+    place: Place
+    visitor: Visitor
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.visitor}:{self.kind.name}"
+
+    @property
+    def prefix(self) -> str:
+        """What is before a tool's own name at this place."""
+        return "" if self.place == "own" else f"{self.kind.name}."
+
+    @property
+    def token(self) -> str:
+        """A word that no other tour uses."""
+        return f"{self.place}_{self.visitor}_{self.kind.name}"
+
+    def steps(self) -> dict[str, Step]:
+        """What is done in this cell."""
+        return itinerary(self.token, prefix=self.prefix, hears=self.kind.announces)
+
+
+CELLS = (
+    *(Cell("own", visitor, kind) for visitor in VISITORS for kind in KINDS),
+    *(Cell("all", visitor, kind) for visitor in VISITORS for kind in SHARED_KINDS),
+    *(Cell("stdio", visitor, kind) for visitor in VISITORS for kind in SHARED_KINDS),
+)
+
+
+class Agency:
+    """Sends clients on their tours when a test first asks for one, and remembers what they saw."""
+
+    def __init__(self, field: Field, folder: Path) -> None:
+        self.field = field
+        self._config = write_config(folder, _shared(field), limits=PATIENT)
+        self._tours: dict[Cell, Tour] = {}
+        self._failed: dict[tuple[Place, Visitor], BaseException] = {}
+        self._direct: dict[Kind, Tour] = {}
+
+    async def tour(self, cell: Cell) -> Tour:
+        """The tour of a cell; with it, those of all cells of the same client at the same place."""
+        trip = (cell.place, cell.visitor)
+        if trip in self._failed:
+            raise self._failed[trip]
+        if cell not in self._tours:
+            try:
+                await self._travel(*trip)
+            except BaseException as broken:
+                self._failed[trip] = broken  # every cell of the trip says so, and none repeats it
+                raise
+        return self._tours[cell]
+
+    async def direct(self, kind: Kind) -> Tour:
+        """What a server of this kind says when there is no hub before it."""
+        kind = kind.reference
+        if kind not in self._direct:
+            steps = itinerary("direct", hears=False)
+            asked = {name: steps[name] for name in ("listed", "echoed", "added", "decorated", "failed", "raised")}
+            mode: Mode = "legacy" if kind.era == "legacy" else "2026-07-28"
+            answers = await tour_sdk2(asked, mode, _over_http(self.field.peers[kind.name].url))
+            self._direct[kind] = Tour("direct", "", answers)
+        return self._direct[kind]
+
+    async def _travel(self, place: Place, visitor: Visitor) -> None:
+        cells = [cell for cell in CELLS if (cell.place, cell.visitor) == (place, visitor)]
+        if place == "own":
+            turn = asyncio.Semaphore(AT_ONCE)
+            await asyncio.gather(*(self._go(visitor, [cell], turn) for cell in cells))
+        else:
+            await self._go(visitor, cells, asyncio.Semaphore())
+
+    async def _go(self, visitor: Visitor, cells: list[Cell], turn: asyncio.Semaphore) -> None:
+        """One session, through these cells in turn."""
+        steps = {f"{cell} {name}": step for cell in cells for name, step in cell.steps().items()}
+        async with turn:
+            answers = await self._visit(visitor, cells[0], steps)
+        for cell in cells:
+            own = {name: answers[f"{cell} {name}"] for name in cell.steps()}
+            self._tours[cell] = Tour(cell.token, cell.prefix, own)
+
+    async def _visit(self, visitor: Visitor, cell: Cell, steps: Mapping[str, Step]) -> dict[str, Answer]:
+        face = isthmus("stdio", "--config", str(self._config))
+        url = self.field.hub.url_of(cell.kind.name) if cell.place == "own" else self.field.hub.url
+        if visitor != "sdk1":
+            connect = _over_stdio(face) if cell.place == "stdio" else _over_http(url)
+            return await tour_sdk2(steps, MODES[visitor], connect)
+        if cell.place == "stdio":
+            answers = await run_sdk1(list(steps.values()), server=face, env=environment())
+        else:
+            answers = await run_sdk1(list(steps.values()), url=url)
+        return dict(zip(steps, answers, strict=True))
+
+
+def _shared(field: Field) -> dict[str, object]:
+    return {kind.name: field.entries[kind.name] for kind in SHARED_KINDS}
+
+
+def _over_http(url: str) -> Connect:
+    def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[Client]:
+        return client_over_http(url, mode=mode, listener=listener)
+
+    return connect
+
+
+def _over_stdio(face: list[str]) -> Connect:
+    def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[Client]:
+        return client_over_stdio(face, mode=mode, env=environment(), listener=listener)
+
+    return connect

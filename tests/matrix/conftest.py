@@ -1,0 +1,17 @@
+"""The field and the tours through it, opened once for all tests of the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.matrix.agency import Agency
+from tests.matrix.field import open_field
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def agency(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agency]:
+    async with open_field(tmp_path_factory.mktemp("field")) as field:
+        yield Agency(field, tmp_path_factory.mktemp("agency"))

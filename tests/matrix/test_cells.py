@@ -1,0 +1,106 @@
+"""Every official client × every official server × every way in: what a caller gets is what the server gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.matrix.agency import CELLS, Agency, Cell
+from tests.matrix.tours import HOP, MODERN, SPOKEN, TEXT, TRACE
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("matrix")]
+
+TOOLS = {"echo", "add", "slow", "cancellable", "fail", "boom", "meta", "decorated", "grow"}
+
+every_cell = pytest.mark.parametrize("cell", CELLS, ids=str)
+
+
+@every_cell
+async def test_a_client_speaks_its_own_era_whatever_the_server_speaks(agency: Agency, cell: Cell) -> None:
+    tour = await agency.tour(cell)
+
+    assert tour.answers["hello"]["hello"]["protocolVersion"] == SPOKEN[cell.visitor]
+
+
+@every_cell
+async def test_a_listing_says_of_each_tool_all_that_the_server_says(agency: Agency, cell: Cell) -> None:
+    listed = (await agency.tour(cell)).tools("listed")
+    direct = (await agency.direct(cell.kind)).tools("listed")
+
+    assert set(listed) >= TOOLS
+    assert {name: listed[name] for name in TOOLS} == {name: direct[name] for name in TOOLS}
+    assert listed["add"]["outputSchema"]["properties"]["sum"]["type"] == "integer"
+    assert listed["decorated"]["title"] == "A decorated tool"
+    assert listed["decorated"]["annotations"]["readOnlyHint"] is True
+    assert listed["decorated"]["icons"][0]["sizes"] == ["16x16"]
+    assert listed["decorated"]["_meta"]["example.org/colour"] == "blue"
+
+
+@every_cell
+async def test_a_call_gets_the_servers_own_result_errors_included(agency: Agency, cell: Cell) -> None:
+    tour, direct = await agency.tour(cell), await agency.direct(cell.kind)
+
+    for step in ("echoed", "added", "decorated", "failed", "raised"):
+        assert tour.result(step) == direct.result(step)
+    assert (tour.text("echoed"), tour.result("echoed")["structuredContent"]) == (TEXT, {"text": TEXT})
+    assert tour.result("added")["structuredContent"] == {"sum": 42}
+    assert tour.result("failed")["isError"] and "this tool always fails" in tour.text("failed")
+    assert tour.result("raised")["isError"] and "boom" in tour.text("raised")
+
+
+@every_cell
+async def test_every_report_of_progress_arrives_in_order_and_before_the_result(
+    agency: Agency, cell: Cell
+) -> None:
+    tour = await agency.tour(cell)
+
+    assert tour.text("slow") == "5 steps"
+    assert tour.answers["slow"]["progress"] == [[step, 5, f"step {step}"] for step in range(1, 6)]
+
+
+@every_cell
+async def test_a_cancelled_call_is_cancelled_at_the_server(agency: Agency, cell: Cell) -> None:
+    tour = await agency.tour(cell)
+    assert tour.answers["cancelled"]["ok"], tour.answers["cancelled"]
+
+    await agency.field.ledger.wait_for(f"cancelled {tour.token}")
+
+    assert agency.field.ledger.lines().count(f"started {tour.token}") == 1
+    if cell.visitor == "sdk1":  # mcp 2.x hears nothing more of what it cancelled
+        error = tour.answers["cancelled"]["answer"]["error"]
+        assert (error["code"], error["data"]["executed"]) == (-32012, "unknown")
+
+
+@every_cell
+async def test_meta_reaches_the_server_but_for_what_belongs_to_the_callers_hop(
+    agency: Agency, cell: Cell
+) -> None:
+    received = (await agency.tour(cell)).meta()
+
+    hop = {key.removeprefix(HOP): value for key, value in received.items() if key.startswith(HOP)}
+    assert {key: received.get(key) for key in TRACE} == TRACE
+    if cell.kind.spoken == "legacy":
+        assert not hop
+    else:
+        assert (hop["protocolVersion"], hop["clientInfo"]["name"]) == (MODERN, "isthmus")
+        assert hop["clientCapabilities"] == {}
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.kind.announces], ids=str)
+async def test_a_new_tool_is_announced_and_then_listed(agency: Agency, cell: Cell) -> None:
+    tour = await agency.tour(cell)
+
+    assert tour.token not in tour.tools("listed")
+    assert tour.text("grown") == tour.token
+    assert tour.answers["changed"]["ok"], tour.answers["changed"]
+    assert tour.token in tour.tools("listed_again")
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if not cell.kind.announces], ids=str)
+async def test_a_new_tool_that_its_server_cannot_announce_costs_nothing_else(
+    agency: Agency, cell: Cell
+) -> None:
+    # The SDK without a session has nobody to tell, with a hub or without; see tests/peers/test_peers.py.
+    tour = await agency.tour(cell)
+
+    assert tour.text("grown") == tour.token
+    assert set(tour.tools("listed_again")) >= TOOLS

@@ -1,0 +1,194 @@
+"""What each client does with each server: one tour, the same for all, told as steps.
+
+A tour is a session of one official client. mcp 1.x does the steps in a process of its own (`client_sdk1`), mcp 2.x
+does them here, and both answer in the same words, so that a test need not know who asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from mcp import Client, MCPError
+
+from tests.peers.client_sdk2 import Listener, Mode, cancel_once_begun
+from tests.peers.sdk1_steps import Answer, Step
+
+Visitor = Literal["sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto"]
+VISITORS: tuple[Visitor, ...] = ("sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto")
+MODES: dict[Visitor, Mode] = {"sdk2-legacy": "legacy", "sdk2-modern": "2026-07-28", "sdk2-auto": "auto"}
+
+LEGACY = "2025-11-25"
+MODERN = "2026-07-28"
+SPOKEN: dict[Visitor, str] = {
+    "sdk1": LEGACY,
+    "sdk2-legacy": LEGACY,
+    "sdk2-modern": MODERN,
+    "sdk2-auto": MODERN,
+}
+"""The version that each client must end up with; left to choose, it takes the newest."""
+
+HOP = "io.modelcontextprotocol/"
+"""Members of `_meta` that begin so belong to one hop."""
+
+TEXT = 'h\u00e9llo \U0001f30d\r\n\u2028 "quoted" \\ end'
+"""Whatever a framing could trip over."""
+
+TRACE: dict[str, Any] = {
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "example.org/deep": {"a": [1, None]},
+}
+
+HEARD_SECONDS = 10.0
+"""How long an announcement may take: the hub lists again, and announces, at most once a second each."""
+
+
+def itinerary(token: str, *, prefix: str = "", hears: bool = True) -> dict[str, Step]:
+    """The steps, by name; `prefix` is before every tool's name, `token` is this tour's own word."""
+
+    def call(tool: str, arguments: Mapping[str, Any] | None = None, **more: Any) -> Step:
+        return {"do": "call", "tool": prefix + tool, "arguments": dict(arguments or {}), **more}
+
+    steps: dict[str, Step] = {
+        "hello": {"do": "hello"},
+        "listed": {"do": "list"},
+        "echoed": call("echo", {"text": TEXT}),
+        "added": call("add", {"a": 40, "b": 2}),
+        "decorated": call("decorated"),
+        "failed": call("fail"),
+        "raised": call("boom"),
+        "slow": call("slow", {"seconds": 0.05, "steps": 5}, progress=True),
+        "meta": call("meta", meta=TRACE, progress=True),
+        "cancelled": {"do": "cancel", "tool": f"{prefix}cancellable", "arguments": {"token": token}},
+        "grown": call("grow", {"name": token}),
+        "changed": {"do": "changed", "within": HEARD_SECONDS},
+        "listed_again": {"do": "list"},
+    }
+    return steps if hears else {name: step for name, step in steps.items() if name != "changed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tour:
+    """The answers to an itinerary, by the names of its steps."""
+
+    token: str
+    prefix: str
+    answers: Mapping[str, Answer]
+
+    def result(self, step: str) -> dict[str, Any]:
+        """A call's result, without what belongs to the hop and not to the tool."""
+        answer = self.answers[step]
+        assert answer["ok"], answer
+        return without_hop(answer["result"])
+
+    def text(self, step: str) -> str:
+        """The text of a call's result."""
+        return cast("str", self.result(step)["content"][0]["text"])
+
+    def tools(self, step: str) -> dict[str, dict[str, Any]]:
+        """A listing of this server's tools, by their own names."""
+        answer = self.answers[step]
+        assert answer["ok"], answer
+        return {
+            tool["name"].removeprefix(self.prefix): {**tool, "name": tool["name"].removeprefix(self.prefix)}
+            for tool in answer["tools"]
+            if tool["name"].startswith(self.prefix)
+        }
+
+    def meta(self) -> dict[str, Any]:
+        """The `_meta` that the server received."""
+        return cast("dict[str, Any]", json.loads(self.text("meta")))
+
+
+def without_hop(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result without the members in which the eras differ: its type, and who answered."""
+    kept = {key: value for key, value in result.items() if key not in {"resultType", "_meta"}}
+    meta = {key: value for key, value in result.get("_meta", {}).items() if not key.startswith(HOP)}
+    return {**kept, "_meta": meta} if meta else kept
+
+
+Connect = Callable[[Mode, Listener], AbstractAsyncContextManager[Client]]
+WaitForChange = Callable[[], Awaitable[object]]
+
+
+async def tour_sdk2(steps: Mapping[str, Step], mode: Mode, connect: Connect) -> dict[str, Answer]:
+    """Do the steps with mcp 2.x, hearing of changes as the negotiated era does."""
+    listener = Listener()
+    async with connect(mode, listener) as client, _changes(client, listener) as wait_for_change:
+        guide = _Guide(client, wait_for_change)
+        return {name: await guide.run(step) for name, step in steps.items()}
+
+
+@asynccontextmanager
+async def _changes(client: Client, listener: Listener) -> AsyncIterator[WaitForChange]:
+    async def wait() -> None:
+        await listener.changed.wait()
+        listener.changed.clear()
+
+    if client.protocol_version != MODERN or not _announces(client):
+        yield wait
+        return
+    async with client.listen(tools_list_changed=True) as changes:
+        yield changes.__anext__
+
+
+def _announces(client: Client) -> bool:
+    """Whether the server says that it announces changes: FastMCP says no, and answers no subscription."""
+    tools = client.server_capabilities.tools
+    return tools is not None and bool(tools.list_changed)
+
+
+class _Guide:
+    """Does one step after the other; a refusal is an answer too."""
+
+    def __init__(self, client: Client, wait_for_change: WaitForChange) -> None:
+        self._client = client
+        self._wait_for_change = wait_for_change
+
+    async def run(self, step: Step) -> Answer:
+        try:
+            return {"ok": True, **await self._do(step)}
+        except MCPError as refused:
+            return {"ok": False, "error": plain(refused.error)}
+        except TimeoutError:
+            return {"ok": False, "error": {"message": f"nothing within {step.get('within')} seconds"}}
+
+    async def _do(self, step: Step) -> Answer:
+        match step["do"]:
+            case "hello":
+                return {"hello": {"protocolVersion": self._client.protocol_version}}
+            case "list":
+                return {"tools": plain(await self._client.list_tools())["tools"]}
+            case "call":
+                return await self._call(step)
+            case "cancel":
+                await cancel_once_begun(self._client, step["tool"], step["arguments"])
+                return {"answer": {}}
+            case "changed":
+                await asyncio.wait_for(self._wait_for_change(), step["within"])
+                return {}
+            case other:
+                raise ValueError(f"no step is called {other!r}")
+
+    async def _call(self, step: Step) -> Answer:
+        seen: list[list[Any]] = []
+
+        async def watch(progress: float, total: float | None, message: str | None) -> None:
+            seen.append([progress, total, message])
+
+        result = await self._client.call_tool(
+            step["tool"],
+            step["arguments"],
+            progress_callback=watch if step.get("progress") else None,
+            meta=step.get("meta"),
+        )
+        return {"result": plain(result), "progress": seen}
+
+
+def plain(model: Any) -> dict[str, Any]:
+    """A model of the SDK as the JSON that it stands for."""
+    return cast("dict[str, Any]", model.model_dump(mode="json", by_alias=True, exclude_none=True))

@@ -1,0 +1,205 @@
+"""Where calls start: what each stage refuses, what listings wait for, and who hears of changes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from isthmus.core.calls import stages
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.lane import Lane
+from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.faults import BadArguments, Bug, Draining, NotConnected, UnknownTool
+from isthmus.model.names import ServerName
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, Listener, Notes, Stage, call, ready, tool
+
+SLOW = ServerName("slow")
+TEXT = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+
+
+def starting(hub: Hub, server: ServerName = SLOW) -> None:
+    hub.open_lane(Lane(server, hub.limits), Standing(server))
+
+
+async def test_a_call_goes_to_the_link_of_its_server_with_its_deadline() -> None:
+    stage = Stage()
+    inflight, listener = stage.start()
+    assert stage.link.sent == [inflight]
+    assert (inflight.tool.tool.name, inflight.timeout) == ("read", 30.0)
+    assert not listener.ends
+
+
+async def test_the_caller_may_wait_less_than_the_server_allows_but_not_more() -> None:
+    stage = Stage()
+    assert stage.start(call(timeout=5.0))[0].timeout == 5.0
+    assert stage.start(call(timeout=500.0))[0].timeout == 30.0
+
+
+async def test_an_unknown_tool_and_a_denied_one_end_alike() -> None:
+    stage = Stage(tool("read"), tool("write"))
+    limited = Caller("limited", "default", Grants(("files.read",)))
+    denied = stage.start(call("files.write", caller=limited))[1].fault
+    unknown = stage.start(call("files.wrote", caller=limited))[1].fault
+    assert isinstance(denied, UnknownTool)
+    assert isinstance(unknown, UnknownTool)
+    assert denied.message.replace("write", "wrote") == unknown.message
+    assert (denied.server, denied.executed) == (unknown.server, unknown.executed) == (None, "no")
+    assert stage.link.sent == []
+    assert [server for _, server, _ in stage.notes.ends] == [None, None]
+
+
+async def test_arguments_that_the_schema_refuses_never_reach_the_server() -> None:
+    stage = Stage(tool("read", inputSchema=TEXT))
+    fault = stage.start(call(arguments={"path": 7}))[1].fault
+    assert isinstance(fault, BadArguments)
+    assert fault.message.startswith("Invalid arguments for files.read: path: 7 ")
+    assert stage.link.sent == []
+    assert stage.lane.running == 0
+
+
+async def test_a_draining_hub_takes_nothing_new_and_lets_the_rest_end() -> None:
+    stage = Stage()
+    running, listener = stage.start()
+    stage.hub.refuse_new_calls()
+    assert isinstance(stage.start()[1].fault, Draining)
+    assert stage.hub.running() == 1
+    running.finish(DONE)
+    assert listener.ends == [DONE]
+    assert stage.hub.running() == 0
+
+
+async def test_a_tool_whose_lane_is_gone_is_not_connected() -> None:
+    stage = Stage()
+    del stage.hub.lanes[SERVER]
+    fault = stage.start()[1].fault
+    assert isinstance(fault, NotConnected)
+    assert fault.why == "it was removed"
+
+
+async def test_a_defect_in_a_stage_costs_one_call_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Hub, inflight: InFlight) -> None:
+        if inflight.call.name == "files.broken":
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("isthmus.core.calls.hub.STAGES", (broken, *stages.STAGES))
+    stage = Stage()
+    fault = stage.start(call("files.broken"))[1].fault
+    assert isinstance(fault, Bug)
+    assert fault.incident in fault.message
+    assert fault.executed == "unknown"
+    assert not stage.start()[1].ends
+
+
+async def test_watchers_hear_of_changes_and_of_nothing_else() -> None:
+    stage = Stage()
+    heard: list[int] = []
+    unwatch = stage.hub.watch(lambda: heard.append(stage.hub.snapshot.version))
+    stage.hub.publish(ready(tool()))  # as it was
+    assert heard == []
+    stage.hub.publish(ready(tool(), tool("write")))
+    unwatch()
+    stage.hub.publish(ready())
+    assert len(heard) == 1
+    assert stage.hub.snapshot.version == heard[0] + 1
+
+
+async def test_a_broken_watcher_keeps_the_news_from_nobody() -> None:
+    stage = Stage()
+    heard: list[str] = []
+
+    def broken() -> None:
+        raise RuntimeError("a defect of a face")
+
+    stage.hub.watch(broken)
+    stage.hub.watch(lambda: heard.append("told"))
+    stage.hub.publish(ready())
+    assert heard == ["told"]
+
+
+async def test_a_call_keeps_the_tool_that_it_found() -> None:
+    stage = Stage()
+    inflight, _ = stage.start()
+    stage.hub.publish(ready())
+    assert inflight.tool.tool == tool()
+    assert isinstance(stage.start()[1].fault, UnknownTool)
+
+
+async def test_a_listing_waits_for_a_first_attempt_that_is_under_way() -> None:
+    stage = Stage()
+    starting(stage.hub)
+    assert stage.hub.is_settling()
+    listing = asyncio.ensure_future(stage.hub.view(ANYONE.grants, EVERYTHING))
+    await asyncio.sleep(0)
+    assert not listing.done()
+    stage.hub.publish(ready(tool("find", SLOW), server=SLOW))
+    async with asyncio.timeout(5):
+        assert list((await listing).routes) == ["files.read", "slow.find"]
+    assert not stage.hub.is_settling()
+
+
+async def test_a_listing_does_not_wait_for_ever_and_names_who_is_missing() -> None:
+    stage = Stage(limits=Limits(listing_seconds=0.01))
+    starting(stage.hub)
+    async with asyncio.timeout(5):
+        view = await stage.hub.view(ANYONE.grants, EVERYTHING)
+        again = await stage.hub.view(ANYONE.grants, EVERYTHING)  # its patience is used up
+    assert list(view.routes) == ["files.read"]
+    assert view.missing[SLOW].state == "starting"
+    assert again is view
+
+
+async def test_a_failed_first_attempt_ends_the_wait_as_well() -> None:
+    stage = Stage()
+    starting(stage.hub)
+    stage.hub.publish(Standing(SLOW, "retrying", "no such program", is_settled=True))
+    assert not stage.hub.is_settling()
+    view = await stage.hub.view(ANYONE.grants, EVERYTHING)
+    assert view.missing[SLOW].reason == "no such program"
+
+
+async def test_one_servers_listing_waits_for_that_server_only() -> None:
+    stage = Stage()
+    starting(stage.hub)
+    async with asyncio.timeout(0.5):
+        view = await stage.hub.view(ANYONE.grants, Surface("own", SERVER))
+    assert list(view.routes) == ["read"]
+
+
+async def test_news_of_an_unsettled_server_keeps_listings_waiting() -> None:
+    stage = Stage()
+    starting(stage.hub)
+    stage.hub.publish(Standing(SLOW, detail="still installing"))
+    assert stage.hub.is_settling()
+
+
+async def test_a_hub_counts_what_runs_and_what_waits_on_all_lanes() -> None:
+    hub = Hub(Limits(max_calls=1), Notes())
+    assert hub.running() == 0
+    stage = Stage(limits=Limits(max_calls=1))
+    for _ in range(3):
+        stage.start()
+    assert stage.hub.running() == 3
+
+
+async def test_a_call_is_recorded_once_with_how_it_ended() -> None:
+    stage = Stage()
+    inflight, _ = stage.start()
+    inflight.finish(DONE)
+    stage.start(call("nobody.knows"))
+    assert [(name, server, type(outcome)) for name, server, outcome in stage.notes.ends] == [
+        ("files.read", SERVER, type(DONE)),
+        ("nobody.knows", None, UnknownTool),
+    ]
+
+
+async def test_arguments_travel_as_they_were_written() -> None:
+    stage = Stage()
+    text = msgspec.Raw(b'{ "path" :  1.0e2 }')
+    inflight = stage.hub.start(msgspec.structs.replace(call(), arguments=text), Listener())
+    assert bytes(inflight.call.arguments) == bytes(text)

@@ -1,0 +1,202 @@
+"""One server's slots, queue and breaker: what happens on one lane stays on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.lane import Lane
+from isthmus.core.settings import Limits
+from isthmus.model.faults import (
+    BadReply,
+    BreakerOpen,
+    Cancelled,
+    Fault,
+    Lost,
+    NotConnected,
+    Overloaded,
+    ServerError,
+    TimedOut,
+)
+from isthmus.model.outcomes import Outcome
+from tests.unit.core.doubles import DONE, SERVER, HeldLink, Listener, Stage, call
+
+SMALL = Limits(max_calls=2, max_queued=3)
+GONE = Lost(SERVER, "gone", executed="unknown")
+
+
+def breaks(inflight: InFlight) -> None:
+    inflight.finish(Lost(SERVER, "gone before it was sent", executed="no"))
+
+
+async def test_calls_beyond_the_slots_wait_and_beyond_the_queue_are_refused_at_once() -> None:
+    stage = Stage(limits=SMALL)
+    heard = [stage.start()[1] for _ in range(6)]
+    assert (stage.lane.running, stage.lane.queued, len(stage.link.sent)) == (2, 3, 2)
+    assert isinstance(heard[5].fault, Overloaded)
+    assert (heard[5].fault.executed, heard[5].fault.retry_after) == ("no", 1.0)
+    assert not any(listener.ends for listener in heard[:5])
+
+
+async def test_a_freed_slot_goes_to_the_call_that_waited_longest() -> None:
+    stage = Stage(limits=SMALL)
+    started = [stage.start()[0] for _ in range(5)]
+    started[1].finish(DONE)
+    started[0].finish(DONE)
+    assert stage.link.sent == [started[0], started[1], started[2], started[3]]
+    assert (stage.lane.running, stage.lane.queued) == (2, 1)
+
+
+async def test_a_call_withdrawn_while_it_waits_is_never_sent_and_did_not_run() -> None:
+    stage = Stage(limits=SMALL)
+    started = [stage.start() for _ in range(4)]
+    started[2][0].cancel("enough")
+    assert started[2][1].fault.executed == "no"
+    assert stage.link.withdrawn == []
+    started[0][0].finish(DONE)
+    assert stage.link.sent == [started[0][0], started[1][0], started[3][0]]
+    assert stage.lane.queued == 0
+
+
+async def test_without_a_link_a_call_is_told_why() -> None:
+    stage = Stage()
+    stage.lane.detach("its process ended", is_failure=False)
+    assert "its process ended" in stage.start()[1].fault.message
+    stage.lane.explain("no such program")
+    fault = stage.start()[1].fault
+    assert isinstance(fault, NotConnected)
+    assert (fault.why, fault.executed) == ("no such program", "no")
+
+
+async def test_those_who_wait_are_told_when_the_link_is_lost() -> None:
+    stage = Stage(limits=SMALL)
+    heard = [stage.start()[1] for _ in range(5)]
+    stage.lane.detach("its process ended", is_failure=True)
+    assert [type(listener.fault) for listener in heard[2:]] == [NotConnected] * 3
+    assert not heard[0].ends
+    assert (stage.lane.running, stage.lane.queued) == (2, 0)
+
+
+async def test_a_link_that_broke_a_moment_ago_ends_a_full_queue_too() -> None:
+    """The link knows that it is broken before its keeper detaches it, and ends what it is still given."""
+    stage = Stage()
+    heard = [stage.start()[1] for _ in range(64 + 256)]
+    stage.link.at_once = breaks
+    for inflight in list(stage.link.sent):
+        inflight.finish(GONE)
+    assert [len(listener.ends) for listener in heard] == [1] * 320
+    assert (stage.lane.running, stage.lane.queued) == (0, 0)
+
+
+async def test_the_next_call_goes_though_a_full_queue_broke_before() -> None:
+    stage = Stage(limits=SMALL)
+    for _ in range(5):
+        stage.start()
+    stage.link.at_once = breaks
+    for inflight in list(stage.link.sent):
+        inflight.finish(GONE)
+    fresh = HeldLink()
+    stage.lane.attach(fresh)
+    for _ in range(3):
+        stage.start()
+    fresh.sent[0].finish(DONE)
+    assert len(fresh.sent) == 3
+
+
+async def test_five_failures_in_a_row_close_the_way_for_a_while() -> None:
+    stage = Stage()
+    for _ in range(5):
+        stage.start()[0].finish(TimedOut(SERVER, 1.0, executed="unknown"))
+    fault = stage.start()[1].fault
+    assert isinstance(fault, BreakerOpen)
+    assert fault.executed == "no"
+    assert fault.retry_after is not None
+    assert 0 < fault.retry_after <= 3.0
+
+
+@pytest.mark.parametrize("outcome", [TimedOut(SERVER, 1.0, executed="unknown"), GONE, BadReply(SERVER, "no")])
+async def test_silence_loss_and_nonsense_count_against_a_server(outcome: Fault) -> None:
+    stage = Stage()
+    for _ in range(5):
+        stage.start()[0].finish(outcome)
+    assert isinstance(stage.start()[1].fault, BreakerOpen)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        DONE,
+        ServerError(SERVER, -32000, "no"),
+        Cancelled("enough", executed="unknown"),
+        NotConnected(SERVER, "it turned the request away", status=403),
+    ],
+)
+async def test_answers_and_withdrawals_do_not_count_against_a_server(outcome: Outcome) -> None:
+    stage = Stage()
+    for _ in range(20):
+        stage.start()[0].finish(outcome)
+    assert not stage.start()[1].ends
+
+
+async def test_only_answers_are_taken_for_a_sign_of_health() -> None:
+    stage = Stage()
+    stage.start()[0].finish(Cancelled("enough", executed="unknown"))
+    stage.start()[0].finish(GONE)
+    assert stage.lane.answered == 0
+    stage.start()[0].finish(DONE)
+    stage.start()[0].finish(ServerError(SERVER, -32000, "no"))
+    assert stage.lane.answered == 2
+
+
+async def test_a_lost_link_counts_once_however_many_calls_were_on_it() -> None:
+    stage = Stage()
+    started = [stage.start()[0] for _ in range(50)]
+    stage.lane.detach("its process ended", is_failure=True)
+    for inflight in started:
+        inflight.finish(GONE)
+    stage.lane._link = stage.link  # as it was, without what a new link's start forgives
+    assert not stage.start()[1].ends
+
+
+async def test_links_lost_five_times_in_a_row_close_the_way_until_one_starts_well() -> None:
+    stage = Stage(limits=Limits(breaker_failures=1))
+    stage.lane.detach("lost", is_failure=True)
+    stage.lane._link = stage.link
+    assert isinstance(stage.start()[1].fault, BreakerOpen)
+    stage.lane.attach(stage.link)
+    assert not stage.start()[1].ends
+
+
+async def test_a_detach_without_a_link_or_in_good_order_is_no_failure() -> None:
+    stage = Stage(limits=Limits(breaker_failures=1))
+    stage.lane.detach("the hub is shutting down", is_failure=False)
+    stage.lane.detach("never was there", is_failure=True)
+    stage.lane._link = stage.link
+    assert not stage.start()[1].ends
+
+
+async def test_a_servers_own_figures_win_and_the_hard_stop_holds() -> None:
+    lane = Lane(SERVER, Limits(), max_calls=1, max_queued=0, timeout=3600.0)
+    assert (lane.max_calls, lane.max_queued, lane.timeout) == (1, 0, 600.0)
+    default = Lane(SERVER, Limits(call_seconds=7.0))
+    assert (default.max_calls, default.max_queued, default.timeout) == (64, 256, 7.0)
+
+
+async def test_a_new_link_takes_the_calls_from_now_on() -> None:
+    stage = Stage()
+    old = stage.start()[0]
+    fresh = HeldLink()
+    stage.lane.attach(fresh)
+    new = stage.start()[0]
+    assert (stage.link.sent, fresh.sent) == ([old], [new])
+    old.finish(GONE)  # says nothing about the new link
+    assert (stage.lane.running, stage.lane.answered) == (1, 0)
+
+
+async def test_a_refused_call_that_never_waited_leaves_the_queue_as_it_is() -> None:
+    stage = Stage(limits=SMALL)
+    for _ in range(5):
+        stage.start()
+    listener = Listener()
+    stage.hub.start(call(), listener)
+    assert stage.lane.queued == 3

@@ -1,0 +1,98 @@
+"""What a tool is called, and which tool a person means."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.core.catalog import names
+from isthmus.core.catalog.names import Ambiguous, Pair, canonical, inverse, llm_table, resolve
+from isthmus.model.names import ServerName, ToolName
+
+
+def pair(server: str, tool: str) -> Pair:
+    return ServerName(server), ToolName(tool)
+
+
+PAIRS = [pair("web", "search"), pair("files", "search"), pair("files", "read.all"), pair("builtin", "echo")]
+
+
+def test_the_canonical_name_is_the_server_a_dot_and_the_tool() -> None:
+    assert canonical(pair("files", "read.all")) == "files.read.all"
+
+
+def test_a_plain_pair_keeps_its_plain_name_for_language_models() -> None:
+    assert llm_table([pair("my-web", "search.all")]) == {pair("my-web", "search.all"): "mcp_my_web_search_all"}
+
+
+def test_pairs_that_flatten_to_one_text_all_get_digits() -> None:
+    table = llm_table([pair("web", "search_query"), pair("web_search", "query"), pair("web", "other")])
+    assert table[pair("web", "other")] == "mcp_web_other"
+    clashing = [table[pair("web", "search_query")], table[pair("web_search", "query")]]
+    assert all(name.startswith("mcp_web_search_query_") and len(name) == 27 for name in clashing)
+    assert clashing[0] != clashing[1]
+
+
+def test_a_long_name_is_cut_and_gets_digits() -> None:
+    table = llm_table([pair("s", "x" * 100), pair("s", "x" * 99)])
+    assert {len(name) for name in table.values()} == {64}
+    assert len(set(table.values())) == 2
+
+
+def test_digits_that_are_taken_give_way_to_the_next_ones() -> None:
+    wanted = pair("web", "search")
+    first = names._with_digits("mcp_web_search", wanted, set())
+    second = names._with_digits("mcp_web_search", wanted, {first})
+    assert first != second
+    assert second.startswith("mcp_web_search_")
+
+
+def test_a_pair_without_free_digits_is_a_defect_and_not_a_guess() -> None:
+    class Everything(set[str]):
+        def __contains__(self, name: object) -> bool:
+            return True
+
+    with pytest.raises(AssertionError, match="no free name"):
+        names._with_digits("mcp_web_search", pair("web", "search"), Everything())
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("files.search", pair("files", "search")),
+        ("files.read.all", pair("files", "read.all")),
+        ("read.all", pair("files", "read.all")),
+        ("mcp.read.all", pair("files", "read.all")),
+        ("echo", pair("builtin", "echo")),
+        ("builtin.echo", pair("builtin", "echo")),
+        ("mcp.echo", None),
+        ("nothing", None),
+        ("files.nothing", None),
+        ("", None),
+    ],
+)
+def test_a_name_that_a_person_writes_finds_its_tool(said: str, meant: Pair | None) -> None:
+    assert resolve(said, PAIRS) == meant
+
+
+def test_a_built_in_tool_wins_over_servers_with_one_of_that_name() -> None:
+    both = [*PAIRS, pair("files", "echo"), pair("web", "echo")]
+    assert resolve("echo", both) == pair("builtin", "echo")
+
+
+@pytest.mark.parametrize("said", ["search", "mcp.search"])
+def test_an_ambiguous_name_is_an_error_that_lists_the_candidates(said: str) -> None:
+    with pytest.raises(Ambiguous) as told:
+        resolve(said, PAIRS)
+    assert told.value.candidates == ["files.search", "web.search"]
+    assert "files.search, web.search" in str(told.value)
+
+
+def test_mcp_names_are_those_of_servers_only() -> None:
+    one = [pair("files", "echo"), pair("builtin", "echo")]
+    assert resolve("mcp.echo", one) == pair("files", "echo")
+
+
+def test_the_way_back_refuses_a_table_that_is_not_one_to_one() -> None:
+    assert inverse({pair("a", "b"): "a.b"}) == {"a.b": pair("a", "b")}
+    with pytest.raises(AssertionError, match="share"):
+        inverse({pair("a", "b"): "same", pair("c", "d"): "same"})

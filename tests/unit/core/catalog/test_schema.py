@@ -1,0 +1,95 @@
+"""Arguments against schemas that nobody vouches for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from isthmus.core.catalog.schema import DETAIL_LENGTH_MAX, Unchecked, _Check, compile_check
+from tests.unit.core.doubles import raw
+
+ECHO = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+
+def check(schema: Any, arguments: msgspec.Raw | Any, limit_bytes: int = 4096) -> str | None:
+    given = arguments if isinstance(arguments, msgspec.Raw) else raw(arguments)
+    return compile_check(raw(schema), limit_bytes=limit_bytes)(given)
+
+
+def test_arguments_that_fit_pass() -> None:
+    assert check(ECHO, {"text": "hi"}) is None
+
+
+def test_what_is_wrong_is_said_with_its_place() -> None:
+    nested = {"type": "object", "properties": {"a": {"items": ECHO}}}
+    assert check(ECHO, {}) == '"text" is a required property'
+    assert str(check(nested, {"a": [{"text": "x"}, {"text": 1}]})).startswith("a.1.text: 1 is not of type")
+
+
+def test_an_explanation_is_cut_however_much_was_sent() -> None:
+    told = check(ECHO, {"text": ["x" * 100_000]})
+    assert told is not None
+    assert len(told) == DETAIL_LENGTH_MAX
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"text":1e999}', b'{"text":' + b"9" * 5000 + b"}", b'{"text":"\\ud800"}', b"{", b"[" * 5000]
+)
+def test_arguments_that_cannot_be_read_are_refused_and_break_nothing(text: bytes) -> None:
+    assert str(check(ECHO, msgspec.Raw(text))).startswith("not usable JSON")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"$ref": "file:///etc/passwd"},
+        {"$ref": "#/nowhere"},
+        {"$schema": "http://127.0.0.1:9/dialect"},
+        {"type": "nonsense"},
+        {"properties": {"a": {"pattern": "("}}},
+        {"properties": {"a": {"pattern": "(a{1000}){1000}"}}},
+        {"properties": {"a": {"pattern": "(?=a)b"}}},
+        7,
+    ],
+)
+def test_a_schema_that_points_outside_or_is_none_cannot_be_used_and_says_why(schema: Any) -> None:
+    with pytest.raises(Unchecked, match="its schema cannot be used"):
+        compile_check(raw(schema), limit_bytes=4096)
+
+
+def test_a_schema_that_is_no_json_cannot_be_used() -> None:
+    with pytest.raises(Unchecked):
+        compile_check(msgspec.Raw(b'{"type":'), limit_bytes=4096)
+
+
+def test_a_schema_over_the_limit_is_not_even_read() -> None:
+    with pytest.raises(Unchecked, match="its schema has 114 bytes, the limit is 113"):
+        compile_check(msgspec.Raw(json.dumps(ECHO).ljust(114).encode()), limit_bytes=113)
+
+
+def test_a_pattern_that_drives_backtracking_engines_mad_is_harmless() -> None:
+    mad = {"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}}
+    assert check(mad, {"a": "a" * 50_000}) is None
+    assert check(mad, {"a": "a" * 50_000 + "!"}) is not None
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}])
+def test_a_schema_that_refers_to_itself_ends(schema: Any) -> None:
+    assert check(schema, {"a": 1}) is None
+
+
+def test_a_refusal_without_a_reason_is_still_a_refusal() -> None:
+    class Sulking:
+        def is_valid(self, _: object) -> bool:
+            return False
+
+        def iter_errors(self, _: object) -> list[jsonschema_rs.ValidationError]:
+            return []
+
+    check_it = _Check(cast(jsonschema_rs.Validator, Sulking()))
+    assert check_it(raw({})) == "refused by the tool's schema"

@@ -1,0 +1,129 @@
+"""The neighbours of the core, small and in a test's hands: a link that keeps what it is given, a caller that listens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.lane import Lane
+from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING, Call, Surface
+from isthmus.model.events import Event, Progress
+from isthmus.model.faults import Fault
+from isthmus.model.names import ServerName, ToolName
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.tools import Tool
+
+SERVER = ServerName("files")
+ANYONE = Caller("anyone", "default", Grants(("*",)))
+DONE = Result(msgspec.Raw(b'{"content":[]}'))
+PROGRESS = Progress({"progress": msgspec.Raw(b"1")})
+
+
+def raw(value: Any) -> msgspec.Raw:
+    """A value as the text of its JSON."""
+    return msgspec.Raw(json.dumps(value).encode())
+
+
+def tool(name: str = "read", server: str = SERVER, **members: Any) -> Tool:
+    """A tool with these members in its definition."""
+    definition = {"name": raw(name), **{key: raw(value) for key, value in members.items()}}
+    return Tool.of(ServerName(server), ToolName(name), definition)
+
+
+def ready(*tools: Tool, server: str = SERVER) -> Standing:
+    """The standing of a server that is there."""
+    return Standing(ServerName(server), "ready", tools=tools, is_settled=True)
+
+
+def call(
+    name: str = "files.read",
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    caller: Caller = ANYONE,
+    surface: Surface = EVERYTHING,
+    timeout: float | None = None,
+) -> Call:
+    """A call of a tool."""
+    return Call(caller, surface, name, raw(arguments or {}), timeout=timeout)
+
+
+class Listener:
+    """An exchange that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ends: list[Outcome] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def end(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
+
+    @property
+    def fault(self) -> Fault:
+        """The one fault in which the call ended."""
+        (outcome,) = self.ends
+        assert isinstance(outcome, Fault), outcome
+        return outcome
+
+
+class HeldLink:
+    """A link that holds every call until the test ends it, or does `at_once` with it."""
+
+    def __init__(self, at_once: Callable[[InFlight], object] | None = None) -> None:
+        self.sent: list[InFlight] = []
+        self.withdrawn: list[tuple[InFlight, str]] = []
+        self.has_left = True
+        self.at_once = at_once
+
+    def send(self, inflight: InFlight) -> None:
+        self.sent.append(inflight)
+        if self.at_once is not None:
+            self.at_once(inflight)
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        return self.has_left
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        self.withdrawn.append((inflight, reason))
+
+
+class Notes:
+    """A recorder that writes everything down."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, ServerName | None, Outcome]] = []
+        self.lates: list[ServerName] = []
+
+    def ended(self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        assert seconds >= 0
+        self.ends.append((call.name, server, outcome))
+
+    def late(self, server: ServerName) -> None:
+        self.lates.append(server)
+
+
+class Stage:
+    """A hub with one server on a held link, and what happened on it."""
+
+    def __init__(self, *tools: Tool, limits: Limits | None = None) -> None:
+        self.notes = Notes()
+        self.hub = Hub(limits or Limits(), self.notes)
+        self.lane = Lane(SERVER, self.hub.limits)
+        self.link = HeldLink()
+        self.lane.attach(self.link)
+        self.hub.open_lane(self.lane, ready(*(tools or (tool(),))))
+
+    def start(self, asked: Call | None = None) -> tuple[InFlight, Listener]:
+        """Start a call and listen to it."""
+        listener = Listener()
+        return self.hub.start(asked or call(), listener), listener

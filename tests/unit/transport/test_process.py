@@ -1,0 +1,492 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
+
+CAT = (
+    "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line); sys.stdout.buffer.flush()"
+)
+"""A child that echoes, and leaves at the end of its input."""
+
+DEAF = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+"""A child that never reads, writes `up` when it runs, and stays."""
+
+STUBBORN = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + DEAF
+
+
+class Heard:
+    """What a channel's owner heard of it."""
+
+    def __init__(self) -> None:
+        self.output = b""
+        self.losses: list[str] = []
+        self._news = asyncio.Event()
+
+    def on_bytes(self, data: bytes) -> None:
+        self.output += data
+        self._news.set()
+
+    def on_lost(self, reason: str) -> None:
+        self.losses.append(reason)
+        self._news.set()
+
+    async def until(self, output: bytes) -> bytes:
+        async with asyncio.timeout(10):
+            while output not in self.output:
+                self._news.clear()
+                await self._news.wait()
+        return self.output
+
+    async def loss(self) -> str:
+        async with asyncio.timeout(10):
+            while not self.losses:
+                self._news.clear()
+                await self._news.wait()
+        return self.losses[0]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest_asyncio.fixture
+async def channels() -> AsyncIterator[list[ProcessChannel]]:
+    opened: list[ProcessChannel] = []
+    yield opened
+    for channel in opened:
+        channel.kill()
+        await channel.aclose()
+
+
+async def start(
+    heard: Heard, channels: list[ProcessChannel], script: str, *, env: dict[str, str] | None = None
+) -> ProcessChannel:
+    channel = await ProcessChannel.spawn(
+        [sys.executable, "-c", script],
+        env=child_environment(env or {}, os.environ),
+        cwd=None,
+        on_bytes=heard.on_bytes,
+        on_lost=heard.on_lost,
+    )
+    channels.append(channel)
+    return channel
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie that nobody of ours must reap does not."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] not in "ZX"
+        )
+    except FileNotFoundError:
+        return False
+
+
+def our_children() -> dict[int, str]:
+    """The state of every process whose parent we are."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text("ascii", "replace").rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(parent) == os.getpid():
+            found[int(stat.parent.name)] = state
+    return found
+
+
+def zombies() -> list[int]:
+    """Our own children that have ended and were not reaped."""
+    return [pid for pid, state in our_children().items() if state == "Z"]
+
+
+async def until_dead(pid: int) -> None:
+    async with asyncio.timeout(10):
+        while is_alive(pid):  # noqa: ASYNC110 - nobody tells us of another's child
+            await asyncio.sleep(0.005)
+
+
+async def test_a_child_hears_what_is_written_and_is_heard(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    channel = await start(heard, channels, CAT)
+    assert channel.write(b"hello\n") == 6
+    assert channel.write(b"again\n") == 12
+    assert await heard.until(b"again\n") == b"hello\nagain\n"
+    assert channel.has_left(12)
+    assert is_alive(channel.pid)
+    await channel.aclose()
+    assert heard.losses == ["exited with code 0"]
+    assert channel.returncode == 0
+    assert not is_alive(channel.pid)
+
+
+async def test_closing_twice_or_at_once_is_harmless(heard: Heard, channels: list[ProcessChannel]) -> None:
+    channel = await start(heard, channels, CAT)
+    await asyncio.gather(channel.aclose(), channel.aclose())
+    await channel.aclose()
+    channel.kill()
+    assert len(heard.losses) == 1
+
+
+async def test_what_a_child_says_last_is_heard_before_its_end(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    script = "import os, sys\nos.write(1, b'x' * 60000)\nos.write(2, b'sorry')\nos._exit(3)"
+    channel = await start(heard, channels, script)
+    assert not heard.losses
+    assert await heard.loss() == "exited with code 3"
+    assert len(heard.output) == 60000
+    assert channel.stderr_tail == "sorry"
+    assert channel.returncode == 3
+
+
+async def test_nothing_is_heard_before_the_channel_is_returned() -> None:
+    channel: ProcessChannel | None = None
+    seen: list[bool] = []
+    heard = Heard()
+
+    def on_bytes(data: bytes) -> None:
+        seen.append(channel is not None)
+
+    def on_lost(reason: str) -> None:
+        seen.append(channel is not None)
+        heard.on_lost(reason)
+
+    channel = await ProcessChannel.spawn(
+        ["/bin/echo", "x"], env={}, cwd=None, on_bytes=on_bytes, on_lost=on_lost
+    )
+    await heard.loss()
+    assert seen == [True, True]
+    await channel.aclose()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_child_whose_start_is_cancelled_is_ended_unheard(turns: int, tmp_path: Path) -> None:
+    heard = Heard()
+    pid_file = tmp_path / "pid"
+    starting = asyncio.create_task(
+        ProcessChannel.spawn(
+            ["/bin/sh", "-c", f"echo $$ > {pid_file}; exec cat"],
+            env={},
+            cwd=None,
+            on_bytes=heard.on_bytes,
+            on_lost=heard.on_lost,
+        )
+    )
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if not starting.cancel():
+        await (await starting).aclose()
+        return
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    async with asyncio.timeout(10):
+        while our_children():  # noqa: ASYNC110 - its channel is nobody's
+            await asyncio.sleep(0.005)
+    for _ in range(20):
+        await asyncio.sleep(0)  # the pipes are closed once they are connected, and that nobody tells either
+    assert not heard.losses
+
+
+async def test_where_processes_cannot_be_watched_by_descriptor_a_thread_waits(
+    heard: Heard, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(pid: int, flags: int = 0) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    channel = await start(heard, channels, FORKS.format(escape="", then="os.read(0, 1)"))
+    grandchild = int((await heard.until(b"\n")).split()[1])
+    channel.kill()
+    assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+    await until_dead(grandchild)
+    assert zombies() == []
+
+
+async def test_a_signal_without_a_name_is_told_by_its_number(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    channel = await start(heard, channels, "import os\nos.kill(os.getpid(), 42)")
+    assert await heard.loss() == "killed by signal 42"
+    assert channel.returncode == -42
+
+
+async def test_a_killed_child_is_told_by_its_signal(heard: Heard, channels: list[ProcessChannel]) -> None:
+    channel = await start(heard, channels, DEAF)
+    channel.kill()
+    assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+    assert channel.returncode == -9
+
+
+async def test_after_its_death_a_child_is_written_nothing(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    channel = await start(heard, channels, CAT)
+    before = channel.write(b"first\n")
+    await heard.until(b"first\n")
+    channel.kill()
+    await heard.loss()
+    after = channel.write(b"second\n")
+    assert after == before + 7
+    assert channel.has_left(before)
+    assert not channel.has_left(after)
+    assert channel.buffered_bytes() == 0
+
+
+async def test_bytes_that_the_child_did_not_take_are_known_not_to_have_left(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    channel = await start(heard, channels, DEAF)
+    await heard.until(b"up")
+    small = channel.write(b"x" * 1000)
+    assert channel.has_left(small)
+    big = channel.write(b"y" * 8_000_000)
+    last = channel.write(b"z\n")
+    for _ in range(3):
+        assert channel.has_left(small)
+        assert not channel.has_left(big)
+        assert not channel.has_left(last)
+        assert 7_000_000 < channel.buffered_bytes() < 8_000_002
+        await asyncio.sleep(0)
+    channel.kill()
+    await heard.loss()
+    assert channel.has_left(small)
+
+
+async def test_bytes_in_the_buffer_leave_when_the_child_reads(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    script = (
+        "import sys\nprint('up', flush=True)\nwanted = 8000001\n"
+        "while wanted: wanted -= len(sys.stdin.buffer.raw.read(min(wanted, 65536)))\n"
+        "print('done', flush=True)\nsys.stdin.read()"
+    )
+    channel = await start(heard, channels, script)
+    await heard.until(b"up")
+    offset = channel.write(b"y" * 8_000_001)
+    await heard.until(b"done")
+    assert channel.has_left(offset)
+    assert not channel.has_left(offset + 1)
+
+
+async def test_a_child_that_closes_its_output_is_ended(heard: Heard, channels: list[ProcessChannel]) -> None:
+    channel = await start(heard, channels, "import os, time\nos.close(1)\ntime.sleep(600)")
+    assert await heard.loss() == "closed its output"
+    await until_dead(channel.pid)
+
+
+async def test_a_child_that_closes_its_input_is_ended(heard: Heard, channels: list[ProcessChannel]) -> None:
+    channel = await start(heard, channels, "import os, time\nos.close(0)\ntime.sleep(600)")
+    channel.write(b"x" * 1000)
+    channel.write(b"x" * 8_000_000)
+    assert await heard.loss() == "closed its input"
+    await until_dead(channel.pid)
+
+
+async def test_a_child_that_leaves_when_its_input_ends_is_not_hurried(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    tidying = "os.close(1)\ntime.sleep(0.6)\nos.write(2, b'tidied')\nos._exit(7)"
+    script = f"import os, sys, time\nsys.stdin.read()\n{tidying}"
+    channel = await start(heard, channels, script)
+    await channel.aclose(grace=10)
+    assert heard.losses == ["exited with code 7"]
+    assert channel.stderr_tail == "tidied"
+
+
+async def test_a_child_that_ignores_the_end_of_input_is_terminated(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    channel = await start(heard, channels, DEAF)
+    await heard.until(b"up")
+    channel.write(b"x" * 8_000_000)
+    await channel.aclose(grace=0.05)
+    assert heard.losses == ["killed by signal 15 (SIGTERM)"]
+
+
+async def test_a_child_that_ignores_sigterm_is_killed(heard: Heard, channels: list[ProcessChannel]) -> None:
+    channel = await start(heard, channels, STUBBORN)
+    await heard.until(b"up")
+    await channel.aclose(grace=0.05)
+    assert heard.losses == ["killed by signal 9 (SIGKILL)"]
+    assert not is_alive(channel.pid)
+
+
+async def test_a_cancelled_close_still_ends_the_child(heard: Heard, channels: list[ProcessChannel]) -> None:
+    channel = await start(heard, channels, STUBBORN)
+    await heard.until(b"up")
+    closing = asyncio.create_task(channel.aclose(grace=60))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+
+
+FORKS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready, ring = os.pipe()
+if os.fork() == 0:
+    if os.fork() == 0:
+        {escape}
+        os.write(1, b'grandchild %d\\n' % os.getpid())
+        os.write(ring, b'!')
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+os.read(ready, 1)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["sys.stdin.read()", "time.sleep(600)"], ids=["polite", "stubborn"])
+async def test_a_child_that_forks_twice_leaves_nobody_behind(
+    heard: Heard, channels: list[ProcessChannel], then: str
+) -> None:
+    channel = await start(heard, channels, FORKS.format(escape="", then=then))
+    grandchild = int((await heard.until(b"\n")).split()[1])
+    assert is_alive(grandchild)
+    await channel.aclose(grace=0.1)
+    await until_dead(grandchild)
+    assert not is_alive(channel.pid)
+
+
+async def test_the_group_goes_with_a_child_that_was_killed_by_others(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    channel = await start(heard, channels, FORKS.format(escape="", then="time.sleep(600)"))
+    grandchild = int((await heard.until(b"\n")).split()[1])
+    os.kill(channel.pid, signal.SIGKILL)
+    assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+    await until_dead(grandchild)
+
+
+async def test_a_grandchild_that_escapes_with_the_pipe_does_not_hide_the_death(
+    heard: Heard, channels: list[ProcessChannel]
+) -> None:
+    channel = await start(heard, channels, FORKS.format(escape="os.setsid()", then="os._exit(4)"))
+    grandchild = int((await heard.until(b"\n")).split()[1])
+    try:
+        assert await heard.loss() == "exited with code 4"
+        assert channel.returncode == 4
+        await channel.aclose()
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+
+
+async def test_a_hundred_killed_children_leave_no_zombie() -> None:
+    for _ in range(100):
+        heard = Heard()
+        channel = await ProcessChannel.spawn(
+            ["/bin/cat"], env={}, cwd=None, on_bytes=heard.on_bytes, on_lost=heard.on_lost
+        )
+        channel.write(b"x\n")
+        os.kill(channel.pid, signal.SIGKILL)
+        assert await heard.loss() == "killed by signal 9 (SIGKILL)"
+        await channel.aclose()
+        assert len(heard.losses) == 1
+    assert zombies() == []
+
+
+async def test_a_flood_on_stderr_is_read_and_forgotten(heard: Heard, channels: list[ProcessChannel]) -> None:
+    script = (
+        "import os\nfor _ in range(64): os.write(2, b'x' * (1 << 20))\n"
+        "os.write(2, 'the end \u20ac'.encode() + b'\\xff')\nos.write(1, b'done')\nos.read(0, 1)"
+    )
+    channel = await start(heard, channels, script)
+    await heard.until(b"done")
+    await channel.aclose()
+    assert channel.stderr_tail.endswith("the end \u20ac\ufffd")
+    assert len(channel.stderr_tail) <= 64 * 1024
+    assert len(channel._stderr) <= 128 * 1024
+
+
+async def test_a_child_sees_only_what_was_declared_for_it(
+    heard: Heard, channels: list[ProcessChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    told_by = "sorted(os.environ.items()), sorted(os.listdir('/proc/self/fd'))"
+    listing = f"import os\nprint({told_by}, flush=True)\nos.read(0, 1)"
+    inheritable = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(inheritable, True)
+    try:
+        await start(heard, channels, listing, env={"TOKEN": "t", "PATH": "/nowhere"})
+        told = (await heard.until(b"\n")).decode()
+    finally:
+        os.close(inheritable)
+    assert "hunter2" not in told
+    assert "('TOKEN', 't')" in told
+    assert "('PATH', '/nowhere')" in told
+    # The fourth is the descriptor of the directory that is being listed.
+    assert told.strip().endswith("['0', '1', '2', '3']")
+
+
+async def test_a_child_leads_its_own_session(heard: Heard, channels: list[ProcessChannel]) -> None:
+    channel = await start(heard, channels, CAT)
+    assert os.getpgid(channel.pid) == os.getsid(channel.pid) == channel.pid
+
+
+async def test_a_child_starts_where_it_is_told(
+    heard: Heard, channels: list[ProcessChannel], tmp_path: Path
+) -> None:
+    (tmp_path / "server").symlink_to("/bin/pwd")
+    channel = await ProcessChannel.spawn(
+        ["./server"], env={}, cwd=str(tmp_path), on_bytes=heard.on_bytes, on_lost=heard.on_lost
+    )
+    channels.append(channel)
+    await heard.loss()
+    assert heard.output.decode().strip() == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "cwd", "reason"),
+    [
+        (["no-such-command-anywhere"], None, "no such command on PATH; install it or give its full path"),
+        (["/no/such/file"], None, "there is no such file"),
+        (["/etc/passwd"], None, "may not be executed"),
+        (["cat"], "/no/such/directory", "working directory '/no/such/directory' does not exist"),
+        ([], None, "the command is empty"),
+        (["cat", "a\0b"], None, "null byte"),
+    ],
+)
+async def test_a_command_that_cannot_be_started_is_told_in_words(
+    heard: Heard, command: list[str], cwd: str | None, reason: str
+) -> None:
+    with pytest.raises(SpawnFailed, match=reason) as caught:
+        await ProcessChannel.spawn(
+            command, env={"PATH": "/bin"}, cwd=cwd, on_bytes=heard.on_bytes, on_lost=heard.on_lost
+        )
+    assert caught.value.command == (command[0] if command else "")
+    assert not heard.losses
+
+
+async def test_a_file_that_is_no_program_is_told_in_words(heard: Heard, tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    file.write_text("hello")
+    file.chmod(0o755)
+    with pytest.raises(SpawnFailed, match="neither a program nor a script"):
+        await ProcessChannel.spawn(
+            [str(file)], env={}, cwd=None, on_bytes=heard.on_bytes, on_lost=heard.on_lost
+        )
+
+
+def test_a_childs_environment_is_what_was_declared_and_little_else() -> None:
+    parent = {"PATH": "/bin", "HOME": "/h", "SECRET": "s", "SHELL": "() { evil; }", "LC_ALL": "C"}
+    assert child_environment({"A": "1", "HOME": "/elsewhere"}, parent) == {
+        "PATH": "/bin",
+        "HOME": "/elsewhere",
+        "LC_ALL": "C",
+        "A": "1",
+    }

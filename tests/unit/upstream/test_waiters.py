@@ -1,0 +1,104 @@
+"""What an answer, an error or a loss on the wire means for who waits."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.model.events import Progress
+from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
+from isthmus.model.outcomes import Result
+from isthmus.upstream.waiters import CallWaiter, Inquiry, lost, turned_away
+from isthmus.wire.jsonrpc import ErrorReply
+from tests.unit.core.doubles import SERVER, Listener, Stage, raw
+
+REFUSED = ErrorReply(msgspec.Raw(b"1"), -32000, "no", raw({"hint": 1}))
+
+
+async def waiting() -> tuple[InFlight, Listener, CallWaiter]:
+    inflight, listener = Stage().start()
+    return inflight, listener, CallWaiter(inflight)
+
+
+@pytest.mark.parametrize(
+    ("payload", "result"),
+    [
+        ({"content": []}, (False, False)),
+        ({"content": [], "isError": None}, (False, False)),
+        ({"content": [], "isError": True}, (True, False)),
+        ({"content": [], "resultType": "complete"}, (False, True)),
+    ],
+)
+async def test_a_result_ends_the_call_unread(payload: object, result: tuple[bool, bool]) -> None:
+    _, listener, waiter = await waiting()
+    waiter.result(raw(payload))
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
+    assert (outcome.is_error, outcome.is_typed) == result
+    assert bytes(outcome.payload) == bytes(raw(payload))
+
+
+@pytest.mark.parametrize("payload", [7, [], "done", None, {"isError": "yes"}, {"resultType": 7}])
+async def test_what_is_no_result_is_no_answer(payload: object) -> None:
+    _, listener, waiter = await waiting()
+    waiter.result(raw(payload))
+    assert isinstance(listener.fault, BadReply)
+    assert listener.fault.executed == "unknown"
+
+
+async def test_a_result_of_a_type_that_is_not_relayed_says_so() -> None:
+    _, listener, waiter = await waiting()
+    waiter.result(raw({"resultType": "input_required"}))
+    assert "'input_required'" in listener.fault.message
+
+
+async def test_a_servers_error_is_the_callers_as_it_is() -> None:
+    _, listener, waiter = await waiting()
+    waiter.error(REFUSED)
+    fault = listener.fault
+    assert isinstance(fault, ServerError)
+    assert (fault.code, fault.message, fault.executed) == (-32000, "no", "yes")
+    assert bytes(fault.data or b"") == b'{"hint": 1}'
+
+
+async def test_a_failure_ends_the_call_as_it_is() -> None:
+    _, listener, waiter = await waiting()
+    fault = lost(SERVER, "gone", may_have_left=True)
+    waiter.fail(fault)
+    assert listener.ends == [fault]
+
+
+async def test_progress_is_passed_on_without_the_token_of_this_hop() -> None:
+    _, listener, waiter = await waiting()
+    waiter.progress({"progressToken": raw(7), "progress": raw(1), "new": raw("x")})
+    assert listener.events == [Progress({"progress": raw(1), "new": raw("x")})]
+
+
+async def test_an_inquiry_hands_its_answer_to_who_awaits_it() -> None:
+    inquiry = Inquiry(SERVER)
+    inquiry.progress({})
+    inquiry.result(raw({"tools": []}))
+    inquiry.result(raw("again"))
+    inquiry.error(REFUSED)
+    assert bytes(await inquiry.answer) == b'{"tools": []}'
+
+
+async def test_an_inquiry_raises_the_servers_error_where_it_is_awaited() -> None:
+    inquiry = Inquiry(SERVER)
+    inquiry.error(REFUSED)
+    inquiry.result(raw("too late"))
+    with pytest.raises(ServerError, match="no"):
+        await inquiry.answer
+
+
+def test_a_loss_says_whether_the_request_may_have_left() -> None:
+    assert lost(SERVER, "gone", may_have_left=True).executed == "unknown"
+    assert lost(SERVER, "gone", may_have_left=False).executed == "no"
+    assert isinstance(lost(SERVER, "gone", may_have_left=True), Lost)
+
+
+def test_a_request_that_was_turned_away_did_not_run() -> None:
+    fault = turned_away(SERVER, "HTTP 403", 403)
+    assert isinstance(fault, NotConnected)
+    assert (fault.executed, fault.status) == ("no", 403)
