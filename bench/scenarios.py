@@ -20,6 +20,11 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import CheckCache, Snapshot, Standing
 from isthmus.core.settings import Limits
+from isthmus.faces.http.gate import Gate
+from isthmus.faces.http.origin import OriginGuard
+from isthmus.faces.http.turn import Message
+from isthmus.faces.mcp.dialogue import Dialogue
+from isthmus.faces.mcp.http import McpHttp
 from isthmus.identity.keys import KeyRing, credential_of, digest_of
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call
@@ -28,6 +33,7 @@ from isthmus.model.names import ServerName, ToolName
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.tools import Tool
 from isthmus.wire import jsonrpc
+from isthmus.wire.mcp.tools import Implementation
 
 Work = Callable[[], object]
 Scenario = Callable[[], AbstractContextManager[Work]]
@@ -155,3 +161,68 @@ async def hub_with_instant_server() -> Hub:
     hub.open_lane(lane, Standing(SERVER, "ready", tools=tools, is_settled=True))
     lane.attach(Instant())
     return hub
+
+
+class Arrived:
+    """A request that has arrived whole, from a client that takes whatever it is answered."""
+
+    def __init__(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self.scope: Message = {"type": "http", "method": "POST", "path": "/mcp", "headers": headers}
+        self.body = body
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        assert status == 200, body
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        raise AssertionError("an instant call needs no farewell")
+
+    def take_body(self) -> bytes | None:
+        raise AssertionError("the body is read without being taken")
+
+    def begin(self, status: int, lines: bytes) -> None:
+        raise AssertionError("nothing precedes the answer")
+
+    def push(self, chunk: bytes) -> None:
+        raise AssertionError("nothing precedes the answer")
+
+    def end(self, chunk: bytes) -> None:
+        raise AssertionError("nothing precedes the answer")
+
+    def buffered_bytes(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        raise AssertionError("nobody is cut")
+
+
+@scenario
+def face_call() -> Iterator[Work]:
+    """Sixteen whole calls of a caller with a key: from the request's bytes to the answer's, the server apart."""
+    loop = uvloop.new_event_loop()
+    face = loop.run_until_complete(face_with_instant_server())
+    headers = [
+        (b"host", b"127.0.0.1"),
+        (b"content-type", b"application/json"),
+        (b"accept", b"application/json, text/event-stream"),
+        (b"mcp-protocol-version", b"2026-07-28"),
+        (b"mcp-method", b"tools/call"),
+        (b"mcp-name", b"files.echo"),
+        (b"authorization", b"Bearer a-key-for-the-bench"),
+    ]
+    arrived = Arrived(call_body(7, "files.echo", "a text of some length", "modern"), headers)
+
+    async def sixteen() -> None:
+        for _ in range(16):
+            assert face.take(EVERYTHING, arrived)
+        await asyncio.sleep(0)
+
+    yield lambda: loop.run_until_complete(sixteen())
+    loop.close()
+
+
+async def face_with_instant_server() -> McpHttp:
+    """Return the MCP face of a hub with one server and one caller."""
+    hub = await hub_with_instant_server()
+    ring = KeyRing([(digest_of("a-key-for-the-bench"), CALLER)])
+    gate = Gate(OriginGuard(bind_host="127.0.0.1"), lambda headers: ring.caller_of(credential_of(headers) or b""))
+    return McpHttp(Dialogue(hub, Implementation("isthmus", "0")), gate)

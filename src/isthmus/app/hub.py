@@ -22,7 +22,7 @@ from isthmus.upstream.link import BaseLink
 from isthmus.upstream.local import LocalLink, builtin_tools
 from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
 from isthmus.upstream.stdio import StdioLink
-from isthmus.upstream.streamable import StreamableLink
+from isthmus.upstream.streamable.link import StreamableLink
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.wire.mcp.tools import Implementation
 

@@ -16,7 +16,7 @@ from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Gate, Headers, Identify
 from isthmus.faces.http.health import PATHS, Health
 from isthmus.faces.http.origin import OriginGuard
-from isthmus.faces.http.turn import PEER, Message, Receive, Send, Turn
+from isthmus.faces.http.turn import PEER, Arrival, Message, Receive, Send
 from isthmus.faces.mcp.http import NOT_FOUND, McpHttp, say
 from isthmus.identity.keys import KeyRing, credential_of
 from isthmus.model.callers import Caller
@@ -34,10 +34,10 @@ class Routes:
         self._mcp = mcp
         self._health = health
 
-    def take(self, turn: Turn) -> bool:
+    def take(self, arrival: Arrival) -> bool:
         """Let the face that the path leads to answer a whole request at once, if it can."""
-        surface = self._surface(turn.scope["path"])
-        return surface is not None and self._mcp.take(surface, turn)
+        surface = self._surface(arrival.scope["path"])
+        return surface is not None and self._mcp.take(surface, arrival)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""

@@ -103,7 +103,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def _widths(rows: Sequence[Row], terminal: int) -> list[int]:
-    """Return the width of each column: the last has what is left, and long names are folded to leave it some."""
+    """Return the width of each column: the last has what long names, folded, leave it."""
     from rich.cells import cell_len
 
     longest = [max(map(cell_len, column), default=0) for column in zip(*rows, strict=True)][:-1]

@@ -28,7 +28,7 @@ from isthmus.model.tools import Tool
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.settings import ServerSettings
-from isthmus.upstream.streamable import StreamableLink
+from isthmus.upstream.streamable.link import StreamableLink
 
 HUB = ServerName("hub")
 """What the running hub is called inside this process; nobody sees it but in messages."""

@@ -1,7 +1,7 @@
 """Running a command's coroutine: which loop it gets and what the signals mean meanwhile.
 
-A service (`serve`, `stdio`) handles its own signals and gets the faster loop. For the other commands Ctrl-C
-and SIGTERM cancel the work, which withdraws its call at the server before the process ends.
+Everything runs on uvloop where there is one. A service (`serve`, `stdio`) handles its own signals. For the
+other commands Ctrl-C and SIGTERM cancel the work, and a call is withdrawn at its server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run_command(work: Coroutine[Any, Any, T]) -> T:
         KeyboardInterrupt: it was interrupted, and has cleaned up.
         CommandFailed: it was told to end by SIGTERM, and has cleaned up.
     """
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         try:
             return runner.run(_until_terminated(work))
         except asyncio.CancelledError:

@@ -32,7 +32,7 @@ class LocalTool(msgspec.Struct, frozen=True):
     input_schema: dict[str, Any]
     run: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]] | dict[str, Any]]
     """Called with the caller's name and the arguments, which were checked against the schema."""
-    annotations: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies an empty default
+    annotations: dict[str, Any] = {}
 
 
 class LocalLink:

@@ -50,6 +50,7 @@ class Supervisor:
         self._crew = crew
         self._connect = connect
         self.keepers: dict[ServerName, Keeper] = {}
+        self._tasks: list[asyncio.Task[None]] = []
 
     def add(self, settings: ServerSettings) -> None:
         """Start keeping a server; returns at once."""
@@ -66,7 +67,8 @@ class Supervisor:
             return
         keeper = self.keepers[settings.name] = Keeper(self._hub, lane, settings, self._connect)
         self._hub.open_lane(lane, Standing(settings.name))
-        self._crew.spawn(f"keeper of {settings.name}", keeper.run(), on_crash=keeper.crashed)
+        task = self._crew.spawn(f"keeper of {settings.name}", keeper.run(), on_crash=keeper.crashed)
+        self._tasks.append(task)
 
     def add_local(self, server: ServerName, link: Link, tools: tuple[Tool, ...]) -> None:
         """Add a server that lives in this process and is always there."""
@@ -75,8 +77,16 @@ class Supervisor:
         self._hub.open_lane(lane, Standing(server, "ready", tools=tools, is_settled=True))
 
     async def aclose(self) -> None:
-        """Close every link in good order, all at once."""
-        await asyncio.gather(*(keeper.aclose() for keeper in self.keepers.values()))
+        """Close every link in good order, all at once; a server that is gone by then is not started again.
+
+        Each link is closed where it is kept, by its keeper. Cancelling a keeper a second time, as the crew does,
+        makes short work of a server that takes its time.
+        """
+        for keeper, task in zip(self.keepers.values(), self._tasks, strict=True):
+            keeper.leave()
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
 
 class Keeper:
@@ -108,12 +118,9 @@ class Keeper:
         self._lane.detach("a defect in the hub stopped it; see the log", is_failure=True)
         self._stand("stopped", f"a defect in the hub: {error}")
 
-    async def aclose(self) -> None:
-        """Close the link; the crew ends the keeper itself."""
-        link, self._link = self._link, None
+    def leave(self) -> None:
+        """Tell who still waits that the hub goes; the link is closed when `run` is cancelled."""
         self._lane.detach("the hub is shutting down", is_failure=False)
-        if link is not None:
-            await link.aclose()
 
     # -- one life of a link ----------------------------------------------------------------------------------------
 

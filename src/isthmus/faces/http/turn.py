@@ -68,7 +68,17 @@ class Peer(Protocol):
         """Cut the connection at once and drop its unsent output; does nothing after the answer's end."""
 
 
-AtOnce = Callable[["Turn"], bool]
+class Arrival(Peer, Protocol):
+    """A request that has arrived whole, and its client."""
+
+    scope: Message
+
+    @property
+    def body(self) -> bytes:
+        """The request's body, which stays untaken."""
+
+
+AtOnce = Callable[[Arrival], bool]
 """Answers a whole request without waiting, or sees to it that it will be answered; False leaves it to the
 application. It spares the common request a task."""
 

@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.gate import Denied, Gate, Headers
-from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send, Turn, header_lines
+from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.dialogue import Answer, Dialogue, Era, refuse
 from isthmus.faces.mcp.exchange import JSON, STREAM, HttpExchange, KeepAlive, status_of
@@ -56,18 +56,18 @@ class McpHttp:
         for stream in list(self.streams):
             _set(stream)
 
-    def take(self, surface: Surface, turn: Turn) -> bool:
+    def take(self, surface: Surface, arrival: Arrival) -> bool:
         """Start a call at once, if the request is one and nothing has to be waited for."""
-        scope = turn.scope
+        scope = arrival.scope
         if scope["method"] != "POST" or self.hub.is_settling():
             return False
         caller = self._gate.admit(scope["headers"])
         if isinstance(caller, Denied):
             return False
-        visit = _Visit(self, caller, surface, scope, turn)
+        visit = _Visit(self, caller, surface, scope, arrival)
         if visit.is_refused():
             return False
-        request = jsonrpc.decode(turn.body, max_depth=self.hub.limits.depth)
+        request = jsonrpc.decode(arrival.body, max_depth=self.hub.limits.depth)
         if not isinstance(request, Request) or request.method != "tools/call":
             return False
         visit.start_call(request)

@@ -11,42 +11,31 @@ import random
 from collections.abc import Mapping
 from urllib.parse import urljoin
 
-import msgspec
 import structlog
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadReply, Fault, NotConnected
+from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import HttpClient, request_head
-from isthmus.transport.http_connection import Lost, Ticket
+from isthmus.transport.http_connection import Lost
 from isthmus.upstream.link import BaseLink, ConnectFailed, reply_to
 from isthmus.upstream.settings import Era
-from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
+from isthmus.upstream.streamable.changes import Changes
+from isthmus.upstream.streamable.post import EVENT_STREAM, LINGER_SECONDS, Post
+from isthmus.upstream.waiters import CallWaiter, Waiter, turned_away
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
+from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.tools import CANCELLED, PROGRESS, TOOLS_CHANGED, Implementation, cancelled_params
-from isthmus.wire.oversized import Oversized
-from isthmus.wire.sse import SseDecoder
+from isthmus.wire.mcp.tools import CANCELLED, Implementation, cancelled_params
 
 log = structlog.get_logger(__name__)
 
-OK = 200
-NOT_FOUND = 404
-REDIRECTS = (307, 308)
-TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
-"""Statuses with which a server says that it did not run the request."""
-
-EVENT_STREAM = "text/event-stream"
 SPARE_CONNECTIONS = 8
 """Connections beside those for calls: pings, listings, the stream of changes."""
-
-LINGER_SECONDS = 1.0
-"""How long a server may keep an event stream open after its answer before the connection is taken from it."""
 
 RELISTEN_SECONDS = 30.0
 """The longest pause before the stream of changes is opened again."""
@@ -88,8 +77,8 @@ class StreamableLink(BaseLink):
         self._is_greeted = False
         self._location: str | None = None
         self._heads: dict[str, bytes] = {}
-        self._posts: set[_Post] = set()
-        self._expired: list[_Post] | None = None
+        self._posts: set[Post] = set()
+        self._expired: list[Post] | None = None
         self._relisten: asyncio.TimerHandle | None = None
         self._pause = 1.0
 
@@ -162,8 +151,8 @@ class StreamableLink(BaseLink):
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
         self._post(id, method, None, jsonrpc.request(id, method, params), waiter)
 
-    def _post(self, id: int, method: str, name: str | None, body: bytes, waiter: Waiter) -> _Post:
-        post = _Post(self, id, method, name, body, waiter)
+    def _post(self, id: int, method: str, name: str | None, body: bytes, waiter: Waiter) -> Post:
+        post = Post(self, id, method, name, body, waiter)
         self._posts.add(post)
         if self._expired is not None and method != "initialize":
             self._expired.append(post)  # a new session is on its way
@@ -171,25 +160,25 @@ class StreamableLink(BaseLink):
             self._transmit(post)
         return post
 
-    def _transmit(self, post: _Post) -> None:
+    def _transmit(self, post: Post) -> None:
         post.ticket = self._client.send(self._head(post.method, post.name), post.body, post)
 
     def _notify(self, method: str, params: Payload | None) -> None:
         self._client.send(self._head(method), jsonrpc.notification(method, params), _Ignored())
 
-    def over(self, post: _Post) -> None:
+    def over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
         self._posts.discard(post)
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """What waits for a connection, or for a new session, has not left."""
         post = inflight.carriage
-        return not isinstance(post, _Post) or post.may_have_left
+        return not isinstance(post, Post) or post.may_have_left
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Close the connection, which is how the modern era cancels; the earlier one wants it in words as well."""
         post = inflight.carriage
-        if isinstance(post, _Post):
+        if isinstance(post, Post):
             if self.dialect.era == "legacy" and post.may_have_left:
                 self._notify(CANCELLED, cancelled_params(str(post.id).encode(), reason))
             post.abandon()
@@ -216,7 +205,7 @@ class StreamableLink(BaseLink):
         if session is None or (0 < len(session) <= SESSION_LENGTH_MAX and session.isascii() and session.isprintable()):
             self._session = session
 
-    def session_gone(self, post: _Post) -> None:
+    def session_gone(self, post: Post) -> None:
         """A 404 for our session proves that the request did not run: it waits for a new session and goes once more."""
         if self._expired is None:
             self._expired = []
@@ -249,14 +238,14 @@ class StreamableLink(BaseLink):
         if self.dialect.era == "modern":
             params = self.dialect.params({"notifications": b'{"toolsListChanged":true}'})
             body = jsonrpc.request(self.next_id(), modern.LISTEN, params)
-            self._client.send(self._head(modern.LISTEN), body, _Changes(self))
+            self._client.send(self._head(modern.LISTEN), body, Changes(self))
         else:
             headers = {
                 "accept": EVENT_STREAM,
                 **self._state_headers("", None),
                 **self._credentials.headers_for(self.server),
             }
-            self._client.send(request_head("GET", self._target, self._origin, headers), None, _Changes(self))
+            self._client.send(request_head("GET", self._target, self._origin, headers), None, Changes(self))
 
     def heard(self) -> None:
         """The stream of changes is open: the next pause is short again."""
@@ -294,210 +283,6 @@ class StreamableLink(BaseLink):
         await asyncio.wait([done.over], timeout=LINGER_SECONDS)
 
 
-class _Post:
-    """One POST and its reply: collects JSON or reads events, and tells the waiter how it ended."""
-
-    __slots__ = (
-        "_chunks",
-        "_decoder",
-        "_link",
-        "_size",
-        "_status",
-        "_was_expired",
-        "body",
-        "id",
-        "is_over",
-        "method",
-        "name",
-        "ticket",
-        "waiter",
-    )
-
-    def __init__(
-        self, link: StreamableLink, id: int, method: str, name: str | None, body: bytes, waiter: Waiter
-    ) -> None:
-        self._link = link
-        self.id = id
-        self.method = method
-        self.name = name
-        self.body = body
-        self.waiter = waiter
-        self.ticket: Ticket | None = None
-        self.is_over = False
-        self._was_expired = False
-        self._status = 0
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self._decoder: SseDecoder | None = None
-
-    @property
-    def may_have_left(self) -> bool:
-        """False while the request provably has not left, or was provably not run."""
-        return self.ticket is not None and self.ticket.may_have_left
-
-    def abandon(self) -> None:
-        """Nobody waits any more: close the connection that serves this."""
-        self._finish()
-        if self.ticket is not None:
-            self.ticket.abort()
-
-    def fail(self, fault: Fault) -> None:
-        """There will be no answer."""
-        if not self.is_over:
-            self._finish()
-            self.waiter.fail(fault)
-
-    def _finish(self) -> None:
-        self.is_over = True
-        self._link.over(self)
-
-    # -- the reply, as the client hands it over --------------------------------------------------------------------
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the status and choose how to read what follows."""
-        self._status = status
-        if self.method == "initialize" and status == OK:
-            self._link.welcomed(headers.get(legacy.SESSION_HEADER))
-        if status in REDIRECTS:
-            self._link.redirected(headers.get("location", ""))
-        elif status == OK and _media_type(headers) == EVENT_STREAM:
-            self._decoder = SseDecoder(self._link.limits.reply_bytes)
-
-    def on_body(self, chunk: bytes) -> None:
-        """Take a part of the reply."""
-        if self._decoder is not None:
-            self._read_events(chunk, self._decoder)
-            return
-        self._size += len(chunk)
-        if self._size > self._link.limits.reply_bytes:
-            self._spoil(f"an answer of over {self._link.limits.reply_bytes} bytes")
-        else:
-            self._chunks.append(chunk)
-
-    def on_end(self) -> None:
-        """The reply is whole."""
-        if self.is_over:
-            return
-        if self._decoder is not None:
-            self.fail(lost(self._link.server, "its stream ended before the answer", may_have_left=True))
-        else:
-            self._read_whole(b"".join(self._chunks))
-
-    def on_lost(self, lost_: Lost) -> None:
-        """The reply never became whole."""
-        self.fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
-
-    # -- JSON ------------------------------------------------------------------------------------------------------
-
-    def _read_whole(self, body: bytes) -> None:
-        message = jsonrpc.decode(body, max_depth=self._link.limits.depth) if body else None
-        if self._status == OK and isinstance(message, Response | ErrorReply):
-            self._answer(message)
-        elif self._status == NOT_FOUND and self._link.has_session and not self._was_expired:
-            self._send_again()
-        elif self._status in TURNED_AWAY:
-            detail = f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
-            self.fail(turned_away(self._link.server, detail, self._status))
-        elif isinstance(message, ErrorReply):
-            self._answer(message)
-        else:
-            self.fail(BadReply(self._link.server, f"HTTP {self._status} without a usable JSON-RPC answer"))
-
-    def _answer(self, message: Response | ErrorReply) -> None:
-        if isinstance(message, ErrorReply):
-            self._finish()
-            self.waiter.error(message)
-        elif bytes(message.id) != str(self.id).encode():
-            self.fail(BadReply(self._link.server, "the answer to another request"))
-        else:
-            self._finish()
-            self.waiter.result(message.result)
-
-    def _send_again(self) -> None:
-        self._was_expired = True
-        self.ticket = None
-        self._status = self._size = 0
-        self._chunks = []
-        self._link.session_gone(self)
-
-    # -- events ----------------------------------------------------------------------------------------------------
-
-    def _read_events(self, chunk: bytes, decoder: SseDecoder) -> None:
-        for event in decoder.feed(chunk):
-            if isinstance(event, Oversized):
-                self._spoil(f"an event of over {event.limit_bytes} bytes")
-                return
-            if event.data and not self.is_over:
-                self._read_event(event.data)
-
-    def _read_event(self, data: bytes) -> None:
-        match jsonrpc.decode(data, max_depth=self._link.limits.depth):
-            case (Response() | ErrorReply()) as message if message.id is None or _is_own(message.id, self.id):
-                self._answer(message)
-                self._linger()
-            case Notification(method=method, params=params):
-                if method == PROGRESS:
-                    self.waiter.progress(params)
-                elif method == TOOLS_CHANGED:
-                    self._link.on_changed()
-            case Request() as request:
-                self._link.asked(request)
-            case _:
-                pass  # an answer to nobody, or no message at all: the real one may still come
-
-    def _linger(self) -> None:
-        """Let the server end its stream, so that the connection can be used again; but not for ever."""
-        if self.ticket is not None:
-            asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)
-
-    def _spoil(self, detail: str) -> None:
-        ticket = self.ticket
-        self.fail(BadReply(self._link.server, detail))
-        if ticket is not None:
-            ticket.abort()
-
-
-class _Changes:
-    """The stream on which a server announces changes."""
-
-    def __init__(self, link: StreamableLink) -> None:
-        self._link = link
-        self._decoder = SseDecoder(link.limits.notification_bytes)
-        self._is_refused = False
-        self._is_stream = False
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """A server without such a stream says so by its status; it is not asked again."""
-        self._is_stream = status == OK and _media_type(headers) == EVENT_STREAM
-        self._is_refused = not self._is_stream and status < 500
-        if self._is_stream:
-            self._link.heard()
-
-    def on_body(self, chunk: bytes) -> None:
-        """Look for announcements."""
-        if not self._is_stream:
-            return
-        for event in self._decoder.feed(chunk):
-            if not isinstance(event, Oversized) and event.data:
-                match jsonrpc.decode(event.data):
-                    case Notification(method=method) if method == TOOLS_CHANGED:
-                        self._link.on_changed()
-                    case Request() as request:
-                        self._link.asked(request)
-                    case _:
-                        pass
-
-    def on_end(self) -> None:
-        """The server ended the stream."""
-        if not self._is_refused:
-            self._link.deaf()
-
-    def on_lost(self, lost_: Lost) -> None:
-        """The stream broke."""
-        if not self._is_refused:
-            self._link.deaf()
-
-
 class _Ignored:
     """The reply to a notification, which has none worth reading."""
 
@@ -518,22 +303,3 @@ class _Ended(_Ignored):
 
     def on_lost(self, lost_: Lost) -> None:
         self.over.set_result(None)
-
-
-_ADVICE = {
-    401: "; check the credentials in its headers",
-    403: "; check the credentials in its headers",
-    405: "; check that its url is an MCP endpoint",
-}
-
-
-def _words(message: object) -> str:
-    return f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
-
-
-def _media_type(headers: Mapping[str, str]) -> str:
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def _is_own(id: msgspec.Raw, own: int) -> bool:
-    return bytes(id) == str(own).encode()

@@ -1,0 +1,242 @@
+"""One POST and its reply: collects JSON or reads events, and tells the waiter how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from isthmus.core.settings import Limits
+from isthmus.model.faults import BadReply, Fault
+from isthmus.model.names import ServerName
+from isthmus.transport.http_connection import Lost, Ticket
+from isthmus.upstream.waiters import Waiter, lost, turned_away
+from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
+from isthmus.wire.mcp import legacy
+from isthmus.wire.mcp.tools import PROGRESS, TOOLS_CHANGED
+from isthmus.wire.oversized import Oversized
+from isthmus.wire.sse import SseDecoder
+
+OK = 200
+NOT_FOUND = 404
+REDIRECTS = (307, 308)
+TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
+"""Statuses with which a server says that it did not run the request."""
+
+EVENT_STREAM = "text/event-stream"
+
+LINGER_SECONDS = 1.0
+"""How long a server may keep an event stream open after its answer before the connection is taken from it."""
+
+
+class PostOwner(Protocol):
+    """What a request needs of the link that it travels on."""
+
+    server: ServerName
+    limits: Limits
+    on_changed: Callable[[], None]
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the server gave the hub a session."""
+
+    def welcomed(self, session: str | None) -> None:
+        """The server answered `initialize`, with a session or without."""
+
+    def redirected(self, location: str) -> None:
+        """The server points elsewhere."""
+
+    def session_gone(self, post: Post) -> None:
+        """The session is unknown to the server, so the request did not run: it waits for a new one."""
+
+    def asked(self, request: Request) -> None:
+        """The server asks something of its own."""
+
+    def over(self, post: Post) -> None:
+        """A request has ended, one way or the other."""
+
+
+class Post:
+    """One POST and its reply: collects JSON or reads events, and tells the waiter how it ended."""
+
+    __slots__ = (
+        "_chunks",
+        "_decoder",
+        "_link",
+        "_size",
+        "_status",
+        "_was_expired",
+        "body",
+        "id",
+        "is_over",
+        "method",
+        "name",
+        "ticket",
+        "waiter",
+    )
+
+    def __init__(
+        self, link: PostOwner, id: int, method: str, name: str | None, body: bytes, waiter: Waiter
+    ) -> None:
+        self._link = link
+        self.id = id
+        self.method = method
+        self.name = name
+        self.body = body
+        self.waiter = waiter
+        self.ticket: Ticket | None = None
+        self.is_over = False
+        self._was_expired = False
+        self._status = 0
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._decoder: SseDecoder | None = None
+
+    @property
+    def may_have_left(self) -> bool:
+        """False while the request provably has not left, or was provably not run."""
+        return self.ticket is not None and self.ticket.may_have_left
+
+    def abandon(self) -> None:
+        """Nobody waits any more: close the connection that serves this."""
+        self._finish()
+        if self.ticket is not None:
+            self.ticket.abort()
+
+    def fail(self, fault: Fault) -> None:
+        """There will be no answer."""
+        if not self.is_over:
+            self._finish()
+            self.waiter.fail(fault)
+
+    def _finish(self) -> None:
+        self.is_over = True
+        self._link.over(self)
+
+    # -- the reply, as the client hands it over --------------------------------------------------------------------
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the status and choose how to read what follows."""
+        self._status = status
+        if self.method == "initialize" and status == OK:
+            self._link.welcomed(headers.get(legacy.SESSION_HEADER))
+        if status in REDIRECTS:
+            self._link.redirected(headers.get("location", ""))
+        elif status == OK and media_type(headers) == EVENT_STREAM:
+            self._decoder = SseDecoder(self._link.limits.reply_bytes)
+
+    def on_body(self, chunk: bytes) -> None:
+        """Take a part of the reply."""
+        if self._decoder is not None:
+            self._read_events(chunk, self._decoder)
+            return
+        self._size += len(chunk)
+        if self._size > self._link.limits.reply_bytes:
+            self._spoil(f"an answer of over {self._link.limits.reply_bytes} bytes")
+        else:
+            self._chunks.append(chunk)
+
+    def on_end(self) -> None:
+        """The reply is whole."""
+        if self.is_over:
+            return
+        if self._decoder is not None:
+            self.fail(lost(self._link.server, "its stream ended before the answer", may_have_left=True))
+        else:
+            self._read_whole(b"".join(self._chunks))
+
+    def on_lost(self, lost_: Lost) -> None:
+        """The reply never became whole."""
+        self.fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
+
+    # -- JSON ------------------------------------------------------------------------------------------------------
+
+    def _read_whole(self, body: bytes) -> None:
+        message = jsonrpc.decode(body, max_depth=self._link.limits.depth) if body else None
+        if self._status == OK and isinstance(message, Response | ErrorReply):
+            self._answer(message)
+        elif self._status == NOT_FOUND and self._link.has_session and not self._was_expired:
+            self._send_again()
+        elif self._status in TURNED_AWAY:
+            detail = f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
+            self.fail(turned_away(self._link.server, detail, self._status))
+        elif isinstance(message, ErrorReply):
+            self._answer(message)
+        else:
+            self.fail(BadReply(self._link.server, f"HTTP {self._status} without a usable JSON-RPC answer"))
+
+    def _answer(self, message: Response | ErrorReply) -> None:
+        if isinstance(message, ErrorReply):
+            self._finish()
+            self.waiter.error(message)
+        elif bytes(message.id) != str(self.id).encode():
+            self.fail(BadReply(self._link.server, "the answer to another request"))
+        else:
+            self._finish()
+            self.waiter.result(message.result)
+
+    def _send_again(self) -> None:
+        self._was_expired = True
+        self.ticket = None
+        self._status = self._size = 0
+        self._chunks = []
+        self._link.session_gone(self)
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _read_events(self, chunk: bytes, decoder: SseDecoder) -> None:
+        for event in decoder.feed(chunk):
+            if isinstance(event, Oversized):
+                self._spoil(f"an event of over {event.limit_bytes} bytes")
+                return
+            if event.data and not self.is_over:
+                self._read_event(event.data)
+
+    def _read_event(self, data: bytes) -> None:
+        match jsonrpc.decode(data, max_depth=self._link.limits.depth):
+            case (Response() | ErrorReply()) as message if message.id is None or _is_own(message.id, self.id):
+                self._answer(message)
+                self._linger()
+            case Notification(method=method, params=params):
+                if method == PROGRESS:
+                    self.waiter.progress(params)
+                elif method == TOOLS_CHANGED:
+                    self._link.on_changed()
+            case Request() as request:
+                self._link.asked(request)
+            case _:
+                pass  # an answer to nobody, or no message at all: the real one may still come
+
+    def _linger(self) -> None:
+        """Let the server end its stream, so that the connection can be used again; but not for ever."""
+        if self.ticket is not None:
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)
+
+    def _spoil(self, detail: str) -> None:
+        ticket = self.ticket
+        self.fail(BadReply(self._link.server, detail))
+        if ticket is not None:
+            ticket.abort()
+
+
+_ADVICE = {
+    401: "; check the credentials in its headers",
+    403: "; check the credentials in its headers",
+    405: "; check that its url is an MCP endpoint",
+}
+
+
+def _words(message: object) -> str:
+    return f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
+
+
+def media_type(headers: Mapping[str, str]) -> str:
+    """What kind of content a reply has."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _is_own(id: msgspec.Raw, own: int) -> bool:
+    return bytes(id) == str(own).encode()

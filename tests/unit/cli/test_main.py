@@ -1,0 +1,119 @@
+"""The words and options of the command, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from isthmus import __version__
+from isthmus.cli import main as module
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.main import cli, main
+from tests.hubs import environment
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("ISTHMUS_CONFIG", "ISTHMUS_HUB", "ISTHMUS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_help_and_a_wrong_word_load_nothing_but_click() -> None:
+    script = (
+        "import sys; from isthmus.cli.main import main; main(['--help']); main(['nonsense']);"
+        "print(sorted(sys.modules.keys() & {'asyncio', 'msgspec', 'structlog', 'rich', 'uvicorn', 'uvloop'}))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        env=environment(),
+    )
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"]])
+def test_the_version_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == Exit.WELL
+    assert capsys.readouterr().out == f"isthmus {__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["serve", "tools", "call", "doctor", "config", "stdio", "version"])
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == Exit.WELL
+    assert f"Usage: isthmus {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nonsense"],
+        ["tools", "--nonsense"],
+        ["call"],
+        ["serve", "--port", "70000"],
+        ["config", "check", "a", "--config", "b"],
+        ["tools", "--hub", "http://hub", "--config", "b"],
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_so_on_stderr(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == Exit.USAGE
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err
+
+
+def test_a_missing_configuration_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["tools"], ["serve"], ["doctor"], ["stdio"], ["call", "echo"]):
+        assert main([*words, "--config", "nowhere.toml"]) == Exit.CONFIGURATION
+        assert "nowhere.toml does not exist" in capsys.readouterr().err
+
+
+def test_config_check_takes_its_file_either_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.toml").write_text("")
+    assert main(["config", "check", "a.toml"]) == Exit.WELL
+    assert main(["config", "check", "--config", "a.toml", "--json"]) == Exit.WELL
+
+
+def ending_with(error: BaseException) -> Callable[..., object]:
+    def run(*_: object, **__: object) -> object:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "exit", "said"),
+    [
+        (
+            CommandFailed(Exit.UNREACHABLE, "no\x1b way", "Try this.", "Or that."),
+            4,
+            "no\\u001b way\nTry this.\nOr that.\n",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_every_ending_has_its_code_and_words(
+    error: BaseException,
+    exit: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "main", ending_with(error))
+    assert main([]) == exit
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_the_key_is_never_an_option() -> None:
+    assert not [p.name for c in module.cli.commands.values() for p in c.params if p.name and "key" in p.name]

@@ -1,0 +1,99 @@
+"""What reaches a terminal cannot drive it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.cli.output import aligned, first_line, harmless, say, show_table, write, write_json
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def stdout(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    return terminal
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("naïve 日本 👩‍💻", "naïve 日本 👩‍💻"),
+        ("\x1b]52;c;ZXZpbA==\x07", "\\u001b]52;c;ZXZpbA==\\u0007"),
+        ("\x9b31m", "\\u009b31m"),
+        ("over\rwritten", "over\\u000dwritten"),
+        ("windows\r\nlines\n\ttab", "windows\nlines\n\ttab"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\x7f\b", "\\u007f\\u0008"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_control_characters_are_written_as_escapes(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+
+
+@given(st.text())
+def test_nothing_harmful_is_left_of_any_text(text: str) -> None:
+    shown = harmless(text, keep="")
+    assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in shown)
+
+
+@given(st.text())
+def test_json_stays_the_same_json(text: str) -> None:
+    written = json.dumps({"text": text}, ensure_ascii=False)
+    assert json.loads(harmless(written)) == {"text": text}
+
+
+def test_a_description_is_cut_to_its_first_line_that_says_something() -> None:
+    assert first_line("\n  \n First.\x1b[2J\nSecond.") == "First.\\u001b[2J"
+    assert first_line("") == ""
+
+
+def test_output_is_made_harmless_for_a_terminal_only(
+    stdout: Terminal, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("\x1b[2J")
+    assert stdout.getvalue() == "\\u001b[2J\n"
+    monkeypatch.undo()
+    write("\x1b[2J\n")
+    assert capsys.readouterr().out == "\x1b[2J\n"
+
+
+def test_json_is_laid_out_and_keeps_every_digit(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(b'{"big":12345678901234567890123,"exact":1.10}')
+    assert capsys.readouterr().out == '{\n  "big": 12345678901234567890123,\n  "exact": 1.10\n}\n'
+
+
+def test_what_is_said_beside_the_output_is_harmless_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    say("\x1b[2J")
+    assert capsys.readouterr().err == "\\u001b[2J\n"
+
+
+def test_columns_begin_at_the_same_place() -> None:
+    assert aligned([("a", "bb", "last"), ("longer", "b", "")]) == ["a       bb  last", "longer  b"]
+
+
+def test_a_table_folds_names_and_cuts_only_descriptions(stdout: Terminal) -> None:
+    rows = [("server.a_name_that_is_far_too_long", "[bold]x[/bold] " + "word " * 20), ("b\x1b", "short")]
+    show_table(stdout, [("server", rows), ("other", [("c", "d")])], ("cyan", ""))
+    lines = stdout.getvalue().splitlines()
+    assert lines[0] == "server"
+    assert lines[1].startswith("server.a_name_that_is_fa  [bold]x[")
+    assert lines[1].endswith("…")
+    assert lines[2].strip() == "r_too_long"
+    assert lines[3].split() == ["b\\u001b", "short"]
+    assert [line.rstrip() for line in lines[4:]] == ["", "other", "c" + " " * 25 + "d"]
+    assert all(len(line) <= 40 for line in lines)
