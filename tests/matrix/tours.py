@@ -65,10 +65,10 @@ def itinerary(token: str, *, prefix: str = "", hears: bool = True) -> dict[str, 
         "meta": call("meta", meta=TRACE, progress=True),
         "cancelled": {"do": "cancel", "tool": f"{prefix}cancellable", "arguments": {"token": token}},
         "grown": call("grow", {"name": token}),
-        "changed": {"do": "changed", "within": HEARD_SECONDS},
-        "listed_again": {"do": "list"},
     }
-    return steps if hears else {name: step for name, step in steps.items() if name != "changed"}
+    if hears:
+        steps["changed"] = {"do": "changed", "within": HEARD_SECONDS, "lists": prefix + token}
+    return {**steps, "listed_again": {"do": "list"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,28 +118,23 @@ WaitForChange = Callable[[], Awaitable[object]]
 async def tour_sdk2(steps: Mapping[str, Step], mode: Mode, connect: Connect) -> dict[str, Answer]:
     """Do the steps with mcp 2.x, hearing of changes as the negotiated era does."""
     listener = Listener()
-    async with connect(mode, listener) as client, _changes(client, listener) as wait_for_change:
+    hears = any(step["do"] == "changed" for step in steps.values())
+    async with connect(mode, listener) as client, _changes(client, listener, hears=hears) as wait_for_change:
         guide = _Guide(client, wait_for_change)
         return {name: await guide.run(step) for name, step in steps.items()}
 
 
 @asynccontextmanager
-async def _changes(client: Client, listener: Listener) -> AsyncIterator[WaitForChange]:
+async def _changes(client: Client, listener: Listener, *, hears: bool) -> AsyncIterator[WaitForChange]:
     async def wait() -> None:
         await listener.changed.wait()
         listener.changed.clear()
 
-    if client.protocol_version != MODERN or not _announces(client):
+    if client.protocol_version != MODERN or not hears:
         yield wait
         return
     async with client.listen(tools_list_changed=True) as changes:
         yield changes.__anext__
-
-
-def _announces(client: Client) -> bool:
-    """Whether the server says that it announces changes: FastMCP says no, and answers no subscription."""
-    tools = client.server_capabilities.tools
-    return tools is not None and bool(tools.list_changed)
 
 
 class _Guide:
@@ -169,8 +164,8 @@ class _Guide:
                 await cancel_once_begun(self._client, step["tool"], step["arguments"])
                 return {"answer": {}}
             case "changed":
-                await asyncio.wait_for(self._wait_for_change(), step["within"])
-                return {}
+                async with asyncio.timeout(step["within"]):
+                    return await self._await_change(step["lists"])
             case other:
                 raise ValueError(f"no step is called {other!r}")
 
@@ -187,6 +182,14 @@ class _Guide:
             meta=step.get("meta"),
         )
         return {"result": plain(result), "progress": seen}
+
+    async def _await_change(self, awaited: str) -> Answer:
+        """Wait for an announcement after which the tool is listed: an earlier one may be about something else."""
+        while True:
+            await self._wait_for_change()
+            tools = plain(await self._client.list_tools())["tools"]
+            if awaited in {tool["name"] for tool in tools}:
+                return {"tools": tools}
 
 
 def plain(model: Any) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 It runs in an environment of its own; from a test call `run_sdk1` of `sdk1_steps`. Steps: `{"do": "hello"}`,
 `{"do": "list"}`, `{"do": "ping"}`, `{"do": "call", "tool": …, "arguments": …, "progress": true, "meta": …}`,
 `{"do": "cancel", "tool": …, "arguments": …}` (cancels at the first progress, or after `seconds` without any)
-and `{"do": "changed", "within": seconds}`. Each answer is `{"ok": true, …}` or `{"ok": false, "error": …}`.
+and `{"do": "changed", "within": seconds, "lists": tool}` (waits for an announcement; with `lists`, for as many as it
+takes until the tool is listed, and gives the listing). Each answer is `{"ok": true, …}` or `{"ok": false, "error": …}`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Steps:
             case "cancel":
                 return await self._cancel(step)
             case "changed":
-                return await self._await_change(step.get("within", CALL_SECONDS))
+                return await self._await_change(step.get("within", CALL_SECONDS), step.get("lists"))
             case other:
                 raise ValueError(f"no step is called {other!r}")
 
@@ -115,11 +116,16 @@ class Steps:
             group.cancel_scope.cancel()
         return {"answer": answer}
 
-    async def _await_change(self, within: float) -> dict[str, Any]:
+    async def _await_change(self, within: float, awaited: str | None) -> dict[str, Any]:
         with anyio.fail_after(within):
-            await self._changed.wait()
-        self._changed = anyio.Event()
-        return {}
+            while True:
+                await self._changed.wait()
+                self._changed = anyio.Event()
+                if awaited is None:
+                    return {}
+                tools = _plain(await self.session.list_tools())["tools"]
+                if awaited in {tool["name"] for tool in tools}:
+                    return {"tools": tools}
 
 
 def _plain(model: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 
@@ -75,19 +74,8 @@ class RunningHub:
         )
 
     async def aclose(self) -> None:
-        """Close every link in good order, then whatever still runs."""
-        await self.supervisor.aclose()
-        await self.crew.aclose()
-
-    async def drain(self, within: float) -> bool:
-        """Refuse new calls and wait for those in flight; True if all of them ended in time."""
-        self.hub.refuse_new_calls()
-        loop = asyncio.get_running_loop()
-        until = loop.time() + within
-        while self.hub.running() and loop.time() < until:
-            await asyncio.sleep(DRAIN_LOOK_SECONDS)
-        return not self.hub.running()
-
-
-DRAIN_LOOK_SECONDS = 0.05
-"""How often a draining hub looks whether its calls have ended; nothing on the path of a call has to tell it."""
+        """Close every link in good order, then whatever still runs; cancelled, it leaves the order out."""
+        try:
+            await self.supervisor.aclose()
+        finally:
+            await self.crew.aclose()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import structlog
 
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration
+from isthmus.core.crew import Crew
 from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Gate, Headers, Identify
 from isthmus.faces.http.health import PATHS, Health
@@ -96,6 +96,7 @@ async def serve(
         ),
         identify(configuration),
     )
+    signals = Signals()
     running = RunningHub(configuration, environment)
     try:
         mcp = McpHttp(running.dialogue(), gate)
@@ -105,9 +106,9 @@ async def serve(
         door.on_drain(mcp.end_streams)
         port = await door.open()
         on_open(settings.host, port)
-        await _until_told(running, door)
+        await _until_told(running, door, signals)
     finally:
-        await running.aclose()
+        await _end(running, signals)
 
 
 def _door_settings(configuration: Configuration) -> DoorSettings:
@@ -122,20 +123,29 @@ def _door_settings(configuration: Configuration) -> DoorSettings:
     )
 
 
-async def _until_told(running: RunningHub, door: Door) -> None:
+async def _until_told(running: RunningHub, door: Door, signals: Signals) -> None:
     """Wait for a signal, then drain; a second signal ends the wait."""
-    signals = Signals()
     try:
-        await signals.next()
+        await signals.wait_for(1)
         log.info("shutting down: no new calls, waiting for those in flight", calls=running.hub.running())
         running.hub.refuse_new_calls()
         drain = running.crew.spawn("drain", door.drain())
-        again = running.crew.spawn("second signal", signals.next())
+        again = running.crew.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
     finally:
         await door.close()
-        signals.close()
+
+
+async def _end(running: RunningHub, signals: Signals) -> None:
+    """Let every server leave in good order; with a second signal, whenever it came, they are made to."""
+    crew = Crew("end")
+    closing = crew.spawn("closing", running.aclose())
+    again = crew.spawn("second signal", signals.wait_for(2))
+    await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)
+    await crew.aclose()
+    # Not before: a signal that nobody takes would end the hub at once, and leave its servers behind.
+    signals.close()
 
 
 class Signals:
@@ -143,13 +153,23 @@ class Signals:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[int] = asyncio.Queue()
+        self._count = 0
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._arrived.put_nowait, number)
+            self._loop.add_signal_handler(number, self._arrive)
 
-    async def next(self) -> Any:
-        """Wait for the next one."""
-        return await self._arrived.get()
+    async def wait_for(self, count: int) -> None:
+        """Wait until so many have come in all."""
+        if self._count < count:
+            waiter = self._loop.create_future()
+            self._waiters.append((count, waiter))
+            await waiter
+
+    def _arrive(self) -> None:
+        self._count += 1
+        for count, waiter in self._waiters:
+            if count <= self._count and not waiter.done():
+                waiter.set_result(None)
 
     def close(self) -> None:
         """Give the signals back."""

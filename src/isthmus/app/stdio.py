@@ -51,6 +51,9 @@ async def run_stdio(
         await _Conversation(running, surface or running.surface, stdin, stdout).run()
     finally:
         await running.aclose()
+        # Not before: a signal that nobody takes would end the hub at once, and leave its servers behind.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
 
 
 class _Conversation:
@@ -76,8 +79,6 @@ class _Conversation:
             await self._end()
         finally:
             self._outlet.close()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.remove_signal_handler(number)
 
     def _stop(self, why: str) -> None:
         if not self._stopped.done():

@@ -1,0 +1,1 @@
+"""Who is calling: callers made of the credentials that they show."""

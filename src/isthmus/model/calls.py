@@ -36,7 +36,7 @@ class Call(msgspec.Struct, frozen=True):
     surface: Surface
     name: str
     arguments: msgspec.Raw
-    meta: dict[str, msgspec.Raw] = {}  # noqa: RUF012 - msgspec copies an empty default
-    extra: dict[str, msgspec.Raw] = {}  # noqa: RUF012
+    meta: dict[str, msgspec.Raw] = {}
+    extra: dict[str, msgspec.Raw] = {}
     wants_progress: bool = False
     timeout: float | None = None

@@ -42,7 +42,8 @@ def configure(level: str = "info", format: Literal["auto", "json", "console"] = 
         cache_logger_on_first_use=True,
     )
     # Libraries that log the ordinary way (uvicorn, asyncio): only what matters, in plain words.
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    plain = "%(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format=plain)
 
 
 def _bound_values(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

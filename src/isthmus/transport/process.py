@@ -389,7 +389,7 @@ def _check_startable(command: Sequence[str], env: Mapping[str, str], cwd: str | 
         raise SpawnFailed(name, f"its working directory {cwd!r} does not exist")
     path = env.get("PATH", os.defpath)
     if Path(name).name == name and shutil.which(name, path=path) is None:
-        advice = f"install it or give its full path (PATH={path})"
+        advice = "install it or give its full path"
         raise SpawnFailed(name, f"there is no such command on PATH; {advice}")
 
 

@@ -201,7 +201,7 @@ class StdioLink(BaseLink):
         # Many servers print a banner to the wrong stream; once is news, the rest is noise.
         if not self._is_garbage_told:
             self._is_garbage_told = True
-            log.warning("server wrote something that is no message to its output", server=self.server, text=repr(line[:120]))
+            log.warning("server wrote something that is no message", server=self.server, text=repr(line[:120]))
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

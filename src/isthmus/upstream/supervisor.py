@@ -99,7 +99,6 @@ class Keeper:
         self._connect = connect
         self._backoff = Backoff()
         self._standing = Standing(settings.name)
-        self._link: BaseLink | None = None
         self._era: Era = settings.reach.era
         self._detail: str | None = None
         self._is_stale = False
@@ -127,10 +126,9 @@ class Keeper:
     async def _attempt(self) -> str:
         """Connect and watch until the link is lost; returns why it ended, in words."""
         try:
-            self._link = await self._connect(self._settings)
+            link = await self._connect(self._settings)
         except ConnectFailed as failed:
             return self._told(str(failed), None)
-        link = self._link
         try:
             return self._told(await self._live(link), link.last_words)
         except (Fault, ConnectFailed) as failed:

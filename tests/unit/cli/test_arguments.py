@@ -114,9 +114,7 @@ def test_a_name_cannot_be_given_twice() -> None:
 
 
 def test_a_text_that_begins_with_an_at_sign_has_its_own_advice() -> None:
-    assert refusal("text=@nowhere").advice == (
-        "If the text itself begins with @, write text:='\"@nowhere\"'.",
-    )
+    assert refusal("text=@nowhere").advice == ("If the text itself begins with @, write text:='\"@nowhere\"'.",)
 
 
 def test_all_arguments_can_come_as_one_object() -> None:

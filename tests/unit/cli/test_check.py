@@ -54,9 +54,7 @@ def test_a_hub_that_would_be_open_to_a_network_fails_the_check(
     assert "refuse to start" in told.err
 
 
-def test_findings_for_programs_name_file_path_and_value(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_findings_for_programs_name_file_path_and_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, "[hub]\nport = 99999\n")
     assert check_configuration(file, is_json=True) == Exit.CONFIGURATION
     assert json.loads(capsys.readouterr().out) == {

@@ -64,9 +64,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
         ["tools", "--hub", "http://hub", "--config", "b"],
     ],
 )
-def test_wrong_usage_ends_with_2_and_says_so_on_stderr(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_ends_with_2_and_says_so_on_stderr(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == Exit.USAGE
     told = capsys.readouterr()
     assert told.out == ""

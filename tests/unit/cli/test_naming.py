@@ -18,9 +18,7 @@ def offer(name: str) -> Offer:
     return Offer(name, server, Tool.of(ServerName(server), ToolName(name), {}))
 
 
-OFFERS = [
-    offer(name) for name in ("builtin.echo", "files.read", "files.a.b", "web.echo", "web.read", "mcp_web_get")
-]
+OFFERS = [offer(name) for name in ("builtin.echo", "files.read", "files.a.b", "web.echo", "web.read", "mcp_web_get")]
 GONE = {"search": Absence("retrying", "connection refused", is_listed=False)}
 
 

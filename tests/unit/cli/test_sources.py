@@ -59,9 +59,7 @@ def test_the_key_comes_from_the_environment_and_is_sent_as_a_bearer(monkeypatch:
     assert "k3y" not in repr(source)
 
 
-@pytest.mark.parametrize(
-    "address", ["localhost:8765", "ftp://hub", "http://", "http://a b", "http://u:p@hub"]
-)
+@pytest.mark.parametrize("address", ["localhost:8765", "ftp://hub", "http://", "http://a b", "http://u:p@hub"])
 def test_a_bad_address_is_a_usage_error(address: str) -> None:
     with pytest.raises(CommandFailed) as failed:
         source_of(address, None)

@@ -79,6 +79,8 @@ class StreamableLink(BaseLink):
         self._heads: dict[str, bytes] = {}
         self._posts: set[Post] = set()
         self._expired: list[Post] | None = None
+        self._stream: Ticket | None = None
+        """The request on which the server announces changes."""
         self._relisten: asyncio.TimerHandle | None = None
         self._pause = 1.0
 
@@ -161,6 +163,7 @@ class StreamableLink(BaseLink):
         return post
 
     def _transmit(self, post: Post) -> None:
+        post.session = self._session
         post.ticket = self._client.send(self._head(post.method, post.name), post.body, post)
 
     def _notify(self, method: str, params: Payload | None) -> None:
@@ -195,11 +198,6 @@ class StreamableLink(BaseLink):
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
-    @property
-    def has_session(self) -> bool:
-        """Whether the server gave the hub a session."""
-        return self._session is not None
-
     def welcomed(self, session: str | None) -> None:
         """The server answered `initialize`, with a session or without."""
         if session is None or (0 < len(session) <= SESSION_LENGTH_MAX and session.isascii() and session.isprintable()):
@@ -207,6 +205,9 @@ class StreamableLink(BaseLink):
 
     def session_gone(self, post: Post) -> None:
         """A 404 for our session proves that the request did not run: it waits for a new session and goes once more."""
+        if self._expired is None and post.session != self._session:
+            self._transmit(post)  # another's 404 came before, and there is a new session already
+            return
         if self._expired is None:
             self._expired = []
             self._crew.spawn(f"session of {self.server}", self._renew(), on_crash=lambda _: self._lose("a defect"))
@@ -227,6 +228,7 @@ class StreamableLink(BaseLink):
         for post in waiting:
             if not post.is_over:
                 self._transmit(post)
+        self.listen()  # the stream of changes was the old session's
         self.on_changed()  # a server that forgot the session may have changed in the meantime
 
     # -- hearing of changes ----------------------------------------------------------------------------------------
@@ -235,17 +237,20 @@ class StreamableLink(BaseLink):
         """Open the stream on which the server announces changes: a GET in the earlier era, a request in the modern."""
         if not self.capabilities.announces_changes or self.lost.done():
             return
+        if self._stream is not None:
+            self._stream.abort()
         if self.dialect.era == "modern":
             params = self.dialect.params({"notifications": b'{"toolsListChanged":true}'})
             body = jsonrpc.request(self.next_id(), modern.LISTEN, params)
-            self._client.send(self._head(modern.LISTEN), body, Changes(self))
+            self._stream = self._client.send(self._head(modern.LISTEN), body, Changes(self))
         else:
             headers = {
                 "accept": EVENT_STREAM,
                 **self._state_headers("", None),
                 **self._credentials.headers_for(self.server),
             }
-            self._client.send(request_head("GET", self._target, self._origin, headers), None, Changes(self))
+            head = request_head("GET", self._target, self._origin, headers)
+            self._stream = self._client.send(head, None, Changes(self))
 
     def heard(self) -> None:
         """The stream of changes is open: the next pause is short again."""

@@ -16,7 +16,7 @@ from isthmus.upstream.waiters import Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
 from isthmus.wire.mcp import legacy
-from isthmus.wire.mcp.tools import PROGRESS, TOOLS_CHANGED
+from isthmus.wire.mcp.tools import PROGRESS, PROGRESS_TOKEN, TOOLS_CHANGED
 from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder
 
@@ -38,10 +38,6 @@ class PostOwner(Protocol):
     server: ServerName
     limits: Limits
     on_changed: Callable[[], None]
-
-    @property
-    def has_session(self) -> bool:
-        """Whether the server gave the hub a session."""
 
     def welcomed(self, session: str | None) -> None:
         """The server answered `initialize`, with a session or without."""
@@ -74,6 +70,7 @@ class Post:
         "is_over",
         "method",
         "name",
+        "session",
         "ticket",
         "waiter",
     )
@@ -88,6 +85,8 @@ class Post:
         self.body = body
         self.waiter = waiter
         self.ticket: Ticket | None = None
+        self.session: str | None = None
+        """The session it was sent in, which need not be the link's any more when the answer comes."""
         self.is_over = False
         self._was_expired = False
         self._status = 0
@@ -158,8 +157,8 @@ class Post:
         message = jsonrpc.decode(body, max_depth=self._link.limits.depth) if body else None
         if self._status == OK and isinstance(message, Response | ErrorReply):
             self._answer(message)
-        elif self._status == NOT_FOUND and self._link.has_session and not self._was_expired:
-            self._send_again()
+        elif self._status == NOT_FOUND and self.session is not None:
+            self._session_gone()
         elif self._status in TURNED_AWAY:
             detail = f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
             self.fail(turned_away(self._link.server, detail, self._status))
@@ -178,7 +177,10 @@ class Post:
             self._finish()
             self.waiter.result(message.result)
 
-    def _send_again(self) -> None:
+    def _session_gone(self) -> None:
+        if self._was_expired:
+            self.fail(turned_away(self._link.server, "it forgot its session twice", NOT_FOUND))
+            return
         self._was_expired = True
         self.ticket = None
         self._status = self._size = 0
@@ -201,7 +203,7 @@ class Post:
                 self._answer(message)
                 self._linger()
             case Notification(method=method, params=params):
-                if method == PROGRESS:
+                if method == PROGRESS and _is_own(params.get(PROGRESS_TOKEN), self.id):
                     self.waiter.progress(params)
                 elif method == TOOLS_CHANGED:
                     self._link.on_changed()
@@ -238,5 +240,5 @@ def media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _is_own(id: msgspec.Raw, own: int) -> bool:
-    return bytes(id) == str(own).encode()
+def _is_own(id: msgspec.Raw | None, own: int) -> bool:
+    return id is not None and bytes(id) == str(own).encode()

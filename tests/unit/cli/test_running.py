@@ -1,0 +1,51 @@
+"""Signals end a command in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.running import run_command, run_service
+
+
+async def signalled(number: signal.Signals, noted: list[str]) -> None:
+    asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+    try:
+        await asyncio.sleep(30)
+    except asyncio.CancelledError:
+        await asyncio.sleep(0)
+        noted.append("cleaned up")
+        raise
+
+
+async def answer() -> int:
+    return 42
+
+
+def test_a_command_and_a_service_return_what_they_return() -> None:
+    assert run_command(answer()) == 42
+    assert run_service(answer()) == 42
+
+
+def test_an_interrupt_cancels_the_work_and_lets_it_clean_up() -> None:
+    noted: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_command(signalled(signal.SIGINT, noted))
+    assert noted == ["cleaned up"]
+
+
+def test_sigterm_cancels_the_work_and_has_a_code_of_its_own() -> None:
+    noted: list[str] = []
+    with pytest.raises(CommandFailed) as failed:
+        run_command(signalled(signal.SIGTERM, noted))
+    assert failed.value.exit == Exit.TERMINATED
+    assert noted == ["cleaned up"]
+
+
+def test_without_uvloop_the_loop_is_asyncios_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "uvloop", None)
+    assert run_service(answer()) == 42
