@@ -163,14 +163,17 @@ class Caller:
     ) -> None:
         self.hang_up()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the hub has left it a connection."""
+        return any(not connection.is_lost for connection in self._open)
+
     def hang_up(self) -> None:
         """Reset every connection, whatever is on it."""
         for connection in self._open:
             if connection.is_lost:
                 continue
-            connection.transport.get_extra_info("socket").setsockopt(
-                SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0)
-            )
+            connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
             connection.transport.abort()
         self._open.clear()
         self._idle.clear()
@@ -195,12 +198,13 @@ class Caller:
         """A whole HTTP request that calls a tool."""
         return self.request_bytes("tools/call", {"name": name, "arguments": dict(arguments or {})}, id=id)
 
-    def request_bytes(self, method: str, params: Mapping[str, Any], *, id: str) -> bytes:
-        """A whole HTTP request."""
+    def request_bytes(self, method: str, params: Mapping[str, Any], *, id: str | None) -> bytes:
+        """A whole HTTP request; without an id, one that carries a notification."""
         members = json.dumps(params)[1:-1]
         if self.era == "modern":
             members += ("," if members else "") + f'"_meta":{_META}'
-        body = f'{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{members}}}}}'.encode()
+        asked = "" if id is None else f'"id":{id},'
+        body = f'{{"jsonrpc":"2.0",{asked}"method":"{method}","params":{{{members}}}}}'.encode()
         lines = {
             "host": f"127.0.0.1:{self.port}",
             "content-type": "application/json",
@@ -209,18 +213,14 @@ class Caller:
             **self._state(method, params),
             **({} if self.key is None else {"authorization": f"Bearer {self.key}"}),
         }
-        head = f"POST {self.path} HTTP/1.1\r\n" + "".join(
-            f"{name}: {value}\r\n" for name, value in lines.items()
-        )
+        head = f"POST {self.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         return head.encode() + b"\r\n" + body
 
     def _state(self, method: str, params: Mapping[str, Any]) -> dict[str, str]:
         if self.era == "modern":
             named = {"mcp-name": params["name"]} if method == "tools/call" else {}
             return {"mcp-protocol-version": MODERN, "mcp-method": method, **named}
-        return (
-            {} if self.session is None else {"mcp-session-id": self.session, "mcp-protocol-version": _LEGACY}
-        )
+        return {} if self.session is None else {"mcp-session-id": self.session, "mcp-protocol-version": _LEGACY}
 
     async def send(self, request: bytes) -> Answer:
         """Send the bytes of a request on a free connection and wait for the answer.

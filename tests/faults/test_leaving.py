@@ -90,11 +90,8 @@ async def test_a_legacy_caller_cancels_in_words(tmp_path: Path, ledger: Ledger, 
             request = caller.call_bytes(f"{name}.pay", {"nonce": nonce, "mode": "sleep:60"}, id='"mine"')
             call = asyncio.ensure_future(caller.send(request))
             await eventually(lambda: nonce in tail.look().ran, f"{nonce} has begun")  # noqa: B023
-            await caller.send(
-                caller.request_bytes("notifications/cancelled", {"requestId": "mine"}, id="0").replace(
-                    b'"id":0,', b'      '
-                )
-            )
+            words = caller.request_bytes("notifications/cancelled", {"requestId": "mine"}, id=None)
+            assert (await caller.send(words)).status == 202
 
             await eventually(lambda: nonce in tail.look().cancelled, f"{name} was told")  # noqa: B023
             assert (await call).error == (-32012, "unknown", "cancelled")

@@ -55,15 +55,11 @@ def test_what_ran_without_a_call_is_an_orphan() -> None:
 
 def test_a_ledger_counts_executions_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    path.write_text(
-        '{"nonce": "a", "pid": 1}\n{"cancelled": "a", "pid": 1}\n{"nonce": "a", "pid": 2}\n{"child": 3}\n'
-    )
+    path.write_text('{"nonce": "a", "pid": 1}\n{"cancelled": "a", "pid": 1}\n{"nonce": "a", "pid": 2}\n{"child": 3}\n')
 
     assert read_ledger(path) == {"a": 2}
     assert read_ledger(tmp_path / "none") == {}
 
 
 def test_a_violation_reads_as_a_sentence() -> None:
-    assert (
-        str(Violation(Wrong.LIED_NOT_SENT, "n7")) == "LIED_NOT_SENT n7: reported as not executed, and it ran"
-    )
+    assert str(Violation(Wrong.LIED_NOT_SENT, "n7")) == "LIED_NOT_SENT n7: reported as not executed, and it ran"

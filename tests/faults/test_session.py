@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.conftest import Ledger, Spawn
 from tests.faults.caller import Caller, pay
+from tests.faults.chaos import ChaosProxy
 from tests.faults.oracle import judge
+from tests.faults.watching import eventually
 from tests.hubs import serving
 
 CALLS = 50
@@ -36,7 +38,7 @@ async def test_a_server_that_forgets_all_the_time_is_asked_no_third_time(
     peer = await spawn("raw_server", "--era", "legacy", "--ledger", str(ledger.path), "--mode", "session_expire:10")
     limits = {"breaker_failures": 1000, "breaker_calls": 1000}
     async with serving(tmp_path, {"raw": {"url": peer.url}}, limits=limits) as hub, Caller(hub.port) as caller:
-        await caller.list_tools()
+        await eventually(lambda: is_listed(caller, "raw.pay"), "the server is there", within=20.0)
         records = []
         for burst in range(4):
             calls = (pay(caller, "raw.pay", f"{burst}-{at}") for at in range(CALLS))
@@ -48,3 +50,29 @@ async def test_a_server_that_forgets_all_the_time_is_asked_no_third_time(
         assert told.count("ok") >= 4 * 10
         assert judge(records, ledger.ran()) == []
         assert (await pay(caller, "raw.pay", "after")).told == "ok"
+
+
+async def test_changes_are_heard_of_in_the_new_session_too(tmp_path: Path, spawn: Spawn) -> None:
+    peer = await spawn("raw_server", "--era", "legacy")
+    async with (
+        ChaosProxy(peer.port) as wire,
+        serving(tmp_path, {"raw": {"url": wire.url}}) as hub,
+        Caller(hub.port) as caller,
+    ):
+        assert (await caller.call("raw.echo", {"text": "x"})).told == "ok"
+        await peer.control("session_expire:1")
+        assert (await caller.call("raw.echo", {"text": "the last of its session"})).told == "ok"
+        await peer.control("echo")
+        before = wire.connections
+        wire.reset_all()
+        # The hub opens the stream of changes anew, in a session that is no more, and is turned away.
+        await eventually(lambda: wire.connections > before, "the stream is asked for again")
+        assert (await caller.call("raw.echo", {"text": "in a new session"})).told == "ok"
+
+        assert (await caller.call("raw.grow", {"name": "grown"})).told == "ok"
+
+        await eventually(lambda: is_listed(caller, "raw.grown"), "the new tool is listed")
+
+
+async def is_listed(caller: Caller, name: str) -> bool:
+    return name in [tool["name"] for tool in (await caller.list_tools())["tools"]]

@@ -44,9 +44,7 @@ async def test_a_kill_on_the_way_down_lets_exactly_so_many_bytes_out(count: int)
 
 
 @pytest.mark.parametrize("count", [0, 1, 16, 99])
-async def test_a_close_on_the_way_up_lets_the_server_have_exactly_so_many_bytes(
-    count: int, tmp_path: Path
-) -> None:
+async def test_a_close_on_the_way_up_lets_the_server_have_exactly_so_many_bytes(count: int, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     words = command([*KEEPER, str(kept)], "--after", str(count), "--direction", "up", "--how", "close")
     process = await start(words)

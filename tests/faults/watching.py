@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
+from tests.conftest import children, state
 
 POLL_SECONDS = 0.01
 
@@ -57,25 +57,21 @@ class Tail:
 def family(pid: int) -> dict[int, str]:
     """Every descendant of a process with its command line; a dead one that nobody waited for has none."""
     found: dict[int, str] = {}
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                is_dead = process.status() == psutil.STATUS_ZOMBIE
-                found[process.pid] = "" if is_dead else " ".join(process.cmdline())
+    for child in children(pid):
+        with suppress(OSError):
+            found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+        found |= family(child)
     return found
 
 
 def with_mark(pid: int, mark: str) -> list[int]:
-    """The direct children of a process whose command line has the mark."""
+    """The descendants of a process whose command line has the mark."""
     return [child for child, words in family(pid).items() if mark in words]
 
 
 def is_alive(pid: int) -> bool:
     """Whether there is such a process, dead ones that nobody waited for excepted."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return state(pid)[0] not in "gZX"
 
 
 def open_descriptors(pid: int) -> int:

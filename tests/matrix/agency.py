@@ -7,18 +7,16 @@ A place is an address of the hub. At `own` a client is at one server under the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mcp import Client
-
 from tests.hubs import environment, isthmus, write_config
 from tests.matrix.field import KINDS, Field, Kind
-from tests.matrix.tours import MODES, VISITORS, Connect, Tour, Visitor, itinerary, tour_sdk2
-from tests.peers.client_sdk2 import Listener, Mode, client_over_http, client_over_stdio
+from tests.matrix.guests import Connect, fastmcp_over_http, sdk2_over_http, sdk2_over_stdio
+from tests.matrix.tours import MODES, SDK_VISITORS, VISITORS, Tour, Visitor, guided_tour, itinerary
+from tests.peers.client_sdk2 import Mode
 from tests.peers.sdk1_steps import Answer, Step, run_sdk1
 
 Place = Literal["own", "all", "stdio"]
@@ -66,8 +64,8 @@ class Cell:
 
 CELLS = (
     *(Cell("own", visitor, kind) for visitor in VISITORS for kind in KINDS),
-    *(Cell("all", visitor, kind) for visitor in VISITORS for kind in SHARED_KINDS),
-    *(Cell("stdio", visitor, kind) for visitor in VISITORS for kind in SHARED_KINDS),
+    *(Cell("all", visitor, kind) for visitor in SDK_VISITORS for kind in SHARED_KINDS),
+    *(Cell("stdio", visitor, kind) for visitor in SDK_VISITORS for kind in SHARED_KINDS),
 )
 
 
@@ -101,7 +99,7 @@ class Agency:
             steps = itinerary("direct", hears=False)
             asked = {name: steps[name] for name in ("listed", "echoed", "added", "decorated", "failed", "raised")}
             mode: Mode = "legacy" if kind.era == "legacy" else "2026-07-28"
-            answers = await tour_sdk2(asked, mode, _over_http(self.field.peers[kind.name].url))
+            answers = await guided_tour(asked, mode, sdk2_over_http(self.field.peers[kind.name].url))
             self._direct[kind] = Tour("direct", "", answers)
         return self._direct[kind]
 
@@ -126,8 +124,8 @@ class Agency:
         face = isthmus("stdio", "--config", str(self._config))
         url = self.field.hub.url_of(cell.kind.name) if cell.place == "own" else self.field.hub.url
         if visitor != "sdk1":
-            connect = _over_stdio(face) if cell.place == "stdio" else _over_http(url)
-            return await tour_sdk2(steps, MODES[visitor], connect)
+            connect = sdk2_over_stdio(face) if cell.place == "stdio" else _connects(visitor)(url)
+            return await guided_tour(steps, MODES[visitor], connect)
         if cell.place == "stdio":
             answers = await run_sdk1(list(steps.values()), server=face, env=environment())
         else:
@@ -135,19 +133,9 @@ class Agency:
         return dict(zip(steps, answers, strict=True))
 
 
+def _connects(visitor: Visitor) -> Callable[[str], Connect]:
+    return fastmcp_over_http if visitor.startswith("fastmcp") else sdk2_over_http
+
+
 def _shared(field: Field) -> dict[str, object]:
     return {kind.name: field.entries[kind.name] for kind in SHARED_KINDS}
-
-
-def _over_http(url: str) -> Connect:
-    def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[Client]:
-        return client_over_http(url, mode=mode, listener=listener)
-
-    return connect
-
-
-def _over_stdio(face: list[str]) -> Connect:
-    def connect(mode: Mode, listener: Listener) -> AbstractAsyncContextManager[Client]:
-        return client_over_stdio(face, mode=mode, env=environment(), listener=listener)
-
-    return connect

@@ -125,7 +125,7 @@ async def until_complete(url: str) -> None:
     missing: object = None
     try:
         async with asyncio.timeout(READY_SECONDS), Raw(url) as raw:
-            while missing := (await raw.ask("tools/list"))["result"].get("_meta", {}).get("isthmus/missing"):
+            while missing := (await raw.ask("tools/list"))["result"].get("_meta", {}).get("isthmus/missing"):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         raise TimeoutError(f"still missing: {missing}") from None

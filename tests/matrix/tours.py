@@ -1,7 +1,7 @@
 """What each client does with each server: one tour, the same for all, told as steps.
 
 A tour is a session of one official client. mcp 1.x does the steps in a process of its own (`client_sdk1`), mcp 2.x
-does them here, and both answer in the same words, so that a test need not know who asked.
+and FastMCP do them here, and all answer in the same words, so that a test need not know who asked.
 """
 
 from __future__ import annotations
@@ -9,18 +9,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mcp import Client, MCPError
 
+from tests.matrix.guests import Connect, Guest
 from tests.peers.client_sdk2 import Listener, Mode, cancel_once_begun
 from tests.peers.sdk1_steps import Answer, Step
 
-Visitor = Literal["sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto"]
-VISITORS: tuple[Visitor, ...] = ("sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto")
-MODES: dict[Visitor, Mode] = {"sdk2-legacy": "legacy", "sdk2-modern": "2026-07-28", "sdk2-auto": "auto"}
+Visitor = Literal["sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto", "fastmcp-legacy", "fastmcp-auto"]
+SDK_VISITORS: tuple[Visitor, ...] = ("sdk1", "sdk2-legacy", "sdk2-modern", "sdk2-auto")
+VISITORS: tuple[Visitor, ...] = (*SDK_VISITORS, "fastmcp-legacy", "fastmcp-auto")
+MODES: dict[Visitor, Mode] = {
+    "sdk2-legacy": "legacy",
+    "sdk2-modern": "2026-07-28",
+    "sdk2-auto": "auto",
+    "fastmcp-legacy": "legacy",
+    "fastmcp-auto": "auto",
+}
 
 LEGACY = "2025-11-25"
 MODERN = "2026-07-28"
@@ -29,6 +37,8 @@ SPOKEN: dict[Visitor, str] = {
     "sdk2-legacy": LEGACY,
     "sdk2-modern": MODERN,
     "sdk2-auto": MODERN,
+    "fastmcp-legacy": LEGACY,
+    "fastmcp-auto": MODERN,
 }
 """The version that each client must end up with; left to choose, it takes the newest."""
 
@@ -111,12 +121,11 @@ def without_hop(result: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "_meta": meta} if meta else kept
 
 
-Connect = Callable[[Mode, Listener], AbstractAsyncContextManager[Client]]
 WaitForChange = Callable[[], Awaitable[object]]
 
 
-async def tour_sdk2(steps: Mapping[str, Step], mode: Mode, connect: Connect) -> dict[str, Answer]:
-    """Do the steps with mcp 2.x, hearing of changes as the negotiated era does."""
+async def guided_tour(steps: Mapping[str, Step], mode: Mode, connect: Connect) -> dict[str, Answer]:
+    """Do the steps with a client in this process, hearing of changes as the negotiated era does."""
     listener = Listener()
     hears = any(step["do"] == "changed" for step in steps.values())
     async with connect(mode, listener) as client, _changes(client, listener, hears=hears) as wait_for_change:
@@ -125,7 +134,7 @@ async def tour_sdk2(steps: Mapping[str, Step], mode: Mode, connect: Connect) -> 
 
 
 @asynccontextmanager
-async def _changes(client: Client, listener: Listener, *, hears: bool) -> AsyncIterator[WaitForChange]:
+async def _changes(client: Guest, listener: Listener, *, hears: bool) -> AsyncIterator[WaitForChange]:
     async def wait() -> None:
         await listener.changed.wait()
         listener.changed.clear()
@@ -140,7 +149,7 @@ async def _changes(client: Client, listener: Listener, *, hears: bool) -> AsyncI
 class _Guide:
     """Does one step after the other; a refusal is an answer too."""
 
-    def __init__(self, client: Client, wait_for_change: WaitForChange) -> None:
+    def __init__(self, client: Guest, wait_for_change: WaitForChange) -> None:
         self._client = client
         self._wait_for_change = wait_for_change
 
@@ -161,7 +170,7 @@ class _Guide:
             case "call":
                 return await self._call(step)
             case "cancel":
-                await cancel_once_begun(self._client, step["tool"], step["arguments"])
+                await cancel_once_begun(cast("Client", self._client), step["tool"], step["arguments"])
                 return {"answer": {}}
             case "changed":
                 async with asyncio.timeout(step["within"]):

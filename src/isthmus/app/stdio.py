@@ -30,6 +30,9 @@ CHUNK_BYTES = 64 * 1024
 CHUNKS_AHEAD = 2
 """Chunks that may be on their way from the reading thread to the loop: one is worked on, one is read."""
 
+WITHDRAWAL_SECONDS = 0.1
+"""How long servers may act on a withdrawal before their links are closed; many end at once when that happens."""
+
 CLOSE_SECONDS = 2.0
 """How long the last answers may take to be written once everything else has ended."""
 
@@ -97,7 +100,9 @@ class _Conversation:
         why = self._stopped.result() if self._stopped.done() else "the caller has left"
         self._inlet.stop()
         self._running.hub.refuse_new_calls()
-        self._face.cancel_all(why)
+        if self._running.hub.running():
+            self._face.cancel_all(why)
+            await asyncio.sleep(WITHDRAWAL_SECONDS)
         try:
             await asyncio.wait_for(self._last_words(), CLOSE_SECONDS)
         except TimeoutError:

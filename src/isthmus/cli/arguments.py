@@ -21,9 +21,7 @@ Read: TypeAlias = Callable[[str], str]
 HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give all of them as --args JSON."
 
 
-def arguments_of(
-    words: Sequence[str], whole: str | None, schema: msgspec.Raw | None, read: Read
-) -> msgspec.Raw:
+def arguments_of(words: Sequence[str], whole: str | None, schema: msgspec.Raw | None, read: Read) -> msgspec.Raw:
     """Return the arguments as one JSON object.
 
     Raises:

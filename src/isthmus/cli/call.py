@@ -26,6 +26,9 @@ from isthmus.model.events import Event
 from isthmus.model.faults import Fault
 from isthmus.model.outcomes import Outcome, Result
 
+WITHDRAWAL_SECONDS = 0.1
+"""How long a server may act on a withdrawal before its link is closed; many end at once when that happens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -68,9 +71,12 @@ async def _perform(hub: Reached, name: str, arguments: msgspec.Raw) -> Outcome:
     inflight = hub.running.hub.start(call, exchange)
     try:
         return await exchange.outcome
+    except asyncio.CancelledError:
+        inflight.cancel("interrupted at the command line")
+        await asyncio.sleep(WITHDRAWAL_SECONDS)
+        raise
     finally:
         exchange.progress.clear()
-        inflight.cancel("interrupted at the command line")
 
 
 class Watched:

@@ -79,9 +79,7 @@ async def _examine_own(source: Own, *, wait: float, is_json: bool) -> Exit:
 def _own_patients(hub: Reached, configuration: Configuration, began: float) -> list[Patient]:
     settings = {server.name: server for server in configuration.servers}
     standings = hub.running.hub.snapshot.standings
-    return [
-        _patient(standings[name], settings.get(name), hub.settled_at, began) for name in sorted(standings)
-    ]
+    return [_patient(standings[name], settings.get(name), hub.settled_at, began) for name in sorted(standings)]
 
 
 def _patient(

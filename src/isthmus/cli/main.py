@@ -31,9 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; the only place that prints errors."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a terminal that lacks a letter is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
     try:
         return int(cli.main(arguments, "isthmus", standalone_mode=False) or Exit.WELL)
     except CommandFailed as failed:
@@ -140,9 +138,7 @@ def tools(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -
 @cli.command()
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY:=JSON | KEY=@FILE]...")
-@click.option(
-    "--args", "whole", metavar="JSON", help="All arguments as one JSON object, or @FILE, or @- for stdin."
-)
+@click.option("--args", "whole", metavar="JSON", help="All arguments as one JSON object, or @FILE, or @- for stdin.")
 @_with_source
 @_with_wait
 @_with_json

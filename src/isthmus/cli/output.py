@@ -73,9 +73,7 @@ def aligned(rows: Sequence[Row]) -> list[str]:
     """Return rows as lines whose columns begin at the same place; the last column is free."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     return [
-        (" " * GAP)
-        .join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
-        .rstrip()
+        (" " * GAP).join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
         for row in rows
     ]
 

@@ -140,9 +140,7 @@ def _note_settled(reached: Reached) -> None:
             reached.settled_at.setdefault(name, now)
 
 
-def _for_a_command(
-    configuration: Configuration, within: float, only: Iterable[ServerName] | None
-) -> Configuration:
+def _for_a_command(configuration: Configuration, within: float, only: Iterable[ServerName] | None) -> Configuration:
     needed = None if only is None else set(only)
     servers = tuple(server for server in configuration.servers if needed is None or server.name in needed)
     limits = replace(configuration.hub.limits, listing_seconds=within)
@@ -252,9 +250,7 @@ def _words(failed: Fault | ConnectFailed) -> str:
 
 def in_hub_terms(message: str) -> str:
     """Return a fault's message where its server is the running hub."""
-    return message.replace(f"Lost server {HUB} during", "Lost the hub during").replace(
-        f"Server {HUB} ", "The hub "
-    )
+    return message.replace(f"Lost server {HUB} during", "Lost the hub during").replace(f"Server {HUB} ", "The hub ")
 
 
 def not_allowed(url: str, status: int, *, has_key: bool) -> CommandFailed:

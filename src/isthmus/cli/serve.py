@@ -31,9 +31,7 @@ def serve_hub(file: Path | None, host: str | None, port: int | None) -> Exit:
     configure(configuration.hub.log_level, configuration.hub.log_format)
     warn(configuration)
     try:
-        run_service(
-            serve(configuration, os.environ, on_open=lambda host, port: _opened(configuration, host, port))
-        )
+        run_service(serve(configuration, os.environ, on_open=lambda host, port: _opened(configuration, host, port)))
     except ConfigError as error:
         raise refused(error) from error
     except DoorError as error:

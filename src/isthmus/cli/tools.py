@@ -38,8 +38,7 @@ def as_json(offers: Sequence[Offer], absences: Mapping[str, Absence]) -> bytes:
     """Return the listing for programs: each tool as its server describes it, under the name to call it by."""
     tools = tool_array(tool_definition(offer.name, offer.tool.definition) for offer in offers)
     missing = {
-        name: {"state": gone.state, "reason": gone.reason, "listed": gone.is_listed}
-        for name, gone in absences.items()
+        name: {"state": gone.state, "reason": gone.reason, "listed": gone.is_listed} for name, gone in absences.items()
     }
     return b'{"tools":' + tools + b',"missing":' + msgspec.json.encode(missing) + b"}"
 
@@ -49,9 +48,7 @@ def _show(offers: Sequence[Offer], absences: Mapping[str, Absence]) -> None:
     if not rows:
         say("There are no tools.")
     elif sys.stdout.isatty():
-        groups = [
-            (server, [row for _, row in group]) for server, group in groupby(rows, key=lambda pair: pair[0])
-        ]
+        groups = [(server, [row for _, row in group]) for server, group in groupby(rows, key=lambda pair: pair[0])]
         show_table(sys.stdout, groups, ("cyan", ""))
     else:
         # For grep and awk: a line a tool, whole, and nothing else.

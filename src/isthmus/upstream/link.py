@@ -48,8 +48,10 @@ class ConnectFailed(Exception):
 class BaseLink(ABC):
     """A link being made, in use, or lost.
 
-    `lost` ends with the reason when the link can carry nothing more. `on_changed` is called when the server says
-    that its tools changed. `is_probing` tells a failed attempt's reader that the probe may have been what failed.
+    `lost` ends with the reason when the link can carry nothing more; `on_lost` hears it first, before the calls
+    on the link do. `on_doubt` is called when something suggests that the server is gone. `on_changed` is called
+    when the server says that its tools changed. `is_probing` tells a failed attempt's reader that the probe may
+    have been what failed.
     """
 
     start_seconds = ASK_SECONDS
@@ -61,6 +63,8 @@ class BaseLink(ABC):
         self.capabilities = Capabilities()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.on_changed: Callable[[], None] = lambda: None
+        self.on_doubt: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[str], None] = lambda _reason: None
         self.is_probing = False
         self._me = me
         self.limits = limits
@@ -229,6 +233,7 @@ class BaseLink(ABC):
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
+            self.on_lost(reason)
 
 
 

@@ -211,17 +211,19 @@ class StdioLink(BaseLink):
         if self._channel is not None:
             self._channel.kill()
 
-    def _broke(self, reason: str) -> None:
+    def _broke(self, reason: str, *, is_dead: bool = True) -> None:
         if self.lost.done():
             return
         self._lose(reason)
         pending, self._pending, self._held = self._pending, {}, {}
         for sent in pending.values():
-            sent.waiter.fail(self._loss_of(sent, reason))
+            sent.waiter.fail(lost(self.server, reason, may_have_left=self._may_have_left(sent, is_dead=is_dead)))
 
-    def _loss_of(self, sent: _Sent, reason: str) -> Fault:
-        left = sent.frame is None and self._channel is not None and self._channel.has_left(sent.end)
-        return lost(self.server, reason, may_have_left=left)
+    def _may_have_left(self, sent: _Sent, *, is_dead: bool) -> bool:
+        """A living process may yet read what was written; from a dead one, what is still here is safe."""
+        if sent.frame is not None or self._channel is None:
+            return False
+        return not is_dead or self._channel.has_left(sent.end)
 
     def _reason(self) -> str:
         return self.lost.result() if self.lost.done() else "it is not running"
@@ -229,7 +231,7 @@ class StdioLink(BaseLink):
     async def aclose(self) -> None:
         """Close the process's input, give it a moment, and end its whole group."""
         if self._channel is not None:
-            self._broke("closed by the hub")
+            self._broke("closed by the hub", is_dead=False)
             await self._channel.aclose()
 
 

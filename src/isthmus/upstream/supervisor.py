@@ -66,7 +66,7 @@ class Supervisor:
             self._hub.open_lane(lane, Standing(settings.name, "disabled", "disabled", is_settled=True))
             return
         keeper = self.keepers[settings.name] = Keeper(self._hub, lane, settings, self._connect)
-        self._hub.open_lane(lane, Standing(settings.name))
+        self._hub.open_lane(lane, Standing(settings.name, reason="it has not answered yet"))
         task = self._crew.spawn(f"keeper of {settings.name}", keeper.run(), on_crash=keeper.crashed)
         self._tasks.append(task)
 
@@ -100,17 +100,15 @@ class Keeper:
         self._backoff = Backoff()
         self._standing = Standing(settings.name)
         self._era: Era = settings.reach.era
-        self._detail: str | None = None
         self._is_stale = False
-        self._news: asyncio.Future[str] | None = None
+        self._is_doubtful = False
+        self._news: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Keep the server up until cancelled."""
         while True:
-            reason = await self._attempt()
-            pause = self._backoff.next(random.random())  # noqa: S311 - spread, not secrecy
-            self._stand("retrying", reason, detail=self._detail)
-            await asyncio.sleep(pause)
+            await self._attempt()
+            await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
 
     def crashed(self, error: BaseException) -> None:
         """A defect in the keeper itself: say so instead of looking merely slow."""
@@ -123,34 +121,39 @@ class Keeper:
 
     # -- one life of a link ----------------------------------------------------------------------------------------
 
-    async def _attempt(self) -> str:
-        """Connect and watch until the link is lost; returns why it ended, in words."""
+    async def _attempt(self) -> None:
+        """Connect and watch until the link is lost."""
         try:
             link = await self._connect(self._settings)
         except ConnectFailed as failed:
-            return self._told(str(failed), None)
+            self._give_up(str(failed), None)
+            return
+        # Heard before the calls on the link end, so that a lost link counts as one failure and not as many.
+        link.on_lost = lambda reason: self._give_up(reason, link.last_words)
         try:
-            return self._told(await self._live(link), link.last_words)
+            await self._live(link)
         except (Fault, ConnectFailed) as failed:
-            return self._told(self._why(link, failed), link.last_words)
+            self._give_up(self._why(link, failed), link.last_words)
         finally:
-            self._lane.detach("its link was lost; it is being tried again", is_failure=True)
+            link.on_lost = lambda _reason: None
             await link.aclose()
 
-    async def _live(self, link: BaseLink) -> str:
+    async def _live(self, link: BaseLink) -> None:
         await link.greet(self._known_era(link))
         self._era = link.dialect.era
         tools, notes = await link.list_tools()
         link.on_changed = self._note_change
+        link.on_doubt = self._note_doubt
         self._lane.attach(link)
         self._stand("ready", None, detail=None, tools=tuple(tools), notes=tuple(notes), era=link.dialect.version)
         log.info("server ready", server=link.server, tools=len(tools), protocol=link.dialect.version)
         link.listen()
         began = asyncio.get_running_loop().time()
-        reason = await self._watch(link)
-        if self._lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
-            self._backoff.reset()
-        return reason
+        try:
+            await self._watch(link)
+        finally:
+            if self._lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
+                self._backoff.reset()
 
     def _known_era(self, link: BaseLink) -> Era:
         """The configured era, or the one found last time, unless the last attempt died of the question."""
@@ -162,7 +165,7 @@ class Keeper:
         self._era = "legacy" if link.is_probing and link.lost.done() else "auto"
         return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
 
-    async def _watch(self, link: BaseLink) -> str:
+    async def _watch(self, link: BaseLink) -> None:
         """Follow changes and ping an idle link, until it is lost."""
         while not link.lost.done():
             news = self._news = asyncio.get_running_loop().create_future()
@@ -170,21 +173,33 @@ class Keeper:
                 await self._relist(link)
                 continue
             await asyncio.wait({link.lost, news}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if not link.lost.done() and not news.done() and not self._lane.running:
+            is_asked = self._is_doubtful or (not news.done() and not self._lane.running)
+            if is_asked and not link.lost.done():
                 await self._ping(link)
-        return link.lost.result()
 
     def _note_change(self) -> None:
         """The server announced a change: list again, once, however often it says so."""
         self._is_stale = True
+        self._wake()
+
+    def _note_doubt(self) -> None:
+        """A request found nobody: see whether the server is still there, instead of letting every call find out."""
+        self._is_doubtful = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._news is not None and not self._news.done():
-            self._news.set_result("changed")
+            self._news.set_result(None)
 
     async def _ping(self, link: BaseLink) -> None:
+        self._is_doubtful = False
         try:
             await link.ping(PONG_SECONDS)
-        except Fault as silent:
-            raise ConnectFailed(f"it does not answer any more ({silent.message})") from silent
+        except BadReply as slow:
+            if not self._lane.running:  # one that works may be too busy to answer
+                raise ConnectFailed(f"it does not answer any more ({slow.message})") from slow
+        except Fault as gone:
+            raise ConnectFailed(gone.message) from gone
 
     async def _relist(self, link: BaseLink) -> None:
         """List again: one at a time, the first at once and then at most one a second, however many were announced."""
@@ -199,13 +214,14 @@ class Keeper:
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
-    def _told(self, reason: str, last_words: str | None) -> str:
+    def _give_up(self, reason: str, last_words: str | None) -> None:
+        """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
         reason = self._settings.redact(reason)
-        self._detail = None if last_words is None else self._settings.redact(last_words)
-        if reason != self._standing.reason:  # the same failure again is not news
-            log.warning("server not connected", server=self._settings.name, reason=reason, detail=self._detail)
-        self._lane.explain(reason)
-        return reason
+        detail = None if last_words is None else self._settings.redact(last_words)
+        if reason != self._standing.reason:
+            log.warning("server not connected", server=self._settings.name, reason=reason, detail=detail)
+        self._lane.detach(reason, is_failure=True)
+        self._stand("retrying", reason, detail=detail)
 
     def _stand(self, state: str, reason: str | None, **changes: object) -> None:
         self._standing = msgspec.structs.replace(

@@ -21,7 +21,6 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def stdout(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
     return terminal
@@ -62,7 +61,8 @@ def test_a_description_is_cut_to_its_first_line_that_says_something() -> None:
     assert first_line("") == ""
 
 
-def test_output_to_a_terminal_is_made_harmless(stdout: Terminal) -> None:
+def test_output_to_a_terminal_is_made_harmless(stdout: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", stdout)
     write("\x1b[2J")
     assert stdout.getvalue() == "\\u001b[2J\n"
 

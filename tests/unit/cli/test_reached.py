@@ -67,7 +67,7 @@ async def test_only_the_servers_that_are_needed_are_started() -> None:
 async def test_a_server_that_does_not_come_in_time_is_told_as_starting() -> None:
     hub = await start_own(configuration(server("slow", "sleep", "30")), os.environ, within=0.05)
     try:
-        assert hub.absences() == {"slow": Absence("starting", None, is_listed=False)}
+        assert hub.absences() == {"slow": Absence("starting", "it has not answered yet", is_listed=False)}
     finally:
         await hub.aclose()
 

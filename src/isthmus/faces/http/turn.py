@@ -188,6 +188,8 @@ class Turn:
             return
         self.is_started = True
         length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body)
+        if self.scope["method"] == "HEAD":
+            body = b""  # its length is told all the same; the bytes would be taken for the next answer
         self._carrier.put([STATUS_LINE[status], lines, length, *self._closing_lines(), body])
         self._finish()
 

@@ -109,6 +109,8 @@ class _Visit:
         self._peer = peer
         self._raw: Headers = scope["headers"]
         self._headers = dict(self._raw)
+        if len(self._headers) != len(self._raw):
+            self._headers = _joined(self._raw)
 
     def is_welcome(self) -> bool:
         """Whether the caller may see the server that the path names; if not, there is no such path for it."""
@@ -317,7 +319,7 @@ class _Visit:
 
     def _accepts(self, kind: bytes) -> bool:
         accept = self._headers.get(b"accept", b"*/*")
-        return kind in accept or b"*/*" in accept
+        return kind in accept or b"*/*" in accept or _is_among(kind, accept)
 
     def _accepts_something(self) -> bool:
         return self._accepts(b"application/json") or self._accepts(b"text/event-stream")
@@ -326,6 +328,20 @@ class _Visit:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _joined(headers: Headers) -> dict[bytes, bytes]:
+    """Headers of which some are given twice: as one list, which is what HTTP takes them for."""
+    joined: dict[bytes, bytes] = {}
+    for name, value in headers:
+        joined[name] = joined[name] + b", " + value if name in joined else value
+    return joined
+
+
+def _is_among(kind: bytes, accept: bytes) -> bool:
+    """Whether a media type is in a list that is not written as most clients write it."""
+    wanted = (kind, kind.partition(b"/")[0] + b"/*")
+    return any(part.partition(b";")[0].strip().lower() in wanted for part in accept.split(b","))
 
 
 def _repeated(headers: Headers) -> str | None:

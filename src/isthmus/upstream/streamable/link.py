@@ -21,7 +21,7 @@ from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import HttpClient, request_head
-from isthmus.transport.http_connection import Lost
+from isthmus.transport.http_connection import Lost, Ticket
 from isthmus.upstream.link import BaseLink, ConnectFailed, reply_to
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.changes import Changes

@@ -38,6 +38,7 @@ class PostOwner(Protocol):
     server: ServerName
     limits: Limits
     on_changed: Callable[[], None]
+    on_doubt: Callable[[], None]
 
     def welcomed(self, session: str | None) -> None:
         """The server answered `initialize`, with a session or without."""
@@ -149,6 +150,7 @@ class Post:
 
     def on_lost(self, lost_: Lost) -> None:
         """The reply never became whole."""
+        self._link.on_doubt()
         self.fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
 
     # -- JSON ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,304 @@
+"""Dead, hung, flooding and lying servers beside good ones, which are listed and called as if alone (T51, T52)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tests.conftest import Spawn
+from tests.faults.caller import Caller
+from tests.faults.watching import eventually, resident_bytes
+from tests.hubs import HubProcess, serving, stdio
+from tests.peers.launch import command
+
+GOOD = ("good_stdio", "good_stateful", "good_modern")
+TOOLS = ("echo", "grow", "meta", "pay")
+MIB = 1 << 20
+HUGE = f"huge:{100 * MIB}"
+
+PAUSE_SECONDS = 0.25
+"""Between two lies of one server: their making costs far more than their hearing, and there are two cores for all."""
+
+Ending = Literal["ok", "lost", "bad_reply", "timed_out"]
+
+
+async def good_servers(spawn: Spawn) -> dict[str, Any]:
+    """Three that do as they should: over stdio, in sessions, and in the modern era by events."""
+    stateful, modern = await asyncio.gather(
+        spawn("raw_server", "--era", "legacy"), spawn("raw_server", "--era", "modern", "--mode", "sse")
+    )
+    return {
+        "good_stdio": stdio(command("raw_server")),
+        "good_stateful": {"url": stateful.url},
+        "good_modern": {"url": modern.url},
+    }
+
+
+async def all_listed(caller: Caller, servers: Sequence[str] = GOOD) -> bool:
+    names = {tool["name"] for tool in (await caller.list_tools())["tools"]}
+    return {f"{server}.{tool}" for server in servers for tool in TOOLS} <= names
+
+
+@pytest.fixture
+def deaf_port() -> Iterator[int]:
+    """A port on which nobody listens, and nobody can begin to."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+async def test_a_listing_comes_at_once_with_the_good_and_names_the_bad(
+    tmp_path: Path, spawn: Spawn, deaf_port: int
+) -> None:
+    good = await good_servers(spawn)
+    hung, zipped, moved, formless = await asyncio.gather(
+        *(
+            spawn("raw_server", "--mode", mode)
+            for mode in ("hang_init", "gzip", "redirect:http://x.test/", "lying_list:not_list")
+        )
+    )
+    bad = {
+        "no_command": {"command": str(tmp_path / "no-such-program")},
+        "no_listener": {"url": f"http://127.0.0.1:{deaf_port}/mcp"},
+        "hung_process": stdio(command("raw_server", "--mode", "hang_init")),
+        "hung_http": {"url": hung.url},
+        "zipped": {"url": zipped.url},
+        "moved": {"url": moved.url},
+        "formless": {"url": formless.url},
+    }
+    clock = asyncio.get_running_loop().time
+    async with serving(tmp_path, bad | good) as hub, Caller(hub.port) as caller:
+        started = clock()
+        listing = await caller.list_tools()
+        took = clock() - started
+
+        assert took < 2.0  # one second of patience, and a busy machine's excuse
+        assert {"builtin.echo", "builtin.timestamp"} <= {tool["name"] for tool in listing["tools"]}
+        await eventually(lambda: all_listed(caller), "the good ones are listed", within=20.0)
+        await eventually(lambda: names_all(caller, set(bad)), "the bad ones are named, with a reason")
+        missing = (await caller.list_tools())["_meta"]["isthmus/missing"]
+        assert set(missing) == set(bad)
+        assert not any(told["listed"] for told in missing.values())
+        for server, words in REASONS.items():
+            assert words in missing[server]["reason"], missing[server]
+        for server in bad:
+            assert (await caller.call(f"{server}.echo", {"text": "x"})).error[:2] == (-32602, "no")
+        for server in GOOD:
+            assert (await caller.call(f"{server}.echo", {"text": "x"})).text == "x"
+
+
+REASONS = {
+    "no_command": "no-such-program",
+    "no_listener": "refused",
+    "zipped": "gzip",
+    "moved": "x.test",
+    "formless": "tools",
+    "hung_process": "not answered",
+    "hung_http": "not answered",
+}
+"""What the reason of each must mention."""
+
+
+async def names_all(caller: Caller, servers: set[str]) -> bool:
+    missing = (await caller.list_tools()).get("_meta", {}).get("isthmus/missing", {})
+    return {server for server, told in missing.items() if told["reason"]} >= servers
+
+
+async def test_a_lying_list_costs_the_lies_and_not_the_server(tmp_path: Path, spawn: Spawn) -> None:
+    kinds = ("mixed", "nameless", "duplicates", "bad_schema", "cyclic")
+    servers = {kind: {"url": (await spawn("raw_server", "--mode", f"lying_list:{kind}")).url} for kind in kinds}
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller:
+        await eventually(lambda: all_listed(caller, kinds), "what is right of each list", within=20.0)
+        names = [tool["name"] for tool in (await caller.list_tools())["tools"]]
+
+        assert len(names) == len(set(names))
+        assert sorted(name for name in names if name.startswith("cyclic")) == [f"cyclic.{tool}" for tool in TOOLS]
+        for kind in kinds:
+            assert (await caller.call(f"{kind}.echo", {"text": kind})).text == kind
+
+
+# -- lies --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """One way for a server to answer, and what its caller is to hear."""
+
+    mode: str
+    by_stdio: Ending
+    by_http: Ending
+    timeout: float = 1.0
+
+
+LIES = {
+    "wrong_id": Lie("wrong_id", "timed_out", "bad_reply"),
+    "wrong_id_event": Lie("wrong_id,sse", "timed_out", "lost"),
+    "twice": Lie("dup_reply", "ok", "ok"),
+    "late": Lie("late_reply:3", "timed_out", "timed_out"),
+    "garbage": Lie("garbage", "ok", "ok"),
+    "huge": Lie(HUGE, "lost", "bad_reply", timeout=20.0),
+    "unended": Lie("nonewline", "lost", "bad_reply", timeout=20.0),
+    "endless": Lie("endless_sse", "timed_out", "timed_out"),
+    "flood": Lie("notify_flood:20000", "ok", "ok", timeout=20.0),
+    "silent": Lie("hang", "timed_out", "timed_out"),
+    "dying": Lie("die_mid_reply:40", "lost", "lost"),
+}
+
+
+async def lying_servers(spawn: Spawn) -> dict[str, Any]:
+    """Two entries for every lie, over stdio and over HTTP; those that are only words share a process."""
+    shared, giant, dying = await asyncio.gather(*(spawn("raw_server") for _ in range(3)))
+    own = {"huge": giant, "unended": giant, "dying": dying}
+    servers: dict[str, Any] = {}
+    for name, lie in LIES.items():
+        servers[f"stdio_{name}"] = stdio(command("raw_server"), timeout=lie.timeout)
+        servers[f"http_{name}"] = {"url": own.get(name, shared).url, "timeout": lie.timeout}
+    return servers
+
+
+async def test_each_lie_ends_in_its_own_fault_and_the_next_call_is_well(tmp_path: Path, spawn: Spawn) -> None:
+    servers = await lying_servers(spawn)
+    async with serving(tmp_path, servers) as hub, Caller(hub.port) as caller, Pulse(hub) as pulse:
+        await eventually(lambda: all_listed(caller, list(servers)), "all servers are there", within=30.0)
+        ends = await asyncio.gather(*(end_of(caller, server) for server in servers))
+
+        assert dict(zip(servers, ends, strict=True)) == {server: expected_of(server) for server in servers}
+        honest = [server for server in servers if server != "http_dying"]
+        for server in honest:
+            await eventually(lambda: answers(caller, server), f"{server} answers again", within=20.0)  # noqa: B023
+        gone = await caller.call("http_dying.echo", {"text": "x"})
+        assert gone.error[1] == "no"
+    pulse.check()
+
+
+def expected_of(server: str) -> tuple[int, str, str] | str:
+    carrier, _, name = server.partition("_")
+    end = LIES[name].by_stdio if carrier == "stdio" else LIES[name].by_http
+    return "ok" if end == "ok" else (-32012, "unknown", end)
+
+
+async def end_of(caller: Caller, server: str) -> tuple[int, str, str] | str:
+    mode = LIES[server.partition("_")[2]].mode
+    answer = await caller.call(f"{server}.echo", {"text": server, "mode": mode})
+    if answer.told != "ok":
+        return answer.error
+    assert answer.text == server
+    return "ok"
+
+
+async def answers(caller: Caller, server: str) -> bool:
+    answer = await caller.call(f"{server}.echo", {"text": server})
+    assert answer.text in (server, None)
+    return answer.told == "ok"
+
+
+# -- the good ones meanwhile -------------------------------------------------------------------------------------------
+
+
+class Pulse:
+    """Calls the hub's own echo without a pause: how long its loop stands still, and how much memory it takes."""
+
+    STILL_SECONDS = 1.0
+    GROWTH_BYTES = 256 * MIB
+
+    def __init__(self, hub: HubProcess) -> None:
+        self._hub = hub
+        self._is_over = False
+        self.beats: list[float] = []
+        self.resident: list[int] = []
+
+    async def __aenter__(self) -> Pulse:
+        self._task = asyncio.ensure_future(self._beat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_over = True
+        await self._task
+
+    async def _beat(self) -> None:
+        clock = asyncio.get_running_loop().time
+        async with Caller(self._hub.port) as caller:
+            while not self._is_over:
+                started = clock()
+                assert (await caller.call("builtin.echo", {"text": "beat"})).told == "ok"
+                self.beats.append(clock() - started)
+                self.resident.append(resident_bytes(self._hub.pid))
+                await asyncio.sleep(0.005)
+
+    def check(self) -> None:
+        """The bounds, generous for a machine that has other things to do."""
+        assert len(self.beats) > 50
+        assert max(self.beats) < self.STILL_SECONDS
+        assert max(self.resident) - self.resident[0] < self.GROWTH_BYTES
+
+
+@dataclass(slots=True)
+class Load:
+    """Calls on the good servers, each checked, and how long they took."""
+
+    caller: Caller
+    took: list[float] = field(default_factory=list)
+
+    async def run(self, calls: int, abreast: int = 12) -> None:
+        numbers = iter(range(calls))
+        await asyncio.gather(*(self._worker(numbers) for _ in range(abreast)))
+
+    async def _worker(self, numbers: Iterator[int]) -> None:
+        clock = asyncio.get_running_loop().time
+        for number in numbers:
+            started = clock()
+            answer = await self.caller.call(f"{GOOD[number % len(GOOD)]}.echo", {"text": str(number)})
+            assert answer.text == str(number), answer.body
+            self.took.append(clock() - started)
+
+
+@asynccontextmanager
+async def misbehaving(caller: Caller, servers: Sequence[str]) -> AsyncIterator[dict[str, int]]:
+    """All of them are called and lie again and again; how often each was called."""
+    counts = dict.fromkeys(servers, 0)
+    is_over = False
+
+    async def go_on(server: str) -> None:
+        while not is_over:
+            await caller.call(f"{server}.echo", {"text": server, "mode": LIES[server.partition("_")[2]].mode})
+            counts[server] += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    tasks = [asyncio.ensure_future(go_on(server)) for server in servers]
+    yield counts
+    is_over = True
+    await asyncio.gather(*tasks)
+
+
+async def test_the_good_are_called_as_if_alone_while_the_bad_misbehave(
+    tmp_path: Path, spawn: Spawn, deaf_port: int
+) -> None:
+    good, lying = await good_servers(spawn), await lying_servers(spawn)
+    bad = {
+        "no_command": {"command": str(tmp_path / "no-such-program")},
+        "no_listener": {"url": f"http://127.0.0.1:{deaf_port}/mcp"},
+        "hung": stdio(command("raw_server", "--mode", "hang_init")),
+        "noisy": stdio(command("raw_server", "--mode", f"stderr_flood:{256 * MIB}")),
+    }
+    async with serving(tmp_path, good | lying | bad) as hub, Caller(hub.port) as caller:
+        await eventually(lambda: all_listed(caller, [*good, *lying]), "all that can be listed", within=30.0)
+        alone, among = Load(caller), Load(caller)
+        await alone.run(1000)
+        async with Pulse(hub) as pulse, misbehaving(caller, list(lying)) as counts:
+            await among.run(3000)
+            await eventually(lambda: all(counts.values()), "each lie was told at least once", within=30.0)
+        await alone.run(500)
+
+        assert len(among.took) == 3000
+        pulse.check()
+        # Two cores are shared with twenty servers that do their worst; nobody waits for one of them all the same.
+        assert statistics.median(among.took) < 20 * statistics.median(alone.took) + 0.05
+        assert await all_listed(caller)

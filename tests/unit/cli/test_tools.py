@@ -1,0 +1,54 @@
+"""The listing: tools on stdout, who is missing beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.exits import Exit
+from isthmus.cli.sources import Own
+from isthmus.cli.tools import list_tools
+from tests.hubs import stdio, write_config
+from tests.peers.launch import command
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Own:
+    servers = {"raw": stdio(command("raw_server")), "dead": {"command": "/no/such/program"}}
+    return Own(write_config(tmp_path, servers))
+
+
+async def test_a_pipe_gets_a_line_a_tool_and_nothing_else(config: Own, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await list_tools(config, wait=20, is_json=False) == Exit.WELL
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "builtin.echo", "builtin.timestamp", "builtin.chat_log", "raw.pay", "raw.echo", "raw.meta", "raw.grow",
+    ]  # fmt: skip
+    assert lines[4] == "raw.echo           Give the text back."
+    assert told.err.splitlines()[1] == "missing"
+    assert told.err.splitlines()[2].startswith("dead  retrying  '/no/such/program' could not be started")
+
+
+async def test_a_terminal_gets_tools_under_their_servers(
+    config: Own, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert await list_tools(config, wait=20, is_json=False) == Exit.WELL
+    told = capsys.readouterr()
+    assert "\x1b[1mraw\x1b[0m" in told.out
+    assert "\x1b[1mmissing\x1b[0m" in told.err
+
+
+async def test_programs_get_whole_definitions_under_the_names_to_call(
+    config: Own, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await list_tools(config, wait=20, is_json=True) == Exit.WELL
+    told = json.loads(capsys.readouterr().out)
+    echo = next(tool for tool in told["tools"] if tool["name"] == "raw.echo")
+    assert echo["inputSchema"]["properties"]["text"] == {"type": "string"}
+    assert told["missing"]["dead"]["state"] == "retrying"
