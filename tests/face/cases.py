@@ -155,7 +155,8 @@ def _envelope(case: Case, *, has_id: bool) -> Told | None:
             return None if case.change in ("drop", "{}") else Told(400, PARAMS, id)
         case ("params", _) if doubled:
             return Told(400, INVALID, id)
-    return None
+        case _:
+            return None
 
 
 def _request(case: Case, carrier: Carrier) -> Told | None:
@@ -184,7 +185,8 @@ def _legacy_code(case: Case) -> int | None:
             return None if case.change in ("drop", "{}") else PARAMS
         case ("params", "_meta", _):
             return PARAMS if case.change.startswith("double") else None
-    return None
+        case _:
+            return None
 
 
 def _modern_code(case: Case, carrier: Carrier) -> int | None:
@@ -206,7 +208,8 @@ def _modern_code(case: Case, carrier: Carrier) -> int | None:
             return MISMATCH
         case ("params", "name" | "arguments"):
             return PARAMS
-    return None
+        case _:
+            return None
 
 
 def _version_code(case: Case, carrier: Carrier) -> int | None:
@@ -258,7 +261,10 @@ TEXTS: dict[str, tuple[bytes, Told]] = {
     "an empty object": (b"{}", Told(400, INVALID, "null")),
     "an empty batch": (b"[]", Told(400, INVALID, "null")),
     "a batch of one": (b"[" + CALL + b"]", Told(400, INVALID, "null")),
-    "a batch of notifications": (b'[{"jsonrpc":"2.0","method":"notifications/initialized"}]', Told(400, INVALID, "null")),
+    "a batch of notifications": (
+        b'[{"jsonrpc":"2.0","method":"notifications/initialized"}]',
+        Told(400, INVALID, "null"),
+    ),
     "words": (b"hello", Told(400, PARSE, "null")),
     "two objects": (CALL + CALL, Told(400, PARSE, "null")),
     "an object and a brace": (CALL + b"}", Told(400, PARSE, "null")),

@@ -14,15 +14,15 @@ RESULT = (
     '{"content":[{"type":"new","x":1.50}],"structuredContent":{"n":1e2},"isError":false,'
     '"_meta":{"vendor/key":9007199254740993},"x-new":[ "\\u00e4" ]}'
 )
-WELCOME = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "odd", "version": "1"}}
+WELCOME = '{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"odd","version":"1"}}'
+ANSWERS = {"initialize": WELCOME, "tools/list": f'{{"tools":[{TOOL}]}}', "tools/call": RESULT, "ping": "{}"}
 
 
 def main() -> None:
     """Answer until stdin ends."""
     for line in sys.stdin:
         message = json.loads(line)
-        answers = {"initialize": json.dumps(WELCOME), "tools/list": f'{{"tools":[{TOOL}]}}', "tools/call": RESULT, "ping": "{}"}
-        answer = answers.get(message["method"])
+        answer = ANSWERS.get(message["method"])
         if "id" not in message:
             continue
         end = f'"result":{answer}' if answer else '"error":{"code":-32601,"message":"no"}'

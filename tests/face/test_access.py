@@ -27,6 +27,7 @@ from tests.face.wire import (
     legacy,
     modern,
     modern_headers,
+    until,
 )
 from tests.hubs import HubProcess, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
@@ -78,15 +79,12 @@ async def hub(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> Async
     servers = {name: stdio(command("raw_server", "--ledger", str(ledger.path))) for name in ("alpha", "beta")}
     servers["hidden"] = {**servers["beta"], "disabled": True}
     async with serving(tmp_path_factory.mktemp("hub"), servers, callers=callers()) as running:
-        await until_listed(running.port, len(TOOLS))
+
+        async def is_listed() -> bool:
+            return len(await listed(running.port, key_of(ALL))) == len(TOOLS)
+
+        await until(is_listed)
         yield running
-
-
-async def until_listed(port: int, count: int) -> None:
-    """The servers are started in the background; what they have is listed when they are there."""
-    async with asyncio.timeout(SECONDS):
-        while len(await listed(port, key_of(ALL))) < count:
-            await asyncio.sleep(0.05)
 
 
 async def ask(
@@ -370,7 +368,9 @@ async def test_a_good_key_does_not_make_a_foreign_page_welcome_nor_a_bad_one_nam
     assert "access-control-allow-origin" not in with_key.headers
 
 
-@pytest.mark.parametrize("target", ["http://evil.test/mcp", "//evil.test/mcp", "/mcp%2falpha", "/mcp/%61lpha/..", "/./mcp"])
+@pytest.mark.parametrize(
+    "target", ["http://evil.test/mcp", "//evil.test/mcp", "/mcp%2falpha", "/mcp/%61lpha/..", "/./mcp"]
+)
 async def test_the_path_of_a_request_is_taken_as_it_is(hub: HubProcess, target: str) -> None:
     async with connected(hub.port) as wire:
         reply = await wire.request(PING, BASE, path=target)

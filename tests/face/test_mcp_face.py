@@ -28,6 +28,7 @@ from tests.face.wire import (
     modern,
     modern_headers,
     rendered,
+    until,
 )
 from tests.hubs import MODERN, HubProcess, serving, stdio
 from tests.peers.launch import command
@@ -52,9 +53,7 @@ SERVERS: dict[str, Any] = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     async with serving(tmp_path_factory.mktemp("hub"), SERVERS, callers=CALLERS) as running:
-        async with asyncio.timeout(SECONDS):
-            while "raw.pay" not in await names(running.port):
-                await asyncio.sleep(0.05)
+        await until_named("raw.pay", running.port)
         yield running
     assert not [line for line in running.said if "Traceback" in line]
 
@@ -75,6 +74,13 @@ async def ask_modern(
 
 async def names(port: int, key: str | None = ALL_KEY) -> list[str]:
     return [tool["name"] for tool in (await ask(port, legacy("tools/list"), key=key)).json["result"]["tools"]]
+
+
+async def until_named(name: str, port: int, key: str | None = ALL_KEY) -> None:
+    async def is_named() -> bool:
+        return name in await names(port, key)
+
+    await until(is_named)
 
 
 async def opened(port: int, *, key: str = ALL_KEY, path: str = "/mcp", version: str = LEGACY[-1]) -> str:
@@ -138,7 +144,8 @@ async def test_a_list_is_the_same_bytes_whoever_asks_and_however_often(hub: HubP
         bodies = {(await ask(hub.port, body, headers=headers)).body for _ in range(5)}
         assert len(bodies) == 1
     async with connected(hub.port) as one, connected(hub.port) as other:
-        both = [await wire.request(encoded(legacy("tools/list")), [*BASE, *key_header(ALL_KEY)]) for wire in (one, other)]
+        headers = [*BASE, *key_header(ALL_KEY)]
+        both = [await wire.request(encoded(legacy("tools/list")), headers) for wire in (one, other)]
         assert both[0].body == both[1].body
 
 
@@ -298,7 +305,9 @@ async def subscribed(
 
 
 @asynccontextmanager
-async def listening(port: int, *, key: str = ALL_KEY, path: str = "/mcp", session: str | None = None) -> AsyncIterator[Stream]:
+async def listening(
+    port: int, *, key: str = ALL_KEY, path: str = "/mcp", session: str | None = None
+) -> AsyncIterator[Stream]:
     """A legacy caller's stream of changes."""
     of_session = [] if session is None else [("mcp-session-id", session)]
     async with connected(port) as wire:
@@ -346,9 +355,7 @@ async def test_a_session_whose_list_is_old_hears_of_it_when_it_listens(hub: HubP
     headers = [*BASE, ("mcp-session-id", session)]
     await ask(hub.port, legacy("tools/list"), headers=headers)
     await grow(hub.port, "grown before anybody listened")
-    async with asyncio.timeout(SECONDS):
-        while "raw.grown before anybody listened" not in await names(hub.port):
-            await asyncio.sleep(0.05)
+    await until_named("raw.grown before anybody listened", hub.port)
     async with listening(hub.port, session=session) as stream:
         assert (await anext(stream))["method"] == CHANGED
 
@@ -384,12 +391,13 @@ async def test_many_changes_are_told_at_most_once_a_second(hub: HubProcess) -> N
     async with subscribed(hub.port) as stream:
         await anext(stream)
         noting = asyncio.ensure_future(note(stream))
-        until, count = loop.time() + 2.5, 0
-        while loop.time() < until:
+        end, count = loop.time() + 2.5, 0
+        while loop.time() < end:
             count += 1
             await grow(hub.port, f"grown often {count}")
+            await asyncio.sleep(0.05)  # a server has a thousand tools at most
         noting.cancel()
-    assert count > 20
+    assert count > 5
     assert 2 <= len(told) <= 4
     assert all(later - earlier > 0.8 for earlier, later in pairwise(told)), told
 
@@ -482,9 +490,7 @@ async def test_a_connection_serves_many_requests_of_both_eras_and_kinds(hub: Hub
 async def odd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     servers = {"odd": stdio([sys.executable, odd_server.__file__])}
     async with serving(tmp_path_factory.mktemp("odd"), servers, hub={"names": "llm"}) as running:
-        async with asyncio.timeout(SECONDS):
-            while "mcp_odd_odd_tool" not in await names(running.port, None):
-                await asyncio.sleep(0.05)
+        await until_named("mcp_odd_odd_tool", running.port, None)
         yield running
 
 
@@ -492,7 +498,8 @@ async def test_a_tool_is_described_in_its_servers_own_words(odd: HubProcess) -> 
     for path, name in (("/mcp", "mcp_odd_odd_tool"), ("/mcp/odd", "odd.tool")):
         shown = odd_server.TOOL.replace('"odd.tool"', json.dumps(name)).encode()
         assert shown in (await ask(odd.port, legacy("tools/list"), key=None, path=path)).body
-        assert shown in (await ask(odd.port, modern("tools/list"), key=None, path=path, headers=modern_headers("tools/list"))).body
+        headers = modern_headers("tools/list")
+        assert shown in (await ask(odd.port, modern("tools/list"), key=None, path=path, headers=headers)).body
 
 
 async def test_a_result_arrives_in_its_servers_own_words(odd: HubProcess) -> None:
@@ -515,7 +522,8 @@ async def test_names_for_language_models_are_listed_and_called_and_the_others_ar
     for name in ("builtin.echo", "echo", "odd.odd.tool", "mcp_odd_odd.tool", "MCP_BUILTIN_ECHO"):
         reply = await ask(odd.port, legacy("tools/call", {"name": name, "arguments": {"text": "x"}}), key=None)
         assert reply.code == -32602
-    reply = await ask(odd.port, legacy("tools/call", {"name": "mcp_builtin_echo", "arguments": {"text": "x"}}), key=None)
+    called = legacy("tools/call", {"name": "mcp_builtin_echo", "arguments": {"text": "x"}})
+    reply = await ask(odd.port, called, key=None)
     assert reply.json["result"]["structuredContent"] == {"text": "x"}
     own = await ask(odd.port, legacy("tools/call", {"name": "odd.tool"}), key=None, path="/mcp/odd")
     assert "result" in own.json

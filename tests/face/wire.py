@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tests.hubs import META, MODERN
 
@@ -21,6 +23,14 @@ BASE: tuple[tuple[str, str], ...] = (
     ("content-type", "application/json"),
     ("accept", "application/json, text/event-stream"),
 )
+
+
+class _Error(msgspec.Struct):
+    code: int
+
+
+class _Answer(msgspec.Struct):
+    error: _Error | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +66,10 @@ class Reply:
     @property
     def code(self) -> int | None:
         """The JSON-RPC error code; None for a result or a body that is no JSON-RPC answer."""
-        told = self.json.get("error") if self.body.startswith(b"{") else None
-        return told["code"] if isinstance(told, dict) else None
+        if not self.body.startswith(b'{"jsonrpc"'):
+            return None
+        told = msgspec.json.decode(self.body, type=_Answer).error  # an id may be longer than any number here
+        return None if told is None else told.code
 
     @property
     def events(self) -> list[Any]:
@@ -78,9 +90,7 @@ class Wire:
         async with asyncio.timeout(SECONDS):
             await self.writer.drain()
 
-    async def request(
-        self, body: bytes, headers: Headers = BASE, *, method: str = "POST", path: str = "/mcp"
-    ) -> Reply:
+    async def request(self, body: bytes, headers: Headers = BASE, *, method: str = "POST", path: str = "/mcp") -> Reply:
         """Send a request with a length and read its answer."""
         await self.say(rendered(method, path, [*headers, ("content-length", str(len(body)))], body))
         return await self.reply(is_bodiless=method == "HEAD")
@@ -135,6 +145,13 @@ async def connected(port: int) -> AsyncIterator[Wire]:
         yield Wire(reader, writer)
     finally:
         writer.transport.abort()
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again until it is so: servers start in the background and tell nobody outside of it."""
+    async with asyncio.timeout(SECONDS):
+        while not await is_so():  # noqa: ASYNC110 (another process changes, and cannot wake us)
+            await asyncio.sleep(0.02)
 
 
 def key_header(key: str | None) -> list[tuple[str, str]]:

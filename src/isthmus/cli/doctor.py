@@ -35,6 +35,8 @@ class Patient(msgspec.Struct, frozen=True):
     tools: int = 0
     seconds: float | None = None
     """How long its first attempt to connect took."""
+    said: str | None = None
+    """The end of what a process that died said on its standard error."""
     notes: tuple[str, ...] = ()
     advice: str | None = None
 
@@ -93,6 +95,7 @@ def _patient(
         era=standing.era,
         tools=len(standing.tools),
         seconds=None if ended is None else ended - began,
+        said=standing.detail,
         notes=standing.notes,
         advice=None if settings is None or standing.state in GOOD else _advice(standing, settings),
     )
@@ -191,7 +194,9 @@ def _row(patient: Patient) -> tuple[str, ...]:
 
 
 def _show_more(patient: Patient) -> None:
-    told = [("reason", patient.reason), ("try", patient.advice), *(("note", note) for note in patient.notes)]
+    said = None if patient.said is None else patient.said.splitlines()[-1]  # a traceback ends with what is wrong
+    told = [("reason", patient.reason), ("it said", said), ("try", patient.advice)]
+    told.extend(("note", note) for note in patient.notes)
     lines = [f"  {word}: {first_line(text)}" for word, text in told if text]
     if lines:
         write("\n".join([f"\n{patient.server}", *lines]))

@@ -127,6 +127,7 @@ class BadReply(UpstreamFault):
 
     def __init__(self, server: ServerName, detail: str) -> None:
         super().__init__(f"Server {server} gave an unusable answer: {detail}", server=server)
+        self.why = detail
 
 
 class Lost(UpstreamFault):
@@ -136,6 +137,7 @@ class Lost(UpstreamFault):
 
     def __init__(self, server: ServerName, detail: str, *, executed: Executed) -> None:
         super().__init__(f"Lost server {server} during the call: {detail}", server=server, executed=executed)
+        self.why = detail
 
 
 class TimedOut(UpstreamFault):

@@ -345,7 +345,7 @@ class ProcessChannel:
         # A grandchild that left the group may hold their other ends for ever.
         stdin = self._stdin
         self._close_account()
-        if stdin is not None:
+        if stdin is not None and not stdin.is_closing():
             stdin.abort()
         for output in self._outputs:
             output.close()

@@ -197,9 +197,9 @@ class Keeper:
             await link.ping(PONG_SECONDS)
         except BadReply as slow:
             if not self._lane.running:  # one that works may be too busy to answer
-                raise ConnectFailed(f"it does not answer any more ({slow.message})") from slow
+                raise ConnectFailed(f"it does not answer any more ({slow.why})") from slow
         except Fault as gone:
-            raise ConnectFailed(gone.message) from gone
+            raise ConnectFailed(str(getattr(gone, "why", gone))) from gone
 
     async def _relist(self, link: BaseLink) -> None:
         """List again: one at a time, the first at once and then at most one a second, however many were announced."""

@@ -128,3 +128,7 @@ def test_one_object_must_be_one(whole: str) -> None:
 
 def test_words_and_one_object_exclude_each_other() -> None:
     assert refusal("text=a", whole="{}").message == "--args and name=value exclude each other"
+
+
+def test_a_schema_that_is_no_json_says_nothing() -> None:
+    assert bytes(arguments_of(["count=3"], None, msgspec.Raw(b"{"), read)) == b'{"count":"3"}'

@@ -1,10 +1,32 @@
-"""The address that a person is shown."""
+"""Serving: what is said before it begins, and what keeps it from beginning."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
-from isthmus.cli.serve import address
+import pytest
+import structlog
+
+from isthmus.app.serve import serve
+from isthmus.cli import serve as module
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.serve import address, serve_hub
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "configure", lambda *_: None)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
 
 
 @pytest.mark.parametrize(
@@ -20,3 +42,50 @@ from isthmus.cli.serve import address
 )
 def test_the_address_shown_can_be_given_to_a_client(host: str, shown: str) -> None:
     assert address(host, 1) == shown
+
+
+def test_an_address_that_is_taken_is_told_with_advice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CommandFailed) as failed:
+        serve_hub(None, None, taken.getsockname()[1])
+    assert failed.value.exit == Exit.CONFIGURATION
+    assert "in use" in failed.value.message
+    assert "--port" in failed.value.advice[0]
+
+
+def test_a_hub_without_callers_is_not_opened_to_a_network() -> None:
+    with pytest.raises(CommandFailed) as failed:
+        serve_hub(None, "0.0.0.0", 0)
+    assert failed.value.exit == Exit.CONFIGURATION
+    assert "loopback" in failed.value.message
+
+
+def test_the_address_and_every_finding_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "isthmus.toml").write_text("[hub]\nodd = 1\n")
+    ends_when_open(monkeypatch)
+    with structlog.testing.capture_logs() as logs:
+        assert serve_hub(None, None, 0) == Exit.WELL
+    assert "hub.odd is not known" in logs[0]["finding"]
+    listening = next(entry for entry in logs if entry["event"] == "listening")
+    assert listening["url"].startswith("http://127.0.0.1:")
+    assert listening["callers"] == "everybody on this machine"
+
+
+def test_it_is_said_that_there_is_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_when_open(monkeypatch)
+    with structlog.testing.capture_logs() as logs:
+        assert serve_hub(None, None, 0) == Exit.WELL
+    assert "no configuration file found" in logs[0]["event"]
+
+
+def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the hub told to end as soon as it is open."""
+
+    def ending(*given: Any, on_open: Any) -> Coroutine[Any, Any, None]:
+        def opened(host: str, port: int) -> None:
+            on_open(host, port)
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
+
+        return serve(*given, on_open=opened)
+
+    monkeypatch.setattr(module, "serve", ending)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.exits import Exit
-from isthmus.cli.sources import Own
+from isthmus.cli.sources import Own, Running
 from isthmus.cli.tools import list_tools
-from tests.hubs import stdio, write_config
+from isthmus.upstream.settings import HttpSettings
+from tests.hubs import serving, stdio, write_config
 from tests.peers.launch import command
 
 
@@ -52,3 +53,12 @@ async def test_programs_get_whole_definitions_under_the_names_to_call(
     echo = next(tool for tool in told["tools"] if tool["name"] == "raw.echo")
     assert echo["inputSchema"]["properties"]["text"] == {"type": "string"}
     assert told["missing"]["dead"]["state"] == "retrying"
+
+
+async def test_a_caller_without_any_tool_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = "k3y-of-mine-0123456789"
+    async with serving(tmp_path, callers={"me": {"key": key, "allow": ["files.*"]}}) as served:
+        source = Running(HttpSettings(served.url, {"Authorization": f"Bearer {key}"}), has_key=True)
+        assert await list_tools(source, wait=20, is_json=False) == Exit.WELL
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "There are no tools.\n")

@@ -1,7 +1,8 @@
-"""The neighbours of the core, small and in a test's hands: a link that keeps what it is given, a caller that listens."""
+"""The neighbours of the core, small in a test's hands: a link that holds what it is given, a caller that listens."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,12 +62,14 @@ class Listener:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.ends: list[Outcome] = []
+        self.ended = asyncio.Event()
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
 
     def end(self, outcome: Outcome) -> None:
         self.ends.append(outcome)
+        self.ended.set()
 
     @property
     def fault(self) -> Fault:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.calls.stages import STAGES
@@ -32,6 +33,7 @@ class Hub:
         self.is_draining = False
         self._recorder = recorder
         self._loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(self._loop)
         self._checks = CheckCache(limit_bytes=limits.schema_bytes)
         self.snapshot = Snapshot(0, {}, self._checks)
         self._settling: dict[ServerName, asyncio.Future[None]] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from isthmus.core.calls.deadlines import Bucket, Deadlines
 from isthmus.core.catalog.snapshot import Route
 from isthmus.core.ports.exchange import Exchange
 from isthmus.core.ports.link import Link
@@ -30,10 +31,10 @@ class InFlight:
     """
 
     __slots__ = (
+        "_bucket",
         "_loop",
         "_recorder",
         "_started",
-        "_timer",
         "call",
         "carriage",
         "exchange",
@@ -58,7 +59,7 @@ class InFlight:
         self._recorder = recorder
         self._loop = loop
         self._started = loop.time()
-        self._timer: asyncio.TimerHandle | None = None
+        self._bucket: Bucket | None = None
 
     @property
     def tool(self) -> Route:
@@ -66,10 +67,10 @@ class InFlight:
         assert self.route is not None
         return self.route
 
-    def limit(self, seconds: float) -> None:
-        """Set the deadline; the timer is the call's own, no scope and no task watches it."""
+    def limit(self, seconds: float, deadlines: Deadlines) -> None:
+        """Set the deadline; no scope, no task and no timer of its own watches it."""
         self.timeout = seconds
-        self._timer = self._loop.call_later(seconds, self._expire)
+        self._bucket = deadlines.add(self, seconds)
 
     def emit(self, event: Event) -> None:
         """Pass an event on to the caller, unless the call has ended."""
@@ -84,8 +85,8 @@ class InFlight:
                 self._recorder.late(route.tool.server)
             return False
         self.outcome = outcome
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._bucket is not None:
+            self._bucket.pop(self, None)
         if self.lane is not None:
             self.lane.released(self, outcome)
         server = None if route is None else route.tool.server
@@ -102,7 +103,8 @@ class InFlight:
             server = None if self.route is None else self.route.tool.server
             self._give_up(Cancelled(why, executed=self._executed(), server=server), why)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """The deadline has passed: end the call and tell the server to stop."""
         if self.outcome is None:
             fault = TimedOut(self.tool.tool.server, self.timeout, executed=self._executed())
             self._give_up(fault, f"no answer within {self.timeout:g} s")

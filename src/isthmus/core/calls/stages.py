@@ -40,7 +40,7 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
     if lane is None:
         return NotConnected(server, "it was removed")
     wanted = inflight.call.timeout
-    inflight.limit(lane.timeout if wanted is None else min(wanted, lane.timeout))
+    inflight.limit(lane.timeout if wanted is None else min(wanted, lane.timeout), hub.deadlines)
     inflight.lane = lane
     return None
 

@@ -132,8 +132,8 @@ them: to a server that ignores case, `ProgressToken` would name the progress of 
 
 
 def _passed_on(asked: CallRequest) -> dict[str, msgspec.Raw]:
-    if not asked.meta:
-        return asked.meta
+    if asked.meta.keys() <= modern.OWN_KEYS:
+        return {}
     return {key: value for key, value in asked.meta.items() if key.casefold() not in _HOP_KEYS}
 
 

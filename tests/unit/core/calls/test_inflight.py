@@ -14,12 +14,6 @@ from isthmus.model.outcomes import Outcome
 from tests.unit.core.doubles import DONE, PROGRESS, SERVER, Listener, Notes, Stage, call
 
 
-async def until_ended(listener: Listener) -> None:
-    async with asyncio.timeout(5):
-        while not listener.ends:
-            await asyncio.sleep(0)
-
-
 async def test_a_call_ends_once_and_frees_its_slot() -> None:
     stage = Stage()
     inflight, listener = stage.start()
@@ -46,7 +40,7 @@ async def test_whatever_comes_first_wins_and_the_rest_changes_nothing() -> None:
         "answer": lambda inflight: inflight.finish(DONE),
         "loss": lambda inflight: inflight.finish(Lost(SERVER, "gone", executed="unknown")),
         "withdrawal": lambda inflight: inflight.cancel("enough"),
-        "deadline": lambda inflight: inflight._expire(),
+        "deadline": lambda inflight: inflight.expire(),
     }
     kinds = {"answer": type(DONE), "loss": Lost, "withdrawal": Cancelled, "deadline": TimedOut}
     for order in permutations(ways):
@@ -82,7 +76,8 @@ async def test_a_deadline_says_whether_the_tool_may_have_run_and_tells_the_serve
     stage = Stage()
     stage.link.has_left = has_left
     inflight, listener = stage.start(call(timeout=0.001))
-    await until_ended(listener)
+    async with asyncio.timeout(5):
+        await listener.ended.wait()
     assert isinstance(listener.fault, TimedOut)
     assert (listener.fault.executed, listener.fault.server) == (executed, SERVER)
     assert stage.link.withdrawn == [(inflight, "no answer within 0.001 s")]

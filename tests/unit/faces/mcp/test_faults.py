@@ -76,9 +76,7 @@ def test_reasons_are_words_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("fault", "code", "data"), TOLD, ids=lambda value: getattr(value, "reason", ""))
-def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(
-    fault: Fault, code: int, data: dict[str, Any]
-) -> None:
+def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(fault: Fault, code: int, data: dict[str, Any]) -> None:
     reply = json.loads(error_reply(msgspec.Raw(b'"x"'), fault))
     assert reply == {"jsonrpc": "2.0", "id": "x", "error": {"code": code, "message": fault.message, "data": data}}
     assert code_of(fault) == code

@@ -1,0 +1,87 @@
+"""Sessions: bound to their caller and surface, limited, forgotten when idle. The clock is the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from isthmus.faces.mcp import sessions as module
+from isthmus.faces.mcp.sessions import IDLE_SECONDS, Sessions
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.faults import Cancelled
+from isthmus.model.names import ServerName
+from tests.unit.core.doubles import ANYONE, DONE, Stage
+
+OTHER = Caller("other", "default", Grants(("*",)))
+
+
+class Call:
+    """Something that ends."""
+
+    on_end: Callable[[], None] | None = None
+
+
+def test_a_session_is_found_by_its_caller_on_its_surface_only() -> None:
+    sessions = Sessions()
+    session = sessions.open(ANYONE, EVERYTHING, 0.0)
+    assert sessions.find(session.id, ANYONE, EVERYTHING, 1.0) is session
+    assert sessions.find(session.id, OTHER, EVERYTHING, 1.0) is None
+    assert sessions.find(session.id, ANYONE, Surface("own", ServerName("files")), 1.0) is None
+    assert sessions.find("another", ANYONE, EVERYTHING, 1.0) is None
+
+
+def test_ids_are_long_and_do_not_repeat() -> None:
+    sessions = Sessions()
+    ids = {sessions.open(ANYONE, EVERYTHING, 0.0).id for _ in range(100)}
+    assert len(ids) == 100
+    assert min(map(len, ids)) >= 32
+
+
+def test_an_idle_session_is_forgotten_and_a_used_one_is_not() -> None:
+    sessions = Sessions()
+    session = sessions.open(ANYONE, EVERYTHING, 0.0)
+    assert sessions.find(session.id, ANYONE, EVERYTHING, IDLE_SECONDS) is session
+    assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
+    assert sessions.find(session.id, ANYONE, EVERYTHING, 3 * IDLE_SECONDS + 1) is None
+    assert len(sessions) == 0
+
+
+def test_beyond_the_limit_the_one_unused_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SESSIONS_MAX", 2)
+    sessions = Sessions()
+    first, second = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(ANYONE, EVERYTHING, 1.0)
+    sessions.find(first.id, ANYONE, EVERYTHING, 2.0)
+    third = sessions.open(ANYONE, EVERYTHING, 3.0)
+    found = [sessions.find(session.id, ANYONE, EVERYTHING, 4.0) for session in (first, second, third)]
+    assert found == [first, None, third]
+
+
+async def test_ending_a_session_cancels_its_calls_and_one_with_calls_is_not_idle() -> None:
+    sessions = Sessions()
+    session = sessions.open(ANYONE, EVERYTHING, 0.0)
+    inflight, listener = Stage().start()
+    session.hold(b"1", inflight, Call())
+    assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
+    sessions.close(session)
+    assert isinstance(listener.fault, Cancelled)
+    assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is None
+
+
+async def test_a_call_that_ended_is_let_go_and_one_of_the_same_id_is_kept() -> None:
+    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    stage = Stage()
+    (first, _), (second, _) = stage.start(), stage.start()
+    told: list[str] = []
+    one, two = Call(), Call()
+    one.on_end = lambda: told.append("first")
+    session.hold(b"1", first, one)
+    session.hold(b"1", second, two)
+    first.finish(DONE)
+    assert one.on_end is not None
+    one.on_end()
+    assert (session.calls, told) == ({b"1": second}, ["first"])
+    assert two.on_end is not None
+    two.on_end()
+    assert session.calls == {}
