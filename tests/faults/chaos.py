@@ -141,12 +141,13 @@ class ChaosProxy:
         """Delay every piece of data by so much."""
         self._latency = seconds
 
-    def refuse(self) -> None:
-        """Reset all connections and have new ones refused by the kernel, until `clear`."""
+    def refuse(self, *, is_gentle: bool = False) -> None:
+        """Reset all connections, unless `is_gentle`, and have new ones refused by the kernel, until `clear`."""
         if self._held is None:
             self._stop_listening()
             self._held = _bound_socket(self.port)
-        self.reset_all()
+        if not is_gentle:
+            self.reset_all()
 
     def reset_all(self) -> None:
         """Reset the connections there are; new ones are welcome."""

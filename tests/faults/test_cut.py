@@ -35,8 +35,11 @@ ENDINGS: tuple[Ending, ...] = ("reset", "close")
 DEADLINE = 5.0
 PROMPT_SECONDS = 3.0
 """A cut is seen when it happens; who is told of it only about the deadline's time was not told of it at all."""
-ABREAST = 2
-"""Calls that are under way when a wire is cut; on a pipe one may be whole while the other is not."""
+ABREAST = 3
+"""Calls that are under way over HTTP when every connection is cut."""
+EVERY_BYTES = 4 * STEP if STEP >= 16 else STEP
+"""How often every connection is cut: the hub's own question whether the server is still there then meets the
+same fate, and the link is made anew, which takes its time."""
 NEVER = 1_000_000
 BREAKER_OFF = {"breaker_failures": NEVER, "breaker_calls": NEVER}
 """Here every call fails, and each is to reach the server all the same."""
@@ -74,6 +77,8 @@ class Lane:
         self.name = name
         self.mode = mode
         self.history: list[Record] = []
+        self.armed: list[Record] = []
+        """Those calls of the history that were to be cut at one exact byte."""
         self._numbers = itertools.count()
 
     async def pay(self) -> Record:
@@ -140,30 +145,34 @@ async def test_http_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger
 
         assert verdict(lanes.values(), ledger) == []
         told = count(lanes.values())
-        assert sum(told.values()) > 3000
-        assert all(proxy.cuts > 50 for _, _, proxy in wires.values())
+        assert sum(told.values()) > 2000
+        # The hub's own requests share the wire and are hit now and then; nearly always it is the call's bytes.
+        armed = [record.told for lane in lanes.values() for record in lane.armed]
+        assert armed.count("unknown") > 0.8 * len(armed)
         # Each kind of honesty was called for: answers, losses, and what provably never left.
         assert min(told.get("ok", 0), told.get("unknown", 0)) > 500
         assert told.get("no", 0) >= len(lanes)
 
 
 async def sweep_http(lane: Lane, proxy: ChaosProxy, ending: Ending) -> None:
-    """Cut requests and answers on new connections and on kept ones, then refuse connections altogether."""
+    """Cut requests and answers, one at a time and several, then refuse connections altogether."""
     await lane.pay_well()
-    for way, is_kept in itertools.product(WAYS, (True, False)):
+    cut = proxy.reset_after if ending == "reset" else proxy.close_after
+    for way in WAYS:
         await lane.pay_well()
         await proxy.clear()
         await lane.pay_well()
         for offset in offsets(proxy.passed[way]):
-            if is_kept:
-                await lane.pay_well()
-            cut = proxy.reset_after if ending == "reset" else proxy.close_after
+            await lane.pay_well()
             cut(offset, way)
-            await lane.pay()
-            # Once more for several at the same time, each on a connection that is cut by itself.
-            cut(offset, way, every=True)
-            await asyncio.gather(*(lane.pay() for _ in range(ABREAST)))
+            lane.armed.append(await lane.pay())
+            await lane.pay_well()
             await proxy.clear()
+            if offset % EVERY_BYTES == 0:
+                # Several at once, on kept connections and on new ones, each of which is cut by itself.
+                cut(offset, way, every=True)
+                await asyncio.gather(*(lane.pay() for _ in range(ABREAST)))
+                await proxy.clear()
     proxy.refuse()
 
     async def is_refused() -> bool:
@@ -177,6 +186,8 @@ async def sweep_http(lane: Lane, proxy: ChaosProxy, ending: Ending) -> None:
 
 # -- between hub and server, over stdio --------------------------------------------------------------------------------
 
+PAIR = 2
+"""Calls that share the pipe when it is cut: one may be whole while the other is not."""
 PIPES = 3
 """Processes of each era that are cut side by side."""
 
@@ -212,7 +223,7 @@ LINES: dict[Era, dict[Direction, int]] = {"modern": {"up": 330, "down": 150}, "l
 def cuts_of(era: Era) -> Iterator[tuple[int, Direction, stdio_cut.How]]:
     """Every cut of an era; in the short sweep the ways to end take turns, in the long one all are made."""
     for way in WAYS:
-        for at, offset in enumerate(offsets(LINES[era][way] * ABREAST)):
+        for at, offset in enumerate(offsets(LINES[era][way] * PAIR)):
             ways: Sequence[stdio_cut.How] = ("kill", "close")
             for how in ways if STEP < 16 else ways[at % 2 :][:1]:
                 yield offset + 1, way, how  # the wrapper counts a cut down to nothing: there is none before the first
@@ -222,7 +233,7 @@ async def sweep_stdio(lane: Lane, order: Path, cuts: Sequence[tuple[int, Directi
     for after, way, how in cuts:
         await lane.pay_well()
         stdio_cut.arm(order, after, way, how)
-        await asyncio.gather(*(lane.pay() for _ in range(ABREAST)))
+        await asyncio.gather(*(lane.pay() for _ in range(PAIR)))
     disarm(order)
     await lane.pay_well()
 

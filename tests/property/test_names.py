@@ -42,6 +42,9 @@ TOOLS = st.one_of(
 ).map(ToolName)
 PAIRS = st.lists(st.tuples(SERVERS, TOOLS), unique=True, max_size=25)
 
+steady = settings(deadline=None, derandomize=True, max_examples=60)
+"""The same examples every time, however busy the machine is."""
+
 
 def snapshot(pairs: Iterable[Pair]) -> Snapshot:
     tools: dict[ServerName, tuple[Tool, ...]] = {}
@@ -52,6 +55,7 @@ def snapshot(pairs: Iterable[Pair]) -> Snapshot:
 
 
 @given(PAIRS)
+@steady
 def test_every_table_leads_back_to_the_pair(pairs: list[Pair]) -> None:
     for table in (canonical_table(pairs), llm_table(pairs)):
         assert set(table) == set(pairs)
@@ -60,6 +64,7 @@ def test_every_table_leads_back_to_the_pair(pairs: list[Pair]) -> None:
 
 
 @given(PAIRS)
+@steady
 def test_names_for_language_models_are_legal_and_short(pairs: list[Pair]) -> None:
     names = llm_table(pairs).values()
     assert all(LEGAL.fullmatch(name) and len(name) <= LLM_LENGTH_MAX for name in names)
@@ -67,12 +72,14 @@ def test_names_for_language_models_are_legal_and_short(pairs: list[Pair]) -> Non
 
 
 @given(PAIRS, st.randoms(use_true_random=False))
+@steady
 def test_a_name_does_not_depend_on_the_order_of_the_tools(pairs: list[Pair], random: Random) -> None:
     shuffled = random.sample(pairs, len(pairs))
     assert llm_table(shuffled) == llm_table(pairs)
 
 
 @given(PAIRS, st.tuples(SERVERS, TOOLS))
+@steady
 def test_another_tool_changes_only_names_that_it_clashes_with(pairs: list[Pair], more: Pair) -> None:
     before, after = llm_table(pairs), llm_table([*pairs, more])
     plain = re.sub(r"[^A-Za-z0-9_]", "_", f"mcp_{more[0]}_{more[1]}")
@@ -81,6 +88,7 @@ def test_another_tool_changes_only_names_that_it_clashes_with(pairs: list[Pair],
 
 
 @given(PAIRS)
+@steady
 def test_a_canonical_name_splits_at_its_first_dot(pairs: list[Pair]) -> None:
     for pair in pairs:
         server, dot, tool = canonical(pair).partition(".")
@@ -88,7 +96,7 @@ def test_a_canonical_name_splits_at_its_first_dot(pairs: list[Pair]) -> None:
 
 
 @given(PAIRS)
-@settings(max_examples=60)
+@steady
 def test_every_surface_shows_every_tool_once_and_leads_to_it(pairs: list[Pair]) -> None:
     taken = snapshot(pairs)
     for style in ("canonical", "llm"):
@@ -102,7 +110,7 @@ def test_every_surface_shows_every_tool_once_and_leads_to_it(pairs: list[Pair]) 
 
 
 @given(PAIRS, st.lists(st.integers(min_value=0), max_size=5), st.sampled_from(["canonical", "llm"]))
-@settings(max_examples=60)
+@steady
 def test_a_name_means_the_same_to_everybody_who_sees_it(pairs: list[Pair], chosen: list[int], style: str) -> None:
     # A pattern cannot name a tool called `*`; whoever lists one grants the server.
     patterns = tuple(canonical(pairs[at % len(pairs)]) for at in chosen) if pairs else ()
@@ -119,6 +127,7 @@ def test_a_name_means_the_same_to_everybody_who_sees_it(pairs: list[Pair], chose
 
 
 @given(PAIRS)
+@steady
 def test_a_canonical_name_is_always_understood(pairs: list[Pair]) -> None:
     assert all(resolve(canonical(pair), pairs) == pair for pair in pairs)
 
@@ -134,6 +143,7 @@ def meant(name: str, pairs: list[Pair]) -> list[Pair]:
 
 
 @given(PAIRS, st.data())
+@steady
 def test_a_short_name_is_unique_or_lists_its_candidates(pairs: list[Pair], data: st.DataObject) -> None:
     known = [pair[1] for pair in pairs] + [f"mcp.{pair[1]}" for pair in pairs]
     name = data.draw(st.one_of(st.sampled_from(known), TOOLS) if known else TOOLS)

@@ -241,6 +241,7 @@ def test_raw_bytes_send_nothing(bench: Bench, body: bytes) -> None:
 
 
 @given(st.sampled_from(NAMES), st.sampled_from(NAMES), st.sampled_from(["plain", "base64", "other base64", "none"]))
+@settings(deadline=None, derandomize=True)
 def test_a_modern_call_whose_header_names_another_tool_is_not_made(
     bench: Bench, said: str, meant: str, form: str
 ) -> None:
@@ -255,6 +256,7 @@ def test_a_modern_call_whose_header_names_another_tool_is_not_made(
 
 
 @given(st.text(max_size=300))
+@settings(deadline=None, derandomize=True)
 def test_a_name_survives_the_header_whatever_is_in_it(name: str) -> None:
     try:
         name.encode()

@@ -19,7 +19,7 @@ from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.crew import Crew
 from isthmus.core.ports.link import Link
-from isthmus.model.faults import BadReply, Fault
+from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.tools import Tool
 from isthmus.upstream.backoff import Backoff
@@ -38,8 +38,8 @@ PONG_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
 """A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
 
-RELIST_SECONDS = 1.0
-"""After the first, a server's announcements of change are followed at most this often."""
+LOOK_AGAIN_SECONDS = 1.0
+"""After the first, a server's announcements of change are followed at most this often, and so are doubts about it."""
 
 
 class Supervisor:
@@ -166,16 +166,16 @@ class Keeper:
         return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
 
     async def _watch(self, link: BaseLink) -> None:
-        """Follow changes and ping an idle link, until it is lost."""
+        """Follow changes and ping a link that is idle or in doubt, until it is lost."""
         while not link.lost.done():
             news = self._news = asyncio.get_running_loop().create_future()
-            if self._is_stale:
-                await self._relist(link)
-                continue
-            await asyncio.wait({link.lost, news}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            is_asked = self._is_doubtful or (not news.done() and not self._lane.running)
-            if is_asked and not link.lost.done():
+            if self._is_doubtful:
                 await self._ping(link)
+            elif self._is_stale:
+                await self._relist(link)
+            else:
+                await asyncio.wait({link.lost, news}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                self._is_doubtful |= not news.done() and not self._lane.running
 
     def _note_change(self) -> None:
         """The server announced a change: list again, once, however often it says so."""
@@ -195,22 +195,24 @@ class Keeper:
         self._is_doubtful = False
         try:
             await link.ping(PONG_SECONDS)
-        except BadReply as slow:
-            if not self._lane.running:  # one that works may be too busy to answer
-                raise ConnectFailed(f"it does not answer any more ({slow.why})") from slow
-        except Fault as gone:
-            raise ConnectFailed(str(getattr(gone, "why", gone))) from gone
+        except Fault as silent:
+            # One that works may be too busy to answer, or has stopped listening and finishes what it has.
+            if not self._lane.running:
+                raise ConnectFailed(_in_words(silent)) from silent
+            await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
 
     async def _relist(self, link: BaseLink) -> None:
         """List again: one at a time, the first at once and then at most one a second, however many were announced."""
         self._is_stale = False
         try:
             tools, notes = await link.list_tools()
-        except BadReply as unusable:
-            log.warning("server announced a change and gave no list", server=link.server, reason=str(unusable))
+        except Fault as failed:
+            # A list that it cannot give now is no reason to take the calls from it that it works on.
+            log.warning("server announced a change and gave no list", server=link.server, reason=str(failed))
+            self._is_stale = self._is_doubtful = not isinstance(failed, BadReply | ServerError)
         else:
             self._stand("ready", None, tools=tuple(tools), notes=tuple(notes), era=link.dialect.version)
-        await asyncio.wait({link.lost}, timeout=RELIST_SECONDS)
+        await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
@@ -228,3 +230,8 @@ class Keeper:
             self._standing, state=state, reason=reason, is_settled=True, **changes
         )
         self._hub.publish(self._standing)
+
+
+def _in_words(silent: Fault) -> str:
+    why = str(getattr(silent, "why", silent))
+    return f"it does not answer any more ({why})" if isinstance(silent, BadReply) else why

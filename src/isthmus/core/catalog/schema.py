@@ -1,7 +1,7 @@
 """Checking arguments against a tool's own schema, safely: the schema comes from a server and is not trusted.
 
-No reference is fetched, patterns run in linear time, and size is bounded. A schema that cannot be used under these
-rules costs only the check here (the server still makes its own), and says why in `Unchecked`.
+No reference is fetched, patterns run in linear time, and size and work are bounded. A schema that cannot be used
+under these rules costs only the check here (the server still makes its own), and says why in `Unchecked`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import NoReturn, Protocol
 
 import jsonschema_rs
 import msgspec
+
+from isthmus.core.catalog.unfolding import check_bounded
 
 DETAIL_LENGTH_MAX = 300
 """An explanation may quote the value; a caller needs its beginning, not a megabyte of it."""
@@ -35,8 +37,10 @@ def compile_check(schema: msgspec.Raw, *, limit_bytes: int) -> Check:
     if len(text) > limit_bytes:
         raise Unchecked(f"its schema has {len(text)} bytes, the limit is {limit_bytes}")
     try:
+        decoded = msgspec.json.decode(text)
+        check_bounded(decoded)
         validator = jsonschema_rs.validator_for(
-            msgspec.json.decode(text),
+            decoded,
             retriever=_refuse,
             pattern_options=jsonschema_rs.RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20),
         )

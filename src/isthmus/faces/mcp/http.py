@@ -115,7 +115,12 @@ class _Visit:
     def is_welcome(self) -> bool:
         """Whether the caller may see the server that the path names; if not, there is no such path for it."""
         server = self._surface.server
-        return server is None or server in self._hub.snapshot.view(self._caller.grants, self._surface).servers
+        if server is None:
+            return True
+        # Asked about made-up names, the snapshot would keep a view for each and drop those in use.
+        if server not in self._hub.lanes:
+            return False
+        return server in self._hub.snapshot.view(self._caller.grants, self._surface).servers
 
     def is_refused(self) -> bool:
         """Whether the request must be answered with a refusal, before its body is read."""

@@ -1,0 +1,48 @@
+"""A server over HTTP goes and comes back: what it still works on is not given up, and it is found again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Ledger, Spawn
+from tests.faults.caller import Caller, Era, pay
+from tests.faults.chaos import ChaosProxy
+from tests.faults.oracle import judge
+from tests.faults.watching import Tail, eventually
+from tests.hubs import serving
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_calls_that_a_leaving_server_still_works_on_come_to_their_end(
+    era: Era, tmp_path: Path, ledger: Ledger, spawn: Spawn
+) -> None:
+    """A server that is replaced stops listening first, and finishes what it has."""
+    peer = await spawn("raw_server", "--era", era, "--ledger", str(ledger.path))
+    async with (
+        ChaosProxy(peer.port) as wire,
+        serving(tmp_path, {"raw": {"url": wire.url}}) as hub,
+        Caller(hub.port) as caller,
+    ):
+        await eventually(lambda: is_up(caller), "the server is there", within=20.0)
+        tail = Tail(ledger.path)
+        working = [asyncio.ensure_future(pay(caller, "raw.pay", f"w{at}", mode="sleep:1")) for at in range(8)]
+        await eventually(lambda: len(tail.look().ran) == 8, "it works on all of them")
+
+        wire.refuse(is_gentle=True)
+        # Enough of them to use up the connections that are kept, so that new ones are asked for and refused.
+        more = await asyncio.gather(*(pay(caller, "raw.pay", f"m{at}") for at in range(20)))
+        assert {record.told for record in more} <= {"ok", "no"}
+        assert "no" in {record.told for record in more}
+
+        records = await asyncio.gather(*working)
+        assert [record.told for record in records] == ["ok"] * 8
+        await wire.clear()
+        await eventually(lambda: is_up(caller), "it is found again", within=20.0)
+        assert judge([*records, *more], ledger.ran()) == []
+
+
+async def is_up(caller: Caller) -> bool:
+    return (await caller.call("raw.echo", {"text": "?"})).told == "ok"
