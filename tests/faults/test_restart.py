@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.faults.chaos import ChaosProxy
 from tests.faults.oracle import judge
 from tests.faults.watching import Tail, eventually
 from tests.hubs import serving
+from tests.peers.launch import http_peer
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
@@ -42,6 +44,38 @@ async def test_calls_that_a_leaving_server_still_works_on_come_to_their_end(
         await wire.clear()
         await eventually(lambda: is_up(caller), "it is found again", within=20.0)
         assert judge([*records, *more], ledger.ran()) == []
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_killed_server_is_told_of_at_once_and_found_again_when_it_is_back(
+    era: Era, tmp_path: Path, ledger: Ledger
+) -> None:
+    options = ("--era", era, "--ledger", str(ledger.path))
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(http_peer("raw_server", *options))
+        hub = await stack.enter_async_context(serving(tmp_path, {"raw": {"url": first.url}}))
+        caller = await stack.enter_async_context(Caller(hub.port))
+        await eventually(lambda: is_up(caller), "the server is there", within=20.0)
+        tail = Tail(ledger.path)
+        working = [asyncio.ensure_future(pay(caller, "raw.pay", f"w{at}", mode="sleep:60")) for at in range(50)]
+        await eventually(lambda: len(tail.look().ran) == 50, "it works on all of them")
+
+        await first.kill()
+        async with asyncio.timeout(2):
+            records = await asyncio.gather(*working)
+        assert {record.told for record in records} == {"unknown"}
+        refused = await caller.call("raw.echo", {"text": "x"})
+        assert refused.error[1] == "no"
+        await eventually(lambda: is_missed(caller), "listings say that it is gone")
+
+        await stack.enter_async_context(http_peer("raw_server", "--port", str(first.port), *options))
+        await eventually(lambda: is_up(caller), "it is found again", within=20.0)
+        assert not await is_missed(caller)
+        assert judge(records, ledger.ran()) == []
+
+
+async def is_missed(caller: Caller) -> bool:
+    return "raw" in (await caller.list_tools()).get("_meta", {}).get("isthmus/missing", {})
 
 
 async def is_up(caller: Caller) -> bool:

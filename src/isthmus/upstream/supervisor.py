@@ -34,6 +34,9 @@ Connect: TypeAlias = Callable[[ServerSettings], Awaitable[BaseLink]]
 PING_SECONDS = 30.0
 """A link without calls is asked this often whether the server is still there."""
 
+REFRESH_SECONDS = 60.0
+"""A list this old is asked for anew: many servers change their tools and cannot say so."""
+
 PONG_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
 """A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
@@ -102,6 +105,7 @@ class Keeper:
         self._era: Era = settings.reach.era
         self._is_stale = False
         self._is_doubtful = False
+        self._listed_at = 0.0
         self._news: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
@@ -148,7 +152,7 @@ class Keeper:
         self._stand("ready", None, detail=None, tools=tuple(tools), notes=tuple(notes), era=link.dialect.version)
         log.info("server ready", server=link.server, tools=len(tools), protocol=link.dialect.version)
         link.listen()
-        began = asyncio.get_running_loop().time()
+        began = self._listed_at = asyncio.get_running_loop().time()
         try:
             await self._watch(link)
         finally:
@@ -166,7 +170,7 @@ class Keeper:
         return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
 
     async def _watch(self, link: BaseLink) -> None:
-        """Follow changes and ping a link that is idle or in doubt, until it is lost."""
+        """Follow changes, ping a link that is idle or in doubt, and refresh an old list, until it is lost."""
         while not link.lost.done():
             news = self._news = asyncio.get_running_loop().create_future()
             if self._is_doubtful:
@@ -175,7 +179,9 @@ class Keeper:
                 await self._relist(link)
             else:
                 await asyncio.wait({link.lost, news}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                self._is_doubtful |= not news.done() and not self._lane.running
+                if not news.done():
+                    self._is_stale = asyncio.get_running_loop().time() - self._listed_at > REFRESH_SECONDS
+                    self._is_doubtful |= not self._is_stale and not self._lane.running
 
     def _note_change(self) -> None:
         """The server announced a change: list again, once, however often it says so."""
@@ -204,6 +210,7 @@ class Keeper:
     async def _relist(self, link: BaseLink) -> None:
         """List again: one at a time, the first at once and then at most one a second, however many were announced."""
         self._is_stale = False
+        self._listed_at = asyncio.get_running_loop().time()
         try:
             tools, notes = await link.list_tools()
         except Fault as failed:

@@ -16,8 +16,8 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 
-SESSIONS_MAX = 10_000
-"""Sessions kept at once; the one unused for longest goes first."""
+SESSIONS_MAX = 1_000
+"""Sessions that one caller may have at once; its one unused for longest goes first."""
 
 IDLE_SECONDS = 3600.0
 """A session unused for this long is forgotten; its caller initialises again."""
@@ -57,36 +57,38 @@ class Session:
 
 
 class Sessions:
-    """All sessions of one face. Time comes in."""
+    """All sessions of one face, kept by caller so that nobody can crowd out another's. Time comes in."""
 
     def __init__(self) -> None:
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._of: dict[str, OrderedDict[str, Session]] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return sum(map(len, self._of.values()))
 
     def open(self, caller: Caller, surface: Surface, now: float) -> Session:
         """A new session."""
-        if len(self._sessions) >= SESSIONS_MAX:
-            self._sessions.popitem(last=False)
+        own = self._of.setdefault(caller.name, OrderedDict())
+        if len(own) >= SESSIONS_MAX:
+            own.popitem(last=False)
         session = Session(secrets.token_urlsafe(24), caller, surface, now)
-        self._sessions[session.id] = session
+        own[session.id] = session
         return session
 
     def find(self, id: str, caller: Caller, surface: Surface, now: float) -> Session | None:
         """The caller's own session; None if it is unknown, forgotten, or another's."""
-        session = self._sessions.get(id)
+        own = self._of.get(caller.name, OrderedDict())
+        session = own.get(id)
         if session is None or session.caller != caller or session.surface != surface:
             return None
         if now - session.used_at > IDLE_SECONDS and not session.calls:
-            del self._sessions[id]
+            self.close(session)
             return None
         session.used_at = now
-        self._sessions.move_to_end(id)
+        own.move_to_end(id)
         return session
 
     def close(self, session: Session) -> None:
         """End a session and the calls in it."""
-        self._sessions.pop(session.id, None)
+        self._of[session.caller.name].pop(session.id, None)
         for inflight in list(session.calls.values()):
             inflight.cancel("the session was ended")

@@ -85,3 +85,13 @@ async def test_a_call_that_ended_is_let_go_and_one_of_the_same_id_is_kept() -> N
     assert two.on_end is not None
     two.on_end()
     assert session.calls == {}
+
+
+def test_a_caller_with_many_sessions_crowds_out_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SESSIONS_MAX", 3)
+    sessions = Sessions()
+    quiet = sessions.open(OTHER, EVERYTHING, 0.0)
+    first, *_ = [sessions.open(ANYONE, EVERYTHING, 1.0) for _ in range(10)]
+    assert sessions.find(first.id, ANYONE, EVERYTHING, 2.0) is None
+    assert sessions.find(quiet.id, OTHER, EVERYTHING, 2.0) is quiet
+    assert len(sessions) == 4

@@ -1,0 +1,43 @@
+"""The examples run, as a reader would run them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.hubs import CHECKOUT, Raw, environment, isthmus, serving, stdio
+
+EXAMPLES = CHECKOUT / "examples"
+NOTES = stdio([sys.executable, str(EXAMPLES / "notes_server.py")])
+
+
+async def run(*words: str, **env: str) -> tuple[int | None, str]:
+    """Run a command and return its exit code and output."""
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment(env)
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, output.decode()
+
+
+async def test_the_first_call_of_the_example_configuration_works() -> None:
+    config = str(EXAMPLES / "mcp.json")
+    assert await run(*isthmus("call", "--config", config, "notes.add", "text=buy milk")) == (0, "kept as number 1\n")
+
+
+async def test_the_example_for_two_callers_is_a_good_configuration() -> None:
+    check = isthmus("config", "check", str(EXAMPLES / "isthmus.toml"))
+    code, output = await run(*check, PLANNER_KEY="0123456789abcdef-planner", READER_KEY="0123456789abcdef-reader")
+    assert code == 0, output
+
+
+async def test_the_example_agent_reads_back_what_it_noted(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"notes": NOTES}) as hub:
+        code, output = await run(sys.executable, str(EXAMPLES / "agent.py"), hub.url)
+        assert code == 0, output
+        assert "notes.add: Keep a note." in output
+        assert output.endswith("hello from an agent\n")
+        async with Raw(hub.url) as caller:
+            answer = await caller.call("notes.list")
+            assert answer["result"]["content"][0]["text"] == "hello from an agent"
