@@ -97,8 +97,8 @@ class HttpClient:
         `head` is a `request_head` with any further `header_lines`; the length and the blank line are added
         here (`None` is no body, as of a GET). The sink is not called before this returns.
         """
-        end = b"\r\n" if body is None else b"content-length: %d\r\n\r\n%s" % (len(body), body)
-        ticket = Ticket(self, head + end, sink)
+        rest = (b"\r\n",) if body is None else (b"content-length: %d\r\n\r\n" % len(body), body)
+        ticket = Ticket(self, b"".join((head, *rest)), sink)
         connection = self._take_idle()
         if connection is not None:
             connection.carry(ticket)

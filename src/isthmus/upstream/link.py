@@ -28,6 +28,9 @@ from isthmus.wire.mcp.tools import Capabilities, Implementation, read_list
 PAGES_MAX = 1_000
 """Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""
 
+NOTES_MAX = 100
+"""Things wrong with one list that the operator is told."""
+
 PROBE_SECONDS = 3.0
 """How long a server may think about `server/discover` before it is greeted the earlier way as well: some old
 servers ignore what comes before `initialize`, and a new one that is merely slow still answers the probe first."""
@@ -125,7 +128,9 @@ class BaseLink(ABC):
         inquiry = Inquiry(self.server)
         self._dispatch(self.next_id(), method, params, inquiry)
         try:
-            return await asyncio.wait_for(inquiry.answer, within)
+            # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the answer.
+            async with asyncio.timeout(within):
+                return await inquiry.answer
         except TimeoutError:
             raise BadReply(self.server, f"no answer to {method} within {within:g} s") from None
         finally:
@@ -223,7 +228,8 @@ class BaseLink(ABC):
         for text, definition in tools:
             name = ToolName(text)
             if name in found:
-                notes.append(f"{text!r} is listed twice; the first is used")
+                if len(notes) < NOTES_MAX:
+                    notes.append(f"{text!r} is listed twice; the first is used")
             elif len(found) >= self.limits.tools_per_server:
                 notes.append(f"it has over {self.limits.tools_per_server} tools; the rest was left out")
                 return

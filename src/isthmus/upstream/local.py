@@ -150,6 +150,6 @@ class ChatLog:
             line = {"role": arguments.get("role", "user"), "message": arguments["message"]}
             content = msgspec.Raw(msgspec.json.encode(line))
             await self._journal.commit([Entry("chat", caller, self._now(), content)])
-        entries = await self._journal.latest("chat", caller, arguments.get("limit", 20))
+        entries = await self._journal.latest("chat", caller, int(arguments.get("limit", 20)))
         lines = [{**msgspec.json.decode(entry.content), "at": entry.at} for entry in entries]
         return {"lines": lines}

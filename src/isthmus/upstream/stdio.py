@@ -176,7 +176,7 @@ class StdioLink(BaseLink):
             case Notification():
                 self._noted(message.method, message.params)
             case Request():
-                self._say(reply_to(message))
+                self._reply(message)
             case _:
                 self._tell_garbage(line)
 
@@ -196,6 +196,11 @@ class StdioLink(BaseLink):
                 sent.waiter.progress(params)
         elif method == TOOLS_CHANGED:
             self.on_changed()
+
+    def _reply(self, request: Request) -> None:
+        # One that asks and does not read would fill our memory with answers.
+        if self._channel is not None and self._channel.buffered_bytes() <= HOLD_ABOVE_BYTES:
+            self._say(reply_to(request))
 
     def _tell_garbage(self, line: bytes) -> None:
         # Many servers print a banner to the wrong stream; once is news, the rest is noise.

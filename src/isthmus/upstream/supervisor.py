@@ -41,6 +41,9 @@ PONG_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
 """A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
 
+REASON_LENGTH_MAX = 300
+"""A reason may quote the server, and every listing repeats it to every caller."""
+
 LOOK_AGAIN_SECONDS = 1.0
 """After the first, a server's announcements of change are followed at most this often, and so are doubts about it."""
 
@@ -225,7 +228,7 @@ class Keeper:
 
     def _give_up(self, reason: str, last_words: str | None) -> None:
         """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
-        reason = self._settings.redact(reason)
+        reason = self._settings.redact(reason)[:REASON_LENGTH_MAX]
         detail = None if last_words is None else self._settings.redact(last_words)
         if reason != self._standing.reason:
             log.warning("server not connected", server=self._settings.name, reason=reason, detail=detail)

@@ -15,7 +15,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.model.events import Progress
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
+from isthmus.model.outcomes import Outcome, Result
 from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.mcp.tools import PROGRESS_TOKEN, Members, read_call_result
 
@@ -49,20 +49,25 @@ class CallWaiter:
         """End the call with the server's result, if it is one."""
         answer = read_call_result(payload)
         if answer is None:
-            self.inflight.finish(BadReply(self.server, "the result of a call must be an object"))
+            self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type not in (None, "complete"):
             detail = f"a result of type {answer.result_type!r}, which this hub does not relay"
-            self.inflight.finish(BadReply(self.server, detail))
+            self._end(BadReply(self.server, detail))
         else:
-            self.inflight.finish(Result(payload, answer.is_error, answer.result_type is not None))
+            self._end(Result(payload, answer.is_error, answer.result_type is not None))
 
     def error(self, reply: ErrorReply) -> None:
         """End the call with the server's own error."""
-        self.inflight.finish(ServerError(self.server, reply.code, reply.message, reply.data))
+        self._end(ServerError(self.server, reply.code, reply.message, reply.data))
 
     def fail(self, fault: Fault) -> None:
         """End the call without an answer."""
-        self.inflight.finish(fault)
+        self._end(fault)
+
+    def _end(self, outcome: Outcome) -> None:
+        # The call and its request hold each other; untied, both (and a reply of megabytes) are freed at once.
+        self.inflight.carriage = None
+        self.inflight.finish(outcome)
 
     def progress(self, params: Members) -> None:
         """Pass progress on, without the token of this hop."""

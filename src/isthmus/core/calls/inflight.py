@@ -114,6 +114,7 @@ class InFlight:
         self.finish(fault)
         if link is not None:
             link.withdraw(self, reason)
+            self.carriage = None
 
     def _executed(self) -> Executed:
         if self.link is None or not self.link.may_have_run(self):

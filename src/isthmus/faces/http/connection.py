@@ -19,7 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from isthmus.faces.http.turn import PEER, App, AtOnce, Message, Turn, render_error
+from isthmus.faces.http.turn import App, AtOnce, Message, Turn, render_error
 
 log = structlog.get_logger(__name__)
 
@@ -128,6 +128,7 @@ class Connection(HttpToolsProtocol):
         self._arriving: Turn | None = None
         self._refusal: bytes | None = None
         self._is_deaf = False
+        self._is_starting = False
         self._phase: Phase = "head"
         self._since = self.loop.time()
         self._received_bytes = 0
@@ -288,15 +289,13 @@ class Connection(HttpToolsProtocol):
 
     def _make_turn(self, scope: Message) -> Turn:
         is_staying = self.server_state.idle_until is None
-        turn = Turn(
+        return Turn(
             self,
             scope,
             is_kept_alive=is_staying and scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
             owes_continue=self._watched.get(b"expect", b"").lower() == b"100-continue",
             is_short=self.server_state.at_once is not None and self._is_body_short(),
         )
-        scope["extensions"] = {PEER: turn}
-        return turn
 
     def _is_body_short(self) -> bool:
         """Whether the body can be awaited without a reader: its client sends it unasked, and it fits."""
@@ -397,13 +396,28 @@ class Connection(HttpToolsProtocol):
             return
         assert turn is not None, "only the running turn completes"
         if turn.is_kept_alive and self._waiting:
-            self._start(self._waiting.popleft())
+            self._start_waiting()
         elif turn.is_kept_alive and self._refusal is None:
             self._since = self.loop.time()
         else:
             self._part(is_last_word=not turn.is_kept_alive)
         if not self._is_deaf:
             self.read_on()
+
+    def _start_waiting(self) -> None:
+        # A turn that is answered at once leads back here: the loop that already runs goes on instead, or as many
+        # pipelined requests would be as deep a stack.
+        if self._is_starting:
+            return
+        self._is_starting = True
+        try:
+            while self._waiting and self._running is None and self._can_go_on():
+                self._start(self._waiting.popleft())
+        finally:
+            self._is_starting = False
+
+    def _can_go_on(self) -> bool:
+        return self._phase != "leaving" and not self.transport.is_closing()
 
     # Refusing and leaving
 

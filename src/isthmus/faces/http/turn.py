@@ -263,6 +263,7 @@ class Turn:
 
     async def run(self, app: App) -> None:
         """Have the application answer; whatever it does, the client gets an answer or a cut."""
+        self.scope["extensions"] = {PEER: self}
         try:
             await app(self.scope, self.receive, self.send)
         except asyncio.CancelledError:

@@ -86,8 +86,9 @@ class HttpExchange:
         else:
             self._alive.stop()
             self._peer.end(sse.frame(answer.body))
-        if self.on_end is not None:
-            self.on_end()
+        on_end, self.on_end = self.on_end, None  # it may hold this call, which holds this exchange
+        if on_end is not None:
+            on_end()
 
 
 class KeepAlive:

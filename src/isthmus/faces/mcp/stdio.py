@@ -22,7 +22,7 @@ from isthmus.model.outcomes import Outcome
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.tools import CANCELLED, TOOLS_CHANGED, Members
+from isthmus.wire.mcp.tools import CANCELLED, TOOLS_CHANGED
 from isthmus.wire.oversized import Oversized
 
 log = structlog.get_logger(__name__)
@@ -74,6 +74,10 @@ class McpStdio:
     def _read(self, line: bytes) -> None:
         message = jsonrpc.decode(line, max_depth=self._hub.limits.depth)
         match message:
+            case Request(method="tools/call") if not self._hub.is_settling():
+                # Now and not in a task: its cancellation may be the next line.
+                self._begin()
+                self._call(message)
             case Request():
                 self._begin()
                 self._crew.spawn(f"answer to {message.method}", self._answer(message), on_crash=self._crashed)
@@ -99,29 +103,33 @@ class McpStdio:
     # -- answering -------------------------------------------------------------------------------------------------
 
     async def _answer(self, request: Request) -> None:
+        if request.method == "tools/call":
+            await self._hub.settle(self._surface)
+            return self._call(request)
         era = self._dialogue.era_of(request, None)
         meta = self._dialogue.check(request, None) if era == "modern" else None
         if isinstance(meta, Answer):
             self._reply(meta)
-        elif request.method == "tools/call":
-            await self._call(request, era, meta)
         elif request.method == modern.LISTEN and era == "modern":
             self._listen(request)
         else:
             self._reply(await self._dialogue.answer(request, self._caller, self._surface, era))
+        return None
 
-    async def _call(self, request: Request, era: Era, meta: Members | None) -> None:
+    def _call(self, request: Request) -> None:
+        era = self._dialogue.era_of(request, None)
+        meta = self._dialogue.check(request, None) if era == "modern" else None
+        if isinstance(meta, Answer):
+            return self._reply(meta)
         read = self._dialogue.read_call(request, self._caller, self._surface, meta)
         if isinstance(read, Answer):
-            self._reply(read)
-            return
+            return self._reply(read)
         call, token = read
-        if self._hub.is_settling():
-            await self._hub.settle(self._surface)
         id = bytes(request.id)
         inflight = self._hub.start(call, _Exchange(self, id, era, token))
         if inflight.outcome is None:
             self._calls[id] = inflight
+        return None
 
     def ended(self, id: bytes, outcome: Outcome, era: Era) -> None:
         """A call is over."""

@@ -37,6 +37,12 @@ log = structlog.get_logger(__name__)
 SPARE_CONNECTIONS = 8
 """Connections beside those for calls: pings, listings, the stream of changes."""
 
+NOTICES_MAX = 256
+"""Notifications and answers of ours under way; a server that asks faster than it listens gets no more of them."""
+
+NOTICE_SECONDS = 5.0
+"""How long a server may take to acknowledge one, before the connection is taken back."""
+
 RELISTEN_SECONDS = 30.0
 """The longest pause before the stream of changes is opened again."""
 
@@ -76,19 +82,21 @@ class StreamableLink(BaseLink):
         self._session: str | None = None
         self._is_greeted = False
         self._location: str | None = None
-        self._heads: dict[str, bytes] = {}
+        self._heads: dict[tuple[str, str | None], bytes] = {}
         self._posts: set[Post] = set()
+        self._notices: set[_Notice] = set()
         self._expired: list[Post] | None = None
         self._stream: Ticket | None = None
         """The request on which the server announces changes."""
         self._relisten: asyncio.TimerHandle | None = None
         self._pause = 1.0
+        self._heard_at = 0.0
 
     # -- heads -----------------------------------------------------------------------------------------------------
 
     def _head(self, method: str, name: str | None = None) -> bytes:
         """The head of a POST; what a server and a tool have in common is prepared once."""
-        key = method if name is None else name
+        key = (method, name)
         if (head := self._heads.get(key)) is not None:
             return head
         headers = {
@@ -98,7 +106,7 @@ class StreamableLink(BaseLink):
             **self._credentials.headers_for(self.server),
         }
         head = request_head("POST", self._target, self._origin, headers)
-        if self._is_greeted:
+        if self._is_greeted and self._expired is None:  # not while there is no session to name
             self._heads[key] = head
         return head
 
@@ -167,7 +175,13 @@ class StreamableLink(BaseLink):
         post.ticket = self._client.send(self._head(post.method, post.name), post.body, post)
 
     def _notify(self, method: str, params: Payload | None) -> None:
-        self._client.send(self._head(method), jsonrpc.notification(method, params), _Ignored())
+        self._tell(method, jsonrpc.notification(method, params))
+
+    def _tell(self, method: str, message: bytes) -> None:
+        """Send what has no answer worth reading; a server that does not take it costs little, and not for long."""
+        if len(self._notices) < NOTICES_MAX:
+            notice = _Notice(self._notices)
+            notice.watch(self._client.send(self._head(method), message, notice))
 
     def over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
@@ -194,7 +208,7 @@ class StreamableLink(BaseLink):
 
     def asked(self, request: Request) -> None:
         """A server's own request; the answer travels by a POST of its own."""
-        self._client.send(self._head(""), reply_to(request), _Ignored())
+        self._tell("", reply_to(request))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -253,13 +267,15 @@ class StreamableLink(BaseLink):
             self._stream = self._client.send(head, None, Changes(self))
 
     def heard(self) -> None:
-        """The stream of changes is open: the next pause is short again."""
-        self._pause = 1.0
+        """The stream of changes is open."""
+        self._heard_at = asyncio.get_running_loop().time()
 
     def deaf(self) -> None:
         """The stream of changes ended: open it again in a while, and look for what was missed."""
         if self.lost.done() or self._relisten is not None:
             return
+        if asyncio.get_running_loop().time() - self._heard_at > RELISTEN_SECONDS:
+            self._pause = 1.0  # it was open for a while, so that opening it again is worth it
         delay = random.uniform(0.5, 1.0) * self._pause  # noqa: S311 - spread, not secrecy
         self._pause = min(self._pause * 2, RELISTEN_SECONDS)
         self._relisten = asyncio.get_running_loop().call_later(delay, self._listen_again)
@@ -277,9 +293,11 @@ class StreamableLink(BaseLink):
         self._lose("closed by the hub")
         if self._relisten is not None:
             self._relisten.cancel()
-        if self._session is not None and self._is_greeted:
-            await self._end_session()
-        await self._client.aclose()
+        try:
+            if self._session is not None and self._is_greeted:
+                await self._end_session()
+        finally:
+            await self._client.aclose()
 
     async def _end_session(self) -> None:
         done = _Ended()
@@ -295,6 +313,31 @@ class _Ignored:
     def on_body(self, chunk: bytes) -> None: ...
     def on_end(self) -> None: ...
     def on_lost(self, lost_: Lost) -> None: ...
+
+
+class _Notice(_Ignored):
+    """A message of ours that nobody waits for, until it is taken or its time is over."""
+
+    def __init__(self, under_way: set[_Notice]) -> None:
+        self._under_way = under_way
+        self._timer: asyncio.TimerHandle | None = None
+        under_way.add(self)
+
+    def watch(self, ticket: Ticket) -> None:
+        """Give it up after a while."""
+        self._timer = asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._expire, ticket)
+
+    def _expire(self, ticket: Ticket) -> None:
+        self._under_way.discard(self)
+        ticket.abort()
+
+    def on_end(self) -> None:
+        self._under_way.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def on_lost(self, lost_: Lost) -> None:
+        self.on_end()
 
 
 class _Ended(_Ignored):

@@ -149,7 +149,9 @@ class Post:
             self._read_whole(b"".join(self._chunks))
 
     def on_lost(self, lost_: Lost) -> None:
-        """The reply never became whole."""
+        """The reply never became whole; after its answer, that says nothing."""
+        if self.is_over:
+            return
         self._link.on_doubt()
         self.fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
 

@@ -21,6 +21,12 @@ CANCELLED = "notifications/cancelled"
 TOOLS_CHANGED = "notifications/tools/list_changed"
 PROGRESS_TOKEN = "progressToken"
 
+PROBLEMS_MAX = 100
+"""Bad tools that one page may hold before the rest of it is not looked at: a page may hold millions."""
+
+PAGE_MAX = 10_000
+"""Entries of one page that are looked at, ten times what a server may have."""
+
 CALL_MEMBERS = frozenset({"name", "arguments", "_meta"})
 EMPTY_OBJECT = msgspec.Raw(b"{}")
 
@@ -111,12 +117,17 @@ def read_list(result: Payload) -> ListPage | str:
         return f"tools/list answered with something else ({error})"
     tools: list[tuple[str, Members]] = []
     problems: list[str] = []
-    for position, raw in enumerate(page.tools):
+    if len(page.tools) > PAGE_MAX:
+        problems.append(f"a page of its list has over {PAGE_MAX} entries; the rest was left out")
+    for position, raw in enumerate(page.tools[:PAGE_MAX]):
         read = _read_tool(raw)
-        if isinstance(read, str):
+        if not isinstance(read, str):
+            tools.append(read)
+        elif len(problems) < PROBLEMS_MAX:
             problems.append(f"tool {position} left out: {read}")
         else:
-            tools.append(read)
+            problems.append("more was wrong with its list, and the rest of it was left out")
+            break
     return ListPage(tools, page.nextCursor or None, problems)
 
 
