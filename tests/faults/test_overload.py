@@ -28,6 +28,7 @@ async def test_what_no_longer_fits_is_refused_at_once_and_others_do_not_notice(
     ):
         tail = Tail(ledger.path)
         await eventually(lambda: answers(caller, "other"), "the other server is there", within=20.0)
+        await eventually(lambda: answers(caller, "full"), "the full one as well", within=20.0)
         assert (await pay(caller, "full.pay", "first")).told == "ok"
         alone = await latencies(caller)
 

@@ -20,7 +20,7 @@ async def test_fifty_calls_that_meet_a_forgotten_session_run_exactly_once(
 ) -> None:
     peer = await spawn("raw_server", "--era", "legacy", "--ledger", str(ledger.path))
     async with serving(tmp_path, {"raw": {"url": peer.url}}) as hub, Caller(hub.port) as caller:
-        assert (await pay(caller, "raw.pay", "first")).told == "ok"
+        await eventually(lambda: is_listed(caller, "raw.pay"), "the server is there", within=20.0)
         await peer.control("session_expire:1")
         assert (await pay(caller, "raw.pay", "the last of its session")).told == "ok"
         await peer.control("echo")
@@ -59,7 +59,7 @@ async def test_changes_are_heard_of_in_the_new_session_too(tmp_path: Path, spawn
         serving(tmp_path, {"raw": {"url": wire.url}}) as hub,
         Caller(hub.port) as caller,
     ):
-        assert (await caller.call("raw.echo", {"text": "x"})).told == "ok"
+        await eventually(lambda: is_listed(caller, "raw.echo"), "the server is there", within=20.0)
         await peer.control("session_expire:1")
         assert (await caller.call("raw.echo", {"text": "the last of its session"})).told == "ok"
         await peer.control("echo")

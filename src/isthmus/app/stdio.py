@@ -68,7 +68,9 @@ class _Conversation:
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[str] = self._loop.create_future()
         self._outlet = Outlet(stdout, self._limits, self._stop)
-        self._face = McpStdio(running.dialogue(), LOCAL, surface, running.crew, self._outlet.write)
+        self._face = McpStdio(
+            running.dialogue(), LOCAL, surface, running.crew, self._outlet.write, lambda: self._outlet.is_full
+        )
         self._inlet = Inlet(stdin, self._face.feed, self._outlet)
 
     async def run(self) -> None:

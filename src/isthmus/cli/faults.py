@@ -13,7 +13,6 @@ from isthmus.cli.reached import REFUSED, in_hub_terms
 from isthmus.model.faults import (
     BadArguments,
     BadReply,
-    BadRequest,
     BreakerOpen,
     Bug,
     Cancelled,
@@ -30,7 +29,6 @@ from isthmus.model.faults import (
 )
 
 ADVICE: dict[type[Fault], str] = {
-    BadRequest: "This is a defect of Isthmus: please report it.",
     BadArguments: "`isthmus tools --json` shows what each tool takes.",
     UnknownTool: "`isthmus tools` lists what there is.",
     Cancelled: "Call it again if it is still wanted.",

@@ -38,12 +38,6 @@ class CallerFault(Fault):
     """The request itself is at fault; nothing was sent to any server."""
 
 
-class BadRequest(CallerFault):
-    """A request that no server could have understood."""
-
-    reason = "bad_request"
-
-
 class BadArguments(CallerFault):
     """Arguments that the tool's own schema refuses."""
 

@@ -28,6 +28,9 @@ from isthmus.wire.mcp.tools import Capabilities, Implementation, read_list
 PAGES_MAX = 1_000
 """Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""
 
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+"""One page of a list: a thousand tools of four kilobytes. Reading a larger one would hold up every other call."""
+
 NOTES_MAX = 100
 """Things wrong with one list that the operator is told."""
 
@@ -208,7 +211,10 @@ class BaseLink(ABC):
         cursors: set[str] = set()
         members: Mapping[str, Payload] = {}
         for _ in range(PAGES_MAX):
-            page = read_list(await self.ask("tools/list", self.dialect.params(members)))
+            answer = await self.ask("tools/list", self.dialect.params(members))
+            if len(memoryview(answer)) > PAGE_BYTES_MAX:
+                raise BadReply(self.server, f"a page of its list of tools has over {PAGE_BYTES_MAX} bytes")
+            page = read_list(answer)
             if isinstance(page, str):
                 raise BadReply(self.server, page)
             notes.extend(page.problems)

@@ -23,6 +23,9 @@ TIMEOUT_SECONDS_MAX = 600.0
 SECRET_LENGTH_MIN = 4
 """Shorter values are not blanked out of texts: every `1` or `on` would become a hole and hide nothing."""
 
+HOP_HEADERS = frozenset({"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
+"""Headers that belong to a connection or to a body, which only the client itself can know."""
+
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -105,6 +108,8 @@ def _check_variable(name: str, value: str) -> None:
 def _check_header(name: str, value: str) -> None:
     if _HEADER_NAME.fullmatch(name) is None:
         raise ValueError(f"headers must have names that HTTP allows, not {name!r}")
+    if name.lower() in HOP_HEADERS:
+        raise ValueError(f"headers must be without those that HTTP itself needs, not with {name!r}: leave it out")
     if _CONTROL.search(value) or not _is_latin(value):
         raise ValueError(
             f"headers.{name} must be one line of Latin-1 text, not what it is (hidden: it may be a secret)"

@@ -146,7 +146,7 @@ class Keeper:
             await link.aclose()
 
     async def _live(self, link: BaseLink) -> None:
-        await link.greet(self._known_era(link))
+        await link.greet(self._known_era())
         self._era = link.dialect.era
         tools, notes = await link.list_tools()
         link.on_changed = self._note_change
@@ -162,8 +162,8 @@ class Keeper:
             if self._lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
                 self._backoff.reset()
 
-    def _known_era(self, link: BaseLink) -> Era:
-        """The configured era, or the one found last time, unless the last attempt died of the question."""
+    def _known_era(self) -> Era:
+        """The configured era, or what the last attempt taught."""
         configured = self._settings.reach.era
         return self._era if configured == "auto" else configured
 

@@ -74,8 +74,12 @@ class InFlight:
 
     def emit(self, event: Event) -> None:
         """Pass an event on to the caller, unless the call has ended."""
-        if self.outcome is None:
+        if self.outcome is not None:
+            return
+        try:
             self.exchange.emit(event)
+        except Exception:  # as in `finish`
+            log.exception("exchange failed while taking an event", tool=self.call.name)
 
     def finish(self, outcome: Outcome) -> bool:
         """End the call; False if it had ended already, in which case the outcome is counted and dropped."""

@@ -7,15 +7,20 @@ A lane is the bulkhead between servers: whatever happens on one, the others have
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
+
+import structlog
 
 from isthmus.core.access.breaker import Breaker
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.link import Link
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadReply, BreakerOpen, Cancelled, Fault, Lost, NotConnected, Overloaded, TimedOut
+from isthmus.model.faults import BadReply, BreakerOpen, Bug, Cancelled, Fault, Lost, NotConnected, Overloaded, TimedOut
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome
+
+log = structlog.get_logger(__name__)
 
 _FAILURES = (TimedOut, Lost, BadReply)
 _SILENT = (Cancelled, NotConnected, Overloaded)
@@ -134,7 +139,12 @@ class Lane:
     def _send(self, inflight: InFlight, link: Link) -> None:
         inflight.link = link
         self.running += 1
-        link.send(inflight)
+        try:
+            link.send(inflight)
+        except Exception:  # a defect in a link must cost this call, and neither its neighbour nor a slot
+            incident = secrets.token_hex(6)
+            log.exception("a link failed to send a call", server=self.server, incident=incident)
+            inflight.finish(Bug(incident))
 
     def _judge(self, outcome: Outcome) -> None:
         if isinstance(outcome, _FAILURES):

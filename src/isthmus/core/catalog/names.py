@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from isthmus.model.names import ServerName, ToolName
@@ -91,11 +91,3 @@ def _only(name: str, found: list[Pair]) -> Pair | None:
     if len(found) > 1:
         raise Ambiguous(name, sorted(canonical(pair) for pair in found))
     return found[0] if found else None
-
-
-def inverse(table: Mapping[Pair, str]) -> dict[str, Pair]:
-    """The way back; raises if the table is not one to one, which would be a defect of its maker."""
-    back = {name: pair for pair, name in table.items()}
-    if len(back) != len(table):
-        raise AssertionError("two tools share a name")
-    return back

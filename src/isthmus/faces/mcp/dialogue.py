@@ -98,7 +98,7 @@ class Dialogue:
     # -- listing ---------------------------------------------------------------------------------------------------
 
     async def _list(self, request: Request, caller: Caller, surface: Surface, era: Era) -> Answer:
-        if "cursor" in request.params:
+        if bytes(request.params.get("cursor", b"null")) != b"null":
             # The whole list is one page, so no cursor of ours is out there.
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
         view = await self.hub.view(caller.grants, surface)

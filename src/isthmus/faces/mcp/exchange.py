@@ -48,7 +48,7 @@ def status_of(answer: Answer, era: Era) -> int:
 class HttpExchange:
     """One call's caller. The answer is plain JSON unless an event precedes it; then it is a stream of events."""
 
-    __slots__ = ("_alive", "_era", "_id", "_loop", "_peer", "_token", "on_end")
+    __slots__ = ("_alive", "_era", "_id", "_loop", "_peer", "_token", "on_end", "patience")
 
     def __init__(
         self,
@@ -66,6 +66,8 @@ class HttpExchange:
         self._loop = loop
         self._alive: KeepAlive | None = None
         self.on_end: Callable[[], None] | None = None
+        self.patience: asyncio.TimerHandle | None = None
+        """Runs while a caller that left may still come back."""
 
     def emit(self, event: Event) -> None:
         """Pass progress on, if the caller asked for it; the first report makes the answer a stream."""
@@ -80,6 +82,8 @@ class HttpExchange:
 
     def end(self, outcome: Outcome) -> None:
         """Answer."""
+        if self.patience is not None:
+            self.patience.cancel()
         answer = answer_call(self._id, outcome, self._era)
         if self._alive is None:
             self._peer.answer(status_of(answer, self._era), JSON, answer.body)

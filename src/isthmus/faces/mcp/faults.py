@@ -7,7 +7,6 @@ import msgspec
 from isthmus.model.faults import (
     BadArguments,
     BadReply,
-    BadRequest,
     BreakerOpen,
     Bug,
     Cancelled,
@@ -28,7 +27,6 @@ NOT_CONNECTED = -32011
 SENT_AND_LOST = -32012
 
 CODES: dict[type[Fault], int] = {
-    BadRequest: jsonrpc.INVALID_REQUEST,
     BadArguments: jsonrpc.INVALID_PARAMS,
     UnknownTool: jsonrpc.INVALID_PARAMS,
     Overloaded: REFUSED,

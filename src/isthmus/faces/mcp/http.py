@@ -239,16 +239,17 @@ class _Visit:
         exchange.on_end = on_end
         inflight = self._hub.start(call, exchange)
         if inflight.outcome is None:
-            self._peer.on_disconnect(partial(self._left, inflight, era))
+            self._peer.on_disconnect(partial(self._left, inflight, exchange, era))
             if session is not None:
                 session.hold(bytes(request.id), inflight, exchange)
         return None
 
-    def _left(self, inflight: InFlight, era: Era) -> None:
+    def _left(self, inflight: InFlight, exchange: HttpExchange, era: Era) -> None:
         if era == "modern":
             inflight.cancel("the caller closed the connection")
-        else:
-            self._face.loop.call_later(RESUME_SECONDS, inflight.cancel, "the caller's connection broke")
+        elif inflight.outcome is None:
+            why = "the caller's connection broke"
+            exchange.patience = self._face.loop.call_later(RESUME_SECONDS, inflight.cancel, why)
 
     # -- streams of changes ----------------------------------------------------------------------------------------
 
@@ -258,14 +259,18 @@ class _Visit:
             return say(self._peer, 406, "Accept must include text/event-stream")
         if self._header(VERSION_HEADER) in modern.VERSIONS:
             return say(self._peer, 405, "Use subscriptions/listen", ((b"allow", b"POST"),))
-        seen: bytes | None = None
-        if (id := self._headers.get(SESSION_HEADER)) is not None:
-            session = self._session(id)
-            if session is None:
-                return self._no_session(None)
-            seen = session.seen
         news = sse.frame(jsonrpc.notification(TOOLS_CHANGED, None))
-        return await self._hold_open(sse.comment(), news, b"", seen)
+        if (id := self._headers.get(SESSION_HEADER)) is None:
+            return await self._hold_open(sse.comment(), news, b"", None)
+        session = self._session(id)
+        if session is None:
+            return self._no_session(None)
+        session.streams += 1
+        try:
+            return await self._hold_open(sse.comment(), news, b"", session.seen)
+        finally:
+            session.streams -= 1
+            session.used_at = self._face.loop.time()
 
     async def _subscribe(self, request: Request) -> None:
         """A modern caller's stream: acknowledged first, every message marked with the subscription's id."""

@@ -39,6 +39,8 @@ class Session:
     used_at: float
     calls: dict[bytes, InFlight] = field(default_factory=dict)
     """Calls in flight by the caller's own id for them, so that they can be cancelled by it."""
+    streams: int = 0
+    """Streams of changes that are open; a session that listens is in use."""
     seen: bytes | None = None
     """The digest of the list it was last given."""
 
@@ -80,7 +82,7 @@ class Sessions:
         session = own.get(id)
         if session is None or session.caller != caller or session.surface != surface:
             return None
-        if now - session.used_at > IDLE_SECONDS and not session.calls:
+        if now - session.used_at > IDLE_SECONDS and not session.calls and not session.streams:
             self.close(session)
             return None
         session.used_at = now

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import structlog
@@ -34,8 +35,16 @@ class McpStdio:
     """One conversation. `write` takes finished lines; `feed` gives what was read."""
 
     def __init__(
-        self, dialogue: Dialogue, caller: Caller, surface: Surface, crew: Crew, write: Callable[[bytes], None]
+        self,
+        dialogue: Dialogue,
+        caller: Caller,
+        surface: Surface,
+        crew: Crew,
+        write: Callable[[bytes], None],
+        is_crowded: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_crowded` says that the caller reads slowly: progress is then skipped, as a later report replaces it."""
+        self._is_crowded = is_crowded
         self._dialogue = dialogue
         self._hub = dialogue.hub
         self._caller = caller
@@ -80,7 +89,8 @@ class McpStdio:
                 self._call(message)
             case Request():
                 self._begin()
-                self._crew.spawn(f"answer to {message.method}", self._answer(message), on_crash=self._crashed)
+                crashed = partial(self._crashed, message.id)
+                self._crew.spawn(f"answer to {message.method}", self._answer(message), on_crash=crashed)
             case Notification():
                 self._noted(message)
             case Malformed():
@@ -157,7 +167,8 @@ class McpStdio:
 
     def say_event(self, event: Event, token: Payload) -> None:
         """Tell the caller what happens during a call."""
-        self._say(event_notification(event, token))
+        if not self._is_crowded():
+            self._say(event_notification(event, token))
 
     def _reply(self, answer: Answer) -> None:
         self._say(answer.body)
@@ -175,8 +186,8 @@ class McpStdio:
         if not self._open:
             self._idle.set()
 
-    def _crashed(self, _: BaseException) -> None:
-        self._done()  # the crew has logged it; what waits for the end must not wait for ever
+    def _crashed(self, id: Payload, _: BaseException) -> None:
+        self._reply(refuse(id, jsonrpc.INTERNAL_ERROR, "Internal error; the hub's log says more"))
 
 
 class _Exchange:

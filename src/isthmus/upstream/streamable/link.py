@@ -99,16 +99,22 @@ class StreamableLink(BaseLink):
         key = (method, name)
         if (head := self._heads.get(key)) is not None:
             return head
-        headers = {
-            "accept": "application/json, text/event-stream",
-            "content-type": "application/json",
-            **self._state_headers(method, name),
-            **self._credentials.headers_for(self.server),
-        }
-        head = request_head("POST", self._target, self._origin, headers)
+        head = self._request_head(
+            "POST",
+            {
+                "accept": "application/json, text/event-stream",
+                "content-type": "application/json",
+                **self._state_headers(method, name),
+            },
+        )
         if self._is_greeted and self._expired is None:  # not while there is no session to name
             self._heads[key] = head
         return head
+
+    def _request_head(self, verb: str, headers: Mapping[str, str]) -> bytes:
+        """A head with the operator's own headers, of which the protocol's take precedence whatever their case."""
+        own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
+        return request_head(verb, self._target, self._origin, {**own, **headers})
 
     def _state_headers(self, method: str, name: str | None) -> dict[str, str]:
         if method == "initialize":
@@ -258,12 +264,7 @@ class StreamableLink(BaseLink):
             body = jsonrpc.request(self.next_id(), modern.LISTEN, params)
             self._stream = self._client.send(self._head(modern.LISTEN), body, Changes(self))
         else:
-            headers = {
-                "accept": EVENT_STREAM,
-                **self._state_headers("", None),
-                **self._credentials.headers_for(self.server),
-            }
-            head = request_head("GET", self._target, self._origin, headers)
+            head = self._request_head("GET", {"accept": EVENT_STREAM, **self._state_headers("", None)})
             self._stream = self._client.send(head, None, Changes(self))
 
     def heard(self) -> None:
@@ -301,8 +302,7 @@ class StreamableLink(BaseLink):
 
     async def _end_session(self) -> None:
         done = _Ended()
-        headers = {**self._state_headers("", None), **self._credentials.headers_for(self.server)}
-        self._client.send(request_head("DELETE", self._target, self._origin, headers), None, done)
+        self._client.send(self._request_head("DELETE", self._state_headers("", None)), None, done)
         await asyncio.wait([done.over], timeout=LINGER_SECONDS)
 
 

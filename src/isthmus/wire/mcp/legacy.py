@@ -14,9 +14,6 @@ from isthmus.wire.mcp.tools import Capabilities, Implementation
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 LATEST = VERSIONS[-1]
-HEADERLESS = "2025-03-26"
-"""What a request without a version header speaks, by the specification of the header."""
-
 SESSION_HEADER = "mcp-session-id"
 
 

@@ -165,7 +165,7 @@ def as_modern(result: Payload) -> Payload | None:
     members = object_members(result)
     if members is None:
         return None
-    return result if "resultType" in members else render({"resultType": b'"complete"', **members})
+    return render({**members, "resultType": b'"complete"'})
 
 
 def as_legacy(result: Payload) -> Payload | None:

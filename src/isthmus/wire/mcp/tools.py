@@ -165,6 +165,9 @@ class _CallResult(msgspec.Struct):
     resultType: str | None = None
 
 
+_CALL_RESULT = msgspec.json.Decoder(_CallResult)
+
+
 class CallAnswer(msgspec.Struct, frozen=True):
     """What the hub needs to know of a call's result; the rest stays text."""
 
@@ -175,7 +178,7 @@ class CallAnswer(msgspec.Struct, frozen=True):
 def read_call_result(result: Payload) -> CallAnswer | None:
     """Read the two members of a result that matter here; None if it is not a result object."""
     try:
-        answer = msgspec.json.decode(result, type=_CallResult)
+        answer = _CALL_RESULT.decode(result)
     except msgspec.MsgspecError:
         return None
     return CallAnswer(bool(answer.isError), answer.resultType)
@@ -196,9 +199,12 @@ def read_string(raw: msgspec.Raw | None) -> str | None:
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=str)
+        return _STRING.decode(raw)
     except msgspec.MsgspecError:
         return None
+
+
+_STRING = msgspec.json.Decoder(str)
 
 
 def _is_object(raw: msgspec.Raw) -> bool:

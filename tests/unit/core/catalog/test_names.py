@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.catalog import names
-from isthmus.core.catalog.names import Ambiguous, Pair, canonical, inverse, llm_table, resolve
+from isthmus.core.catalog.names import Ambiguous, Pair, canonical, llm_table, resolve
 from isthmus.model.names import ServerName, ToolName
 
 
@@ -90,9 +90,3 @@ def test_an_ambiguous_name_is_an_error_that_lists_the_candidates(said: str) -> N
 def test_mcp_names_are_those_of_servers_only() -> None:
     one = [pair("files", "echo"), pair("builtin", "echo")]
     assert resolve("mcp.echo", one) == pair("files", "echo")
-
-
-def test_the_way_back_refuses_a_table_that_is_not_one_to_one() -> None:
-    assert inverse({pair("a", "b"): "a.b"}) == {"a.b": pair("a", "b")}
-    with pytest.raises(AssertionError, match="share"):
-        inverse({pair("a", "b"): "same", pair("c", "d"): "same"})

@@ -17,7 +17,6 @@ from tests.unit.core.doubles import raw
 FILES = ServerName("files")
 
 TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
-    (faults.BadRequest("no"), -32600, {"executed": "no", "reason": "bad_request"}),
     (faults.BadArguments("files.read", "no"), -32602, {"executed": "no", "reason": "bad_arguments"}),
     (faults.UnknownTool("files.read"), -32602, {"executed": "no", "reason": "unknown_tool"}),
     (
