@@ -27,6 +27,9 @@ from isthmus.model.names import ServerName
 log = structlog.get_logger(__name__)
 
 
+LAST_WORDS_SECONDS = 0.1
+"""How long callers have to read, and servers to hear, that their calls were withdrawn at the end of a drain."""
+
 COLLECT_AFTER = 20_000
 """Objects between two looks of the cycle collector, instead of 700: what a call allocates dies with it, so that
 looking more often costs a twentieth of a call and finds nothing."""
@@ -141,6 +144,9 @@ async def _until_told(running: RunningHub, door: Door, signals: Signals) -> None
         again = running.crew.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
+        if running.hub.running():
+            running.hub.cancel_all("the hub is shutting down")
+            await asyncio.sleep(LAST_WORDS_SECONDS)
     finally:
         await door.close()
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Final, cast
 
 from isthmus.core.crew import Crew
+from isthmus.transport.cork import Cork
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, Origin
 from isthmus.transport.http_connection import Connection, Lost, Sink, Ticket
 
@@ -84,6 +85,7 @@ class HttpClient:
         self._limit = limit
         self._connect_seconds = connect_seconds
         self._loop = asyncio.get_running_loop()
+        self.cork = Cork()
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []  # the longest idle first
         self._waiting: dict[Ticket, None] = {}  # in order of arrival; a dict, because any of them may leave

@@ -17,6 +17,9 @@ from typing import Final, Protocol, cast
 
 import httptools
 
+from isthmus.transport.cork import Cork
+from isthmus.transport.portions import Portions
+
 HEAD_LIMIT_BYTES: Final = 64 * 1024
 """How much a server may send without getting on with its reply: head, trailers, chunk extensions, 1xx."""
 
@@ -55,6 +58,7 @@ class Pool(Protocol):
     """Whom a connection and a ticket belong to."""
 
     idle_seconds: float
+    cork: Cork
 
     def forget(self, ticket: Ticket) -> None:
         """A request that still waits was given up."""
@@ -131,10 +135,12 @@ class Connection(asyncio.Protocol):
     def __init__(self, pool: Pool, *, is_secure: bool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
+        self._portions: Portions
         self._parser = httptools.HttpResponseParser(self)
         self._is_secure = is_secure
         self._ticket: Ticket | None = None
         self._sink: Sink | None = None
+        self._unsent = b""
         self._headers: dict[str, str] = {}
         self._header_bytes = 0
         self._idle_bytes = 0
@@ -149,11 +155,18 @@ class Connection(asyncio.Protocol):
     # What its client asks of it.
 
     def carry(self, ticket: Ticket) -> None:
-        """Write the request at once; the connection must be free and fit."""
-        self._has_head = self._is_complete = False
+        """Write the request at the end of this turn of the loop; the connection must be free and fit."""
+        self._has_head = self._is_complete = self._is_stillborn = False
         self._header_bytes = self._idle_bytes = 0
         self._ticket = ticket
-        data, self._sink = ticket.board(self)
+        self._unsent, self._sink = ticket.board(self)
+        self._pool.cork.add(self)
+
+    def flush(self) -> None:
+        """Write the request, unless it was given up meanwhile."""
+        data, self._unsent = self._unsent, b""
+        if not data:
+            return
         self._transport.write(data)
         # Both loops try the system call inside write(); if it fails there, not one byte has left.
         self._is_stillborn = self._transport.is_closing() and not self._is_secure
@@ -161,7 +174,7 @@ class Connection(asyncio.Protocol):
     @property
     def may_have_left(self) -> bool:
         """Whether the last byte of the request it carries may have left this process."""
-        if self._is_stillborn:
+        if self._unsent or self._is_stillborn:
             return False
         # TLS keeps a buffer of its own, which cannot be asked; a server that answers has seen enough to act.
         if self._is_secure or self._has_head:
@@ -189,6 +202,8 @@ class Connection(asyncio.Protocol):
         ticket, self._ticket, self._sink = self._ticket, None, None
         if ticket is not None:
             ticket.leave(may_have_left=self.may_have_left)
+        self._unsent = b""
+        self._portions.stop()
         _cut(self._transport)
         self._pool.removed(self)
 
@@ -204,11 +219,19 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, because uvloop's transports are not asyncio's by class.
         self._transport = cast("asyncio.Transport", transport)
+        self._portions = Portions(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self._ticket is None:
+        self._portions.feed(data)
+
+    def _read(self, data: bytes) -> None:
+        if self._ticket is None or self._unsent:
             # Nothing was asked, so this would become the answer to the next question.
-            self.drop()
+            self.lose("the server spoke before it was asked")
             return
         try:
             self._parser.feed_data(data)
@@ -223,6 +246,7 @@ class Connection(asyncio.Protocol):
             self._check_progress(len(data))
 
     def eof_received(self) -> None:
+        self._portions.finish()
         if self._ticket is None:
             self.close()
         elif self._has_head and self._ends_with_the_stream():
@@ -232,6 +256,7 @@ class Connection(asyncio.Protocol):
             self.lose(f"the server closed the connection {self._stage()}")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._portions.finish()
         reason = "was closed" if exc is None else f"broke ({exc})"
         self.lose(f"the connection to the server {reason} {self._stage()}")
 

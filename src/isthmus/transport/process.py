@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from isthmus.transport.portions import Portions
+
 STDERR_BYTES: Final = 64 * 1024
 """How much of the end of stderr is kept: a long traceback and what led to it."""
 
@@ -128,6 +130,7 @@ class ProcessChannel:
         self._accepted = 0
         self._stderr = bytearray()
         self._held: list[bytes] | None = []
+        self._portions = Portions(self._hear, pause=self._pause, resume=self._read_on)
         self._closed_by_child: set[int] = set()
         self._is_exited = False
         self._is_closing = False
@@ -261,8 +264,19 @@ class ProcessChannel:
             self._keep_stderr(data)
         elif self._held is not None:
             self._held.append(data)
-        elif self._on_lost is not None:
+        else:
+            self._portions.feed(data)
+
+    def _hear(self, data: bytes) -> None:
+        if self._on_lost is not None:
             self._on_bytes(data)
+
+    def _pause(self) -> None:
+        self._outputs[0].pause_reading()
+
+    def _read_on(self) -> None:
+        if not self._outputs[0].is_closing():
+            self._outputs[0].resume_reading()
 
     def drained(self) -> None:
         """Hear that the child has caught up with what was written to it."""
@@ -274,6 +288,8 @@ class ProcessChannel:
         self._closed_by_child.add(fd)
         if fd == 0:
             self._close_account()
+        elif fd == 1:
+            self._portions.finish()
         self._review()
 
     def _pidfd_ready(self, pidfd: int) -> None:
@@ -329,6 +345,8 @@ class ProcessChannel:
         return not self._is_closing and not self._closed_by_child.isdisjoint({0, 1})
 
     def _conclude(self) -> None:
+        self._portions.finish()
+        self._portions.stop()
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is None:
             return

@@ -239,6 +239,8 @@ class BaseLink(ABC):
             elif len(found) >= self.limits.tools_per_server:
                 notes.append(f"it has over {self.limits.tools_per_server} tools; the rest was left out")
                 return
+            elif sum(len(memoryview(value)) for value in definition.values()) > self.limits.schema_bytes:
+                notes.append(f"{text!r} left out: its description is over {self.limits.schema_bytes} bytes")
             else:
                 found[name] = Tool.of(self.server, name, definition)
 

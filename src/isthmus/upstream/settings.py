@@ -23,7 +23,9 @@ TIMEOUT_SECONDS_MAX = 600.0
 SECRET_LENGTH_MIN = 4
 """Shorter values are not blanked out of texts: every `1` or `on` would become a hole and hide nothing."""
 
-HOP_HEADERS = frozenset({"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
+HOP_HEADERS = frozenset(
+    ("connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+)
 """Headers that belong to a connection or to a body, which only the client itself can know."""
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

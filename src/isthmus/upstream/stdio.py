@@ -10,6 +10,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
+from isthmus.transport.cork import Cork
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
 from isthmus.upstream.link import BaseLink, ConnectFailed, reply_to
 from isthmus.upstream.settings import StdioSettings
@@ -20,11 +21,11 @@ from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.tools import (
     CANCELLED,
     PROGRESS,
-    PROGRESS_TOKEN,
     TOOLS_CHANGED,
     Implementation,
     Members,
     cancelled_params,
+    token_of,
 )
 from isthmus.wire.oversized import Oversized
 
@@ -35,12 +36,15 @@ HOLD_ABOVE_BYTES = 64 * 1024
 certain; what is in the pipe cannot."""
 
 
+GARBAGE_MAX = 10_000
+"""Lines in a row that are no messages: more than any banner, and a server that writes so is no server."""
+
 LAST_WORDS_LENGTH = 600
 """How much of a lost process's standard error the operator is shown: the end of a traceback."""
 
 
 class _Sent:
-    """One request: who waits, and where its last byte is. `frame` is held back while the server does not read."""
+    """One request: who waits, and where its last byte is. `frame` is what is held back, until it is written."""
 
     __slots__ = ("end", "frame", "id", "waiter")
 
@@ -60,8 +64,10 @@ class StdioLink(BaseLink):
         super().__init__(server, me, limits)
         self._pending: dict[int, _Sent] = {}
         self._held: dict[int, _Sent] = {}
+        self._cork = Cork()
         self._decoder = lines.LineDecoder(limits.reply_bytes)
         self._channel: ProcessChannel | None = None
+        self._garbage = 0
         self._is_garbage_told = False
 
     async def start(self, reach: StdioSettings, parent: Mapping[str, str]) -> None:
@@ -73,7 +79,7 @@ class StdioLink(BaseLink):
                 cwd=reach.cwd,
                 on_bytes=self._received,
                 on_lost=self._broke,
-                on_drained=self._drained,
+                on_drained=self.flush,
             )
         except SpawnFailed as failed:
             raise ConnectFailed(str(failed)) from failed
@@ -92,7 +98,7 @@ class StdioLink(BaseLink):
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
-        """Write the call to the pipe, or hold it while the server does not read."""
+        """Hold the call until the end of this turn of the loop, or until the server reads again."""
         id = self.next_id()
         inflight.carriage = id
         params = self.dialect.call_params(inflight.call, inflight.tool.tool.name, id)
@@ -102,23 +108,34 @@ class StdioLink(BaseLink):
         if self._channel is None or self.lost.done():
             waiter.fail(lost(self.server, self._reason(), may_have_left=False))
             return
-        sent = self._pending[id] = _Sent(id, waiter, lines.frame(jsonrpc.request(id, method, params)))
-        if self._held or self._channel.buffered_bytes() > HOLD_ABOVE_BYTES:
-            self._held[id] = sent
-        else:
-            self._write(sent, self._channel)
+        self._pending[id] = sent = _Sent(id, waiter, lines.frame(jsonrpc.request(id, method, params)))
+        if not self._held:
+            self._cork.add(self)
+        self._held[id] = sent
 
-    def _write(self, sent: _Sent, channel: ProcessChannel) -> None:
-        if sent.frame is not None:
-            sent.end = channel.write(sent.frame)
-            sent.frame = None
-
-    def _drained(self) -> None:
-        """The server reads again: let the held requests go, until it stops once more."""
+    def flush(self) -> None:
+        """Write what is held, at the end of a turn of the loop or when the server reads again, until it stops."""
         channel = self._channel
         while self._held and channel is not None and channel.buffered_bytes() <= HOLD_ABOVE_BYTES:
-            id = next(iter(self._held))
-            self._write(self._held.pop(id), channel)
+            self._write(self._batch(), channel)
+
+    def _batch(self) -> list[_Sent]:
+        """The longest held requests, as many as may be written at once."""
+        batch: list[_Sent] = []
+        total_bytes = 0
+        while self._held and total_bytes <= HOLD_ABOVE_BYTES:
+            sent = self._held.pop(next(iter(self._held)))
+            batch.append(sent)
+            total_bytes += len(sent.frame or b"")
+        return batch
+
+    def _write(self, batch: list[_Sent], channel: ProcessChannel) -> None:
+        frames = [sent.frame or b"" for sent in batch]
+        end = channel.write(b"".join(frames)) - sum(map(len, frames))
+        for sent, frame in zip(batch, frames, strict=True):
+            end += len(frame)
+            sent.end = end
+            sent.frame = None
 
     def _notify(self, method: str, params: Payload | None) -> None:
         self._say(jsonrpc.notification(method, params))
@@ -179,6 +196,8 @@ class StdioLink(BaseLink):
                 self._reply(message)
             case _:
                 self._tell_garbage(line)
+                return
+        self._garbage = 0
 
     def _answered(self, id: Payload | None) -> _Sent | None:
         """The request that an answer is for. Ids that are not ours, or not ours any more, are nobody's."""
@@ -191,7 +210,7 @@ class StdioLink(BaseLink):
 
     def _noted(self, method: str, params: Members) -> None:
         if method == PROGRESS:
-            sent = self._pending.get(_token_of(params))
+            sent = self._pending.get(token_of(params))
             if sent is not None:
                 sent.waiter.progress(params)
         elif method == TOOLS_CHANGED:
@@ -204,7 +223,10 @@ class StdioLink(BaseLink):
 
     def _tell_garbage(self, line: bytes) -> None:
         # Many servers print a banner to the wrong stream; once is news, the rest is noise.
-        if not self._is_garbage_told:
+        self._garbage += 1
+        if self._garbage > GARBAGE_MAX:
+            self._fail(f"it wrote over {GARBAGE_MAX} lines in a row that are no messages")
+        elif not self._is_garbage_told:
             self._is_garbage_told = True
             log.warning("server wrote something that is no message", server=self.server, text=repr(line[:120]))
 
@@ -258,11 +280,3 @@ class _Unheard:
 
 def _id_of(inflight: InFlight) -> int:
     return inflight.carriage if isinstance(inflight.carriage, int) else -1
-
-
-def _token_of(params: Members) -> int:
-    try:
-        return int(bytes(params.get(PROGRESS_TOKEN, b"")))
-    except ValueError:
-        return -1
-

@@ -36,7 +36,7 @@ async def test_owners_and_kinds_are_apart() -> None:
 
 
 async def test_what_is_kept_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "ENTRIES_MAX", 2)
+    monkeypatch.setattr(memory, "KEPT_BYTES", 2 * memory.ENTRY_BYTES + 20)
     monkeypatch.setattr(memory, "OWNERS_MAX", 2)
     journal = MemoryJournal()
     await journal.commit([entry(at) for at in range(4)])

@@ -29,6 +29,10 @@ class Peer:
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             return head + await self.reader.readexactly(int(length or 0))
 
+    async def hear(self) -> bytes:
+        """Wait for the beginning of what is sent."""
+        return await self.reader.read(1024)
+
     async def say(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()

@@ -24,6 +24,9 @@ class Expiring(Protocol):
     def expire(self) -> None:
         """The time has come."""
 
+    def cancel(self, why: str) -> None:
+        """It is not wanted any more."""
+
 
 Bucket: TypeAlias = dict[Expiring, None]
 
@@ -51,6 +54,10 @@ class Deadlines:
             self._ticks = int(now / TICK_SECONDS)
             self._timer = self._loop.call_later(TICK_SECONDS, self._turn)
         return bucket
+
+    def everything(self) -> list[Expiring]:
+        """Whatever has a deadline that has not come."""
+        return [expiring for bucket in self._buckets.values() for expiring in bucket]
 
     def _turn(self) -> None:
         """Expire what is due, and come back while there is something to wait for."""

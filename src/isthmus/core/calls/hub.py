@@ -111,6 +111,11 @@ class Hub:
         """Calls sent or waiting for a slot."""
         return sum(lane.running + lane.queued for lane in self.lanes.values())
 
+    def cancel_all(self, why: str) -> None:
+        """Withdraw every call that is still in flight; each is answered so."""
+        for inflight in self.deadlines.everything():
+            inflight.cancel(why)
+
     def refuse_new_calls(self) -> None:
         """From now on every new call is told that the hub is shutting down."""
         self.is_draining = True

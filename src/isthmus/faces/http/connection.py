@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from isthmus.faces.http.turn import App, AtOnce, Message, Turn, render_error
+from isthmus.transport.cork import Cork
 
 log = structlog.get_logger(__name__)
 
@@ -107,6 +108,7 @@ class DoorState(ServerState):
         self.settings = settings
         self.idle_until: float | None = None
         """Set when draining: the time from which idle connections are closed."""
+        self.cork = Cork()
         self.at_once: AtOnce | None = None
         """Offered every request that has arrived whole, before the application is."""
 
@@ -129,6 +131,7 @@ class Connection(HttpToolsProtocol):
         self._refusal: bytes | None = None
         self._is_deaf = False
         self._is_starting = False
+        self._unsent: list[bytes] = []
         self._phase: Phase = "head"
         self._since = self.loop.time()
         self._received_bytes = 0
@@ -379,9 +382,24 @@ class Connection(HttpToolsProtocol):
         total_bytes = sum(map(len, pieces))
         self._written_bytes += total_bytes
         if total_bytes <= JOINED_BYTES:
-            pieces = [b"".join(pieces)]
+            if not self._unsent:
+                self.server_state.cork.add(self)
+            self._unsent += pieces
+            return
+        self.flush()
         for piece in pieces:
             self.transport.write(piece)
+
+    def flush(self) -> None:
+        """Write what was held back for the end of this turn of the loop."""
+        pieces, self._unsent = self._unsent, []
+        if pieces and not self.transport.is_closing():
+            self.transport.write(b"".join(pieces))
+
+    def buffered_bytes(self) -> int:
+        """How much of what was put has not left."""
+        held_bytes = sum(map(len, self._unsent)) if self._unsent else 0
+        return held_bytes + self.transport.get_write_buffer_size()
 
     def read_on(self) -> None:
         """The running turn wants more of its body."""
@@ -452,6 +470,7 @@ class Connection(HttpToolsProtocol):
             self.put([self._refusal])
         if self.transport.is_closing():
             return
+        self.flush()
         if not is_still_sending or not self.transport.can_write_eof():
             self.transport.close()
             return

@@ -93,6 +93,9 @@ class Carrier(Protocol):
     def put(self, pieces: list[bytes]) -> None:
         """Write these bytes, together."""
 
+    def buffered_bytes(self) -> int:
+        """How much of what was put has not left."""
+
     def read_on(self) -> None:
         """Go on reading, if reading was paused for want of a reader."""
 
@@ -213,7 +216,7 @@ class Turn:
 
     def buffered_bytes(self) -> int:
         """See `Peer`."""
-        return self._carrier.transport.get_write_buffer_size()
+        return self._carrier.buffered_bytes()
 
     def abort(self) -> None:
         """See `Peer`."""

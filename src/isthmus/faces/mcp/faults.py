@@ -43,9 +43,17 @@ CODES: dict[type[Fault], int] = {
 """Every leaf has a row; a server's own error keeps its own code."""
 
 
+OURS = frozenset({"executed", "reason", "server", "retryAfter"})
+"""Members of an error's data that are the hub's word; a server cannot speak for it."""
+
+
 def code_of(fault: Fault) -> int:
-    """The JSON-RPC code of a fault."""
-    return fault.code if isinstance(fault, ServerError) else CODES[type(fault)]
+    """The JSON-RPC code of a fault; what was lost before it was sent found no server."""
+    if isinstance(fault, ServerError):
+        return fault.code
+    if fault.executed == "no" and isinstance(fault, Lost | TimedOut):
+        return NOT_CONNECTED
+    return CODES[type(fault)]
 
 
 def data_of(fault: Fault) -> bytes:
@@ -60,10 +68,12 @@ def data_of(fault: Fault) -> bytes:
 
 
 def _beside(own: msgspec.Raw, told: dict[str, object]) -> bytes:
-    """A server's own data is kept; ours is added to it, or beside it where it is no object."""
+    """A server's own data is kept and ours added; beside it where it is no object, or says what only we may."""
     found = object_members(own)
-    members: dict[str, Payload] = {"data": own} if found is None else {**found}
-    members.update((key, msgspec.json.encode(value)) for key, value in told.items() if key not in members)
+    if found is None or not found.keys().isdisjoint(OURS):
+        found = {"data": own}
+    members: dict[str, Payload] = {**found}
+    members.update((key, msgspec.json.encode(value)) for key, value in told.items())
     return render(members)
 
 

@@ -1,8 +1,8 @@
-"""The stream on which a server announces that its tools changed."""
+"""The stream on which a server tells what belongs to no request: chiefly that its tools changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from isthmus.core.settings import Limits
@@ -10,7 +10,7 @@ from isthmus.transport.http_connection import Lost
 from isthmus.upstream.streamable.post import EVENT_STREAM, OK, media_type
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Notification, Request
-from isthmus.wire.mcp.tools import TOOLS_CHANGED
+from isthmus.wire.mcp.tools import Members
 from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder
 
@@ -22,13 +22,15 @@ class ChangesOwner(Protocol):
     """What the stream needs of its link."""
 
     limits: Limits
-    on_changed: Callable[[], None]
 
     def heard(self) -> None:
         """The stream is open."""
 
     def deaf(self) -> None:
         """The stream has ended and may be opened again."""
+
+    def noted(self, method: str, params: Members) -> None:
+        """The server tells something."""
 
     def asked(self, request: Request) -> None:
         """The server asks something of its own."""
@@ -56,9 +58,9 @@ class Changes:
             return
         for event in self._decoder.feed(chunk):
             if not isinstance(event, Oversized) and event.data:
-                match jsonrpc.decode(event.data):
-                    case Notification(method=method) if method == TOOLS_CHANGED:
-                        self._link.on_changed()
+                match jsonrpc.decode(event.data, max_depth=self._link.limits.depth):
+                    case Notification(method=method, params=params):
+                        self._link.noted(method, params)
                     case Request() as request:
                         self._link.asked(request)
                     case _:

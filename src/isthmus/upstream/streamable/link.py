@@ -30,7 +30,15 @@ from isthmus.upstream.waiters import CallWaiter, Waiter, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.tools import CANCELLED, Implementation, cancelled_params
+from isthmus.wire.mcp.tools import (
+    CANCELLED,
+    PROGRESS,
+    TOOLS_CHANGED,
+    Implementation,
+    Members,
+    cancelled_params,
+    token_of,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -83,7 +91,7 @@ class StreamableLink(BaseLink):
         self._is_greeted = False
         self._location: str | None = None
         self._heads: dict[tuple[str, str | None], bytes] = {}
-        self._posts: set[Post] = set()
+        self._posts: dict[int, Post] = {}
         self._notices: set[_Notice] = set()
         self._expired: list[Post] | None = None
         self._stream: Ticket | None = None
@@ -169,7 +177,7 @@ class StreamableLink(BaseLink):
 
     def _post(self, id: int, method: str, name: str | None, body: bytes, waiter: Waiter) -> Post:
         post = Post(self, id, method, name, body, waiter)
-        self._posts.add(post)
+        self._posts[id] = post
         if self._expired is not None and method != "initialize":
             self._expired.append(post)  # a new session is on its way
         else:
@@ -191,7 +199,7 @@ class StreamableLink(BaseLink):
 
     def over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
-        self._posts.discard(post)
+        self._posts.pop(post.id, None)
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """What waits for a connection, or for a new session, has not left."""
@@ -207,10 +215,19 @@ class StreamableLink(BaseLink):
             post.abandon()
 
     def _forget(self, waiter: Waiter) -> None:
-        for post in self._posts:
+        for post in self._posts.values():
             if post.waiter is waiter:
                 post.abandon()
                 return
+
+    def noted(self, method: str, params: Members) -> None:
+        """The server tells something: a change, or progress of a call that it did not tell on the call's stream."""
+        if method == TOOLS_CHANGED:
+            self.on_changed()
+        elif method == PROGRESS:
+            post = self._posts.get(token_of(params))
+            if post is not None:
+                post.waiter.progress(params)
 
     def asked(self, request: Request) -> None:
         """A server's own request; the answer travels by a POST of its own."""
@@ -254,8 +271,11 @@ class StreamableLink(BaseLink):
     # -- hearing of changes ----------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Open the stream on which the server announces changes: a GET in the earlier era, a request in the modern."""
-        if not self.capabilities.announces_changes or self.lost.done():
+        """Open the stream for what belongs to no request: a GET in the earlier era, a request in the modern.
+
+        A server with sessions is listened to in any case: some tell the progress of calls there.
+        """
+        if self.lost.done() or not (self.capabilities.announces_changes or self._session is not None):
             return
         if self._stream is not None:
             self._stream.abort()

@@ -16,17 +16,21 @@ from isthmus.upstream.waiters import Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
 from isthmus.wire.mcp import legacy
-from isthmus.wire.mcp.tools import PROGRESS, PROGRESS_TOKEN, TOOLS_CHANGED
+from isthmus.wire.mcp.tools import PROGRESS, PROGRESS_TOKEN, Members
 from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder
 
 OK = 200
+BAD_REQUEST = 400
 NOT_FOUND = 404
 REDIRECTS = (307, 308)
 TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
 """Statuses with which a server says that it did not run the request."""
 
 EVENT_STREAM = "text/event-stream"
+
+USELESS_MAX = 10_000
+"""Messages that one request's stream may bring besides its answer and its progress."""
 
 LINGER_SECONDS = 1.0
 """How long a server may keep an event stream open after its answer before the connection is taken from it."""
@@ -37,7 +41,6 @@ class PostOwner(Protocol):
 
     server: ServerName
     limits: Limits
-    on_changed: Callable[[], None]
     on_doubt: Callable[[], None]
 
     def welcomed(self, session: str | None) -> None:
@@ -52,6 +55,9 @@ class PostOwner(Protocol):
     def asked(self, request: Request) -> None:
         """The server asks something of its own."""
 
+    def noted(self, method: str, params: Members) -> None:
+        """The server tells something that need not be about this request."""
+
     def over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
 
@@ -65,6 +71,7 @@ class Post:
         "_link",
         "_size",
         "_status",
+        "_useless",
         "_was_expired",
         "body",
         "id",
@@ -93,6 +100,7 @@ class Post:
         self._status = 0
         self._chunks: list[bytes] = []
         self._size = 0
+        self._useless = 0
         self._decoder: SseDecoder | None = None
 
     @property
@@ -163,6 +171,10 @@ class Post:
             self._answer(message)
         elif self._status == NOT_FOUND and self.session is not None:
             self._session_gone()
+        elif self._is_session_refused(message):
+            # Many servers say so instead of 404. It proves nothing about the request, but the link is no good.
+            self._link.on_doubt()
+            self.fail(BadReply(self._link.server, f"HTTP 400{_words(message)}"))
         elif self._status in TURNED_AWAY:
             detail = f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
             self.fail(turned_away(self._link.server, detail, self._status))
@@ -170,6 +182,10 @@ class Post:
             self._answer(message)
         else:
             self.fail(BadReply(self._link.server, f"HTTP {self._status} without a usable JSON-RPC answer"))
+
+    def _is_session_refused(self, message: object) -> bool:
+        is_unaddressed = isinstance(message, ErrorReply) and message.id is None
+        return self._status == BAD_REQUEST and self.session is not None and is_unaddressed
 
     def _answer(self, message: Response | ErrorReply) -> None:
         if isinstance(message, ErrorReply):
@@ -209,12 +225,16 @@ class Post:
             case Notification(method=method, params=params):
                 if method == PROGRESS and _is_own(params.get(PROGRESS_TOKEN), self.id):
                     self.waiter.progress(params)
-                elif method == TOOLS_CHANGED:
-                    self._link.on_changed()
+                else:
+                    self._link.noted(method, params)
+                    self._useless += 1
             case Request() as request:
                 self._link.asked(request)
+                self._useless += 1
             case _:
-                pass  # an answer to nobody, or no message at all: the real one may still come
+                self._useless += 1  # an answer to nobody, or no message at all: the real one may still come
+        if self._useless > USELESS_MAX:
+            self._spoil(f"over {USELESS_MAX} messages that are not its answer")
 
     def _linger(self) -> None:
         """Let the server end its stream, so that the connection can be used again; but not for ever."""

@@ -165,7 +165,7 @@ def as_modern(result: Payload) -> Payload | None:
     members = object_members(result)
     if members is None:
         return None
-    return render({**members, "resultType": b'"complete"'})
+    return render({"resultType": b'"complete"', **{key: members[key] for key in members if key != "resultType"}})
 
 
 def as_legacy(result: Payload) -> Payload | None:

@@ -189,6 +189,14 @@ def progress_params(token: Payload, members: Mapping[str, Payload]) -> bytes:
     return render({PROGRESS_TOKEN: token, **members})
 
 
+def token_of(params: Members) -> int:
+    """The token of a progress report, which is always an id of ours; -1, which is none, if it is anything else."""
+    try:
+        return int(bytes(params.get(PROGRESS_TOKEN, b"")))
+    except ValueError:
+        return -1
+
+
 def cancelled_params(request_id: Payload, reason: str) -> bytes:
     """Write a cancellation's parameters."""
     return b"".join((b'{"requestId":', request_id, b',"reason":', msgspec.json.encode(reason), b"}"))

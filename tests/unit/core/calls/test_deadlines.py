@@ -18,12 +18,17 @@ class Waiting:
     def expire(self) -> None:
         self.expired.set_result(asyncio.get_running_loop().time())
 
+    def cancel(self, why: str) -> None:
+        self.expired.cancel(why)
+
 
 class Broken:
     """A defect, at the worst moment."""
 
     def expire(self) -> None:
         raise ZeroDivisionError
+
+    def cancel(self, why: str) -> None: ...
 
 
 async def test_a_deadline_is_never_early() -> None:
@@ -78,3 +83,12 @@ async def test_a_defect_in_one_call_does_not_stop_the_clock_for_the_others() -> 
             await same.expired
             await later.expired
     assert [line["event"] for line in logs] == ["a call failed to expire"]
+
+
+async def test_everything_with_a_deadline_can_be_found() -> None:
+    deadlines = Deadlines(asyncio.get_running_loop())
+    soon, late, over = Waiting(), Waiting(), Waiting()
+    deadlines.add(soon, 1.0)
+    deadlines.add(late, 60.0)
+    del deadlines.add(over, 60.0)[over]
+    assert set(deadlines.everything()) == {soon, late}

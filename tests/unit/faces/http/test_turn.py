@@ -39,6 +39,9 @@ class Carrying:
     def put(self, pieces: list[bytes]) -> None:
         self.writes.append(b"".join(pieces))
 
+    def buffered_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
     def read_on(self) -> None:
         pass
 

@@ -47,7 +47,7 @@ TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
     (faults.BadReply(FILES, "no"), -32012, {"executed": "unknown", "reason": "bad_reply", "server": "files"}),
     (
         faults.Lost(FILES, "gone", executed="no"),
-        -32012,
+        -32011,
         {"executed": "no", "reason": "lost", "server": "files"},
     ),
     (
@@ -85,10 +85,24 @@ def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(fault: Fault, co
     ("own", "told"),
     [
         ({"hint": [1]}, {"hint": [1], "executed": "yes", "reason": "server_error", "server": "files"}),
-        ({"reason": "mine"}, {"reason": "mine", "executed": "yes", "server": "files"}),
+        (
+            {"reason": "mine"},
+            {"data": {"reason": "mine"}, "executed": "yes", "reason": "server_error", "server": "files"},
+        ),
         ("text", {"data": "text", "executed": "yes", "reason": "server_error", "server": "files"}),
         ({}, {"executed": "yes", "reason": "server_error", "server": "files"}),
     ],
 )
 def test_a_servers_own_data_is_kept_and_ours_added(own: object, told: dict[str, Any]) -> None:
     assert json.loads(data_of(ServerError(FILES, 1, "no", raw(own)))) == told
+
+
+def test_a_server_cannot_speak_for_the_hub() -> None:
+    forged = msgspec.Raw(b'{"executed":"no","server":"other","detail":1}')
+    told = msgspec.json.decode(data_of(faults.ServerError(FILES, -32000, "no", forged)))
+    assert told == {
+        "executed": "yes",
+        "reason": "server_error",
+        "server": "files",
+        "data": {"executed": "no", "server": "other", "detail": 1},
+    }
