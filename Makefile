@@ -11,7 +11,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test cover lint format bench gate lock clean
+.PHONY: help serve test soak cover lint format bench gate lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -21,7 +21,10 @@ serve: $(VENV)/.serve ## run the hub; ARGS="--config mcp.json --port 8765"
 	@exec $(VENV)/bin/isthmus serve $(ARGS)
 
 test: $(VENV)/.test $(MCP1)/.ready ## run the tests; ARGS="-k names"
-	$(VENV)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+soak: $(VENV)/.test ## cut the wire at every byte instead of every 16th (about eight minutes)
+	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
 
 cover: $(VENV)/.test $(MCP1)/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)

@@ -87,9 +87,7 @@ def take_turn(target: Target, seconds: float) -> Round:
     turn = figures(served, target.program.cpu_seconds() - before)
     if turn.cpu_microseconds < IMPLAUSIBLE_MICROSECONDS:
         spent = f"{turn.cpu_microseconds:.1f} µs a call"
-        raise NotMeasured(
-            f"{target.scenario.name!r} spent {spent}: something else listens on port {target.port}"
-        )
+        raise NotMeasured(f"{target.scenario.name!r} spent {spent}: something else listens on port {target.port}")
     return turn
 
 
@@ -123,9 +121,7 @@ def ratio(turns: Sequence[Round], others: Sequence[Round] | None) -> float | Non
     """Return the median of the CPU ratios of turns in the same round, or None without the other."""
     if not others:
         return None
-    return median(
-        turn.cpu_microseconds / other.cpu_microseconds for turn, other in zip(turns, others, strict=True)
-    )
+    return median(turn.cpu_microseconds / other.cpu_microseconds for turn, other in zip(turns, others, strict=True))
 
 
 def broken_promises(rows: Sequence[Row]) -> list[str]:
@@ -186,9 +182,7 @@ def main() -> int:
     rows = summary(taken)
     print(table(rows))
     if not {"hub", "relay"} <= taken.keys():
-        print(
-            "bench: the promise was not checked in full; that takes both `hub` and `relay`", file=sys.stderr
-        )
+        print("bench: the promise was not checked in full; that takes both `hub` and `relay`", file=sys.stderr)
     if options.json:
         write_json(options.json, rows, taken)
     broken = broken_promises(rows)

@@ -62,8 +62,7 @@ class Echo:
         kind = b"" if era == "legacy" else b',"resultType":"complete"'
         self._call = envelope + b'{"content":[{"type":"text","text":%b}]' + kind + b"}}"
         self._answers = {
-            method: envelope + msgspec.json.encode(result) + b"}"
-            for method, result in fixed_results(era).items()
+            method: envelope + msgspec.json.encode(result) + b"}" for method, result in fixed_results(era).items()
         }
 
     def answer(self, body: bytes) -> bytes | None:

@@ -154,6 +154,4 @@ async def all_ended(callers: Sequence[Caller], within: float) -> None:
     for ended in done:
         ended.result()
     if silent:
-        raise WrongAnswer(
-            f"{len(silent)} of {len(callers)} connections had no answer for {GRACE_SECONDS:g} s"
-        )
+        raise WrongAnswer(f"{len(silent)} of {len(callers)} connections had no answer for {GRACE_SECONDS:g} s")

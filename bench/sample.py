@@ -69,9 +69,7 @@ def calibration() -> Iterator[Work]:
             envelope = decoder.decode(body)
             table[number] = Entry(lambda: finished.append(1))
             params = {**envelope.params, "name": msgspec.Raw(b'"echo"')}
-            sent = encoder.encode(
-                {"jsonrpc": "2.0", "id": number, "method": envelope.method, "params": params}
-            )
+            sent = encoder.encode({"jsonrpc": "2.0", "id": number, "method": envelope.method, "params": params})
             table.pop(number).finish(b"%d\r\n%b" % (len(sent), sent))
         finished.clear()
 

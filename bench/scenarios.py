@@ -46,9 +46,7 @@ CALLER = Caller("bench", "bench", Grants(allow=("files.*", "search.query"), deny
 RESULT = msgspec.Raw(b'{"content":[{"type":"text","text":"a text of some length"}],"resultType":"complete"}')
 DEFINITION = {
     "description": msgspec.Raw(b'"Return the text it was given."'),
-    "inputSchema": msgspec.Raw(
-        b'{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}'
-    ),
+    "inputSchema": msgspec.Raw(b'{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}'),
 }
 
 

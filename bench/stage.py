@@ -81,9 +81,7 @@ class Target:
     asks_of: Sequence[Sequence[Ask]]
 
 
-def set_stage(
-    held: ExitStack, scenarios: Sequence[Scenario], *, connections: int, asks_each: int
-) -> list[Target]:
+def set_stage(held: ExitStack, scenarios: Sequence[Scenario], *, connections: int, asks_each: int) -> list[Target]:
     """Start what the scenarios need and return them ready to be driven; `held` ends the processes.
 
     Raises:

@@ -97,9 +97,7 @@ class Steps:
 
         async def call() -> None:
             try:
-                result = await self.session.call_tool(
-                    step["tool"], step["arguments"], progress_callback=watch
-                )
+                result = await self.session.call_tool(step["tool"], step["arguments"], progress_callback=watch)
                 answer["result"] = _plain(result)
             except McpError as refused:
                 answer["error"] = refused.error.model_dump(mode="json", exclude_none=True)
@@ -141,9 +139,7 @@ def _cancelled(request_id: int) -> Any:
 async def streams(options: argparse.Namespace) -> AsyncIterator[tuple[Any, Any]]:
     """The message streams of whichever server was named."""
     if options.url is None:
-        words = StdioServerParameters(
-            command=options.command[0], args=options.command[1:], env=dict(os.environ)
-        )
+        words = StdioServerParameters(command=options.command[0], args=options.command[1:], env=dict(os.environ))
         async with stdio_client(words) as pipes:
             yield pipes
         return

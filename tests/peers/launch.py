@@ -73,9 +73,7 @@ class HttpPeer:
 
 
 @asynccontextmanager
-async def http_peer(
-    peer: str, *options: str, env: Mapping[str, str] | None = None
-) -> AsyncIterator[HttpPeer]:
+async def http_peer(peer: str, *options: str, env: Mapping[str, str] | None = None) -> AsyncIterator[HttpPeer]:
     """Run a peer over HTTP on a free port; leaving the block kills its whole process group."""
     words = command(peer, "--transport", "http", *options)
     process = await asyncio.create_subprocess_exec(

@@ -82,9 +82,7 @@ class Caller:
             self._record(request, executed=False)
             await exchange.close(is_answered=False)
             return
-        await _answer(
-            exchange, {**_envelope(request), **await self._outcome(request, exchange, modes)}, modes
-        )
+        await _answer(exchange, {**_envelope(request), **await self._outcome(request, exchange, modes)}, modes)
 
     async def announce_change(self) -> None:
         """Tell every listener that the list of tools has changed."""
@@ -172,9 +170,7 @@ async def _answer(exchange: Exchange, reply: Json, modes: Modes) -> None:
 async def _flood(exchange: Exchange, messages: int) -> None:
     for start in range(0, messages, FLOOD_BATCH):
         for at in range(start, min(start + FLOOD_BATCH, messages), 2):
-            await exchange.write(
-                exchange.frame(list_changed(None)) + exchange.frame(progress("nobody", at, messages))
-            )
+            await exchange.write(exchange.frame(list_changed(None)) + exchange.frame(progress("nobody", at, messages)))
         await asyncio.sleep(0)
 
 

@@ -15,12 +15,10 @@ from tests.peers.raw_desk import METHOD_NOT_FOUND, Json
 from tests.peers.raw_modes import Modes
 
 STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-store\r\n"
-    b"transfer-encoding: chunked\r\n"
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-store\r\ntransfer-encoding: chunked\r\n"
 )
 GARBAGE = (
-    b": a comment\n\nevent: mystery\ndata: {}\n\ndata: this is not JSON\n\n"
-    b"id: 7\nretry: 10\n\ndata: []\n\ndata:\n\n"
+    b": a comment\n\nevent: mystery\ndata: {}\n\ndata: this is not JSON\n\nid: 7\nretry: 10\n\ndata: []\n\ndata:\n\n"
 )
 REASONS = {200: "OK", 202: "Accepted", 307: "Temporary Redirect", 400: "Bad Request", 404: "Not Found"}
 
@@ -92,9 +90,7 @@ class Connection(asyncio.Protocol):
         head = await self._take(lambda: at + 4 if (at := self._buffer.find(b"\r\n\r\n")) >= 0 else 0)
         first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
         method, path, _ = first.split(" ")
-        headers = {
-            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-        }
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         size = int(headers.get("content-length", "0"))
         body = await self._take(lambda: size if len(self._buffer) >= size else 0) if size else b""
         return Request(method, path, headers, body)
@@ -114,9 +110,7 @@ class Connection(asyncio.Protocol):
 class HttpExchange:
     """One request's answer: a JSON body, or a chunked event stream if more than one message is to go out."""
 
-    def __init__(
-        self, connection: Connection, headers: dict[str, str], *, modes: Modes, is_modern: bool
-    ) -> None:
+    def __init__(self, connection: Connection, headers: dict[str, str], *, modes: Modes, is_modern: bool) -> None:
         self.cancelled = asyncio.Event()
         self.headers = headers
         self.extra = b""

@@ -107,9 +107,7 @@ class Desk:
     def _listing(self, request: Json) -> Json:
         if "lying_list" not in self.modes:
             return {"tools": self.tools}
-        return lying_listing(
-            self.modes.given["lying_list"] or "mixed", self.tools, params_of(request).get("cursor")
-        )
+        return lying_listing(self.modes.given["lying_list"] or "mixed", self.tools, params_of(request).get("cursor"))
 
 
 def lying_listing(kind: str, tools: list[Json], cursor: object) -> Json:

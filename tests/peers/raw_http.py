@@ -36,9 +36,7 @@ class HttpServer:
 
     async def serve(self, port: int) -> None:
         """Listen on loopback for ever; the first line on stdout is `PORT n`."""
-        server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self.respond), "127.0.0.1", port
-        )
+        server = await asyncio.get_running_loop().create_server(lambda: Connection(self.respond), "127.0.0.1", port)
         print("PORT", server.sockets[0].getsockname()[1], flush=True)
         await server.serve_forever()
 
@@ -69,9 +67,7 @@ class HttpServer:
         if request.method not in ("POST", "GET", "DELETE"):
             return 405
         if request.method != "POST":
-            return (
-                405 if self._is_stateless or self._desk.era == "modern" else self._session_objection(request)
-            )
+            return 405 if self._is_stateless or self._desk.era == "modern" else self._session_objection(request)
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             return 415
         if "application/json" not in accept or "text/event-stream" not in accept:
@@ -88,15 +84,11 @@ class HttpServer:
 
     async def _post(self, http: Request, connection: Connection) -> None:
         message: Json = json.loads(http.body)
-        is_modern = (
-            version_of(message) is not None or http.headers.get("mcp-protocol-version") == MODERN_VERSION
-        )
+        is_modern = version_of(message) is not None or http.headers.get("mcp-protocol-version") == MODERN_VERSION
         if "id" in message and (refused := self._desk.refuse(message, http.headers)):
             body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": refused}).encode()
             await connection.write(response(status_of(refused), body))
-        elif (
-            not is_modern and method_of(message) != "initialize" and (status := self._session_objection(http))
-        ):
+        elif not is_modern and method_of(message) != "initialize" and (status := self._session_objection(http)):
             await connection.write(response(status, b""))
         elif "id" not in message:
             self._cancel(message, http)
@@ -135,9 +127,7 @@ class HttpServer:
             exchange.stream()
         if "garbage" in self._desk.modes:
             await exchange.write(exchange.garbage())
-        await exchange.write(
-            exchange.frame({"jsonrpc": "2.0", "id": message["id"], **self._desk.answer(message)})
-        )
+        await exchange.write(exchange.frame({"jsonrpc": "2.0", "id": message["id"], **self._desk.answer(message)}))
         await exchange.close(is_answered=True)
 
     async def _call(self, message: Json, exchange: HttpExchange, name: str) -> None:
@@ -156,9 +146,7 @@ class HttpServer:
 
     def _expire(self, session: Session, name: str) -> None:
         session.calls += 1
-        if "session_expire" in self._desk.modes and session.calls >= self._desk.modes.count(
-            "session_expire", 1
-        ):
+        if "session_expire" in self._desk.modes and session.calls >= self._desk.modes.count("session_expire", 1):
             del self._sessions[name]
 
     async def _open_stream(self, http: Request, connection: Connection) -> None:

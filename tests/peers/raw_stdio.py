@@ -13,8 +13,7 @@ from tests.peers.raw_desk import Desk, Json, method_of, params_of, version_of
 
 LINE_BYTES = 64 << 20
 GARBAGE = (
-    b'this is not JSON\n\xff\xfe\x00\n{"half": \n\n[]\nnull\n'
-    b'{"jsonrpc":"2.0"}\n{"jsonrpc":"2.0","id":{},"result":{}}\n'
+    b'this is not JSON\n\xff\xfe\x00\n{"half": \n\n[]\nnull\n{"jsonrpc":"2.0"}\n{"jsonrpc":"2.0","id":{},"result":{}}\n'
 )
 
 

@@ -38,18 +38,14 @@ async def run_sdk1(
         env={**os.environ, **(env or {})},
     )
     try:
-        said, complained = await asyncio.wait_for(
-            process.communicate(json.dumps(steps).encode()), RUN_SECONDS
-        )
+        said, complained = await asyncio.wait_for(process.communicate(json.dumps(steps).encode()), RUN_SECONDS)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     answers: list[Answer] = [json.loads(line) for line in said.splitlines()]
     if process.returncode != 0 or len(answers) != len(steps):
-        raise RuntimeError(
-            f"the mcp 1.x client ended after {answers}: {complained.decode(errors='replace')[-4000:]}"
-        )
+        raise RuntimeError(f"the mcp 1.x client ended after {answers}: {complained.decode(errors='replace')[-4000:]}")
     return answers
 
 

@@ -82,14 +82,8 @@ async def meta(ctx: Context) -> str:
 
 @server.tool(
     title="A decorated tool",
-    annotations=ToolAnnotations.model_validate(
-        {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False}
-    ),
-    icons=[
-        Icon.model_validate(
-            {"src": "data:image/png;base64,AA==", "mimeType": "image/png", "sizes": ["16x16"]}
-        )
-    ],
+    annotations=ToolAnnotations.model_validate({"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False}),
+    icons=[Icon.model_validate({"src": "data:image/png;base64,AA==", "mimeType": "image/png", "sizes": ["16x16"]})],
     meta={"example.org/colour": "blue"},
 )
 async def decorated() -> str:

@@ -242,9 +242,7 @@ def assert_is_decorated(tool: dict[str, Any]) -> None:
 
 
 def cancellable(token: str, mode: Mode) -> dict[str, Any]:
-    era: dict[str, Any] = (
-        {META + "protocolVersion": MODERN, META + "clientCapabilities": {}} if mode == MODERN else {}
-    )
+    era: dict[str, Any] = {META + "protocolVersion": MODERN, META + "clientCapabilities": {}} if mode == MODERN else {}
     params = {"name": "cancellable", "arguments": {"token": token}, "_meta": {"progressToken": 1, **era}}
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 

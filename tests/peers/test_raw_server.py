@@ -114,9 +114,7 @@ async def open_session(peer: HttpPeer) -> str:
 @pytest.mark.parametrize(
     ("era", "legacy", "modern"), [("both", True, True), ("legacy", True, False), ("modern", False, True)]
 )
-async def test_it_answers_in_the_eras_it_was_told(
-    era: str, *, legacy: bool, modern: bool, ledger: Ledger
-) -> None:
+async def test_it_answers_in_the_eras_it_was_told(era: str, *, legacy: bool, modern: bool, ledger: Ledger) -> None:
     async with raw_pipe(ledger, "--era", era) as pipe:
         hello = await pipe.ask("initialize", protocolVersion="2025-06-18")
         found = await pipe.ask("server/discover", _meta=MODERN_META)

@@ -29,9 +29,7 @@ CONNECTING = {
 }  # fmt: skip
 HTTP_CLIENTS = {"aiohttp", "http.client", "httpx", "requests", "urllib.request", "urllib3"}
 
-PINNED_AND_HASHED = re.compile(
-    r"[a-z0-9][a-z0-9._-]*(\[[a-z0-9,_-]+\])?==[^\s;]+( ;.*?)? +--hash=sha256:[0-9a-f]{64}"
-)
+PINNED_AND_HASHED = re.compile(r"[a-z0-9][a-z0-9._-]*(\[[a-z0-9,_-]+\])?==[^\s;]+( ;.*?)? +--hash=sha256:[0-9a-f]{64}")
 
 LONGEST_FILE = 700
 LONGEST_FUNCTION = 75
@@ -89,9 +87,7 @@ def code_lines(function: ast.AST) -> int:
 
 def requirements_in(path: Path) -> list[str]:
     joined = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    return [
-        line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")
-    ]
+    return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
 def pins_in(path: Path) -> dict[str, str]:
@@ -132,9 +128,7 @@ def test_only_app_and_cli_read_the_environment() -> None:
 def test_files_and_functions_stay_short(name: str) -> None:
     text = SOURCES[name].read_text(encoding="utf-8")
     assert len(text.splitlines()) <= LONGEST_FILE
-    functions = (
-        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
+    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     assert [f.name for f in functions if code_lines(f) > LONGEST_FUNCTION] == []
 
 

@@ -48,9 +48,7 @@ def read_callers(
     callers, told = _with_own_keys(callers, place)
     findings += told
     if entries and not callers:
-        raise ConfigError(
-            *findings, place.finding("are configured but none is usable, and the hub must not be open")
-        )
+        raise ConfigError(*findings, place.finding("are configured but none is usable, and the hub must not be open"))
     return tuple(callers), tuple(findings)
 
 
@@ -109,9 +107,7 @@ def _weakness(key: str, place: Place, *, is_loopback: bool) -> list[Finding]:
         return []
     advice = "make one with: openssl rand -hex 32"
     if not is_loopback:
-        raise ValueError(
-            f"key must be strong where others can reach the hub, not weak: it {weakness}; {advice}"
-        )
+        raise ValueError(f"key must be strong where others can reach the hub, not weak: it {weakness}; {advice}")
     return [place.at("key").finding(f"{weakness}; it will do only on loopback", advice=advice)]
 
 
@@ -130,9 +126,7 @@ def _patterns(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _idle(fields: Mapping[str, object], place: Place) -> list[Finding]:
-    findings = [
-        place.at(key).finding("has no effect in this version") for key in _LATER_KEYS if key in fields
-    ]
+    findings = [place.at(key).finding("has no effect in this version") for key in _LATER_KEYS if key in fields]
     if not fields.get("allow"):
         findings.append(place.finding("may call nothing", advice='allow = ["*"] would allow everything'))
     return findings

@@ -126,9 +126,7 @@ def _json(file: Path, text: str) -> Document:
         raise ConfigError(place.finding(f"cannot be read as JSON: {error}")) from error
     if not isinstance(value, dict):
         raise ConfigError(place.finding("must hold a JSON object, not another value"))
-    warnings = tuple(
-        place.at(key).finding("is written twice in one object; the last one counts") for key in repeated
-    )
+    warnings = tuple(place.at(key).finding("is written twice in one object; the last one counts") for key in repeated)
     return Document(file, value, is_own=file.stem == "isthmus", warnings=warnings)
 
 
@@ -154,9 +152,7 @@ def _advice(text: str, position: int) -> str:
 
 def _syntax(file: Path, line: int, column: int, why: str, *, advice: str = "") -> ConfigError:
     form = file.suffix[1:].upper()
-    return ConfigError(
-        Place(file, f"line {line}, column {column}").finding(f"is not {form}: {why}", advice=advice)
-    )
+    return ConfigError(Place(file, f"line {line}, column {column}").finding(f"is not {form}: {why}", advice=advice))
 
 
 _PARSERS: dict[str, Callable[[Path, str], Document]] = {".toml": _toml, ".json": _json}

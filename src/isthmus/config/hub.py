@@ -31,8 +31,7 @@ _HUB_READERS: Mapping[str, Reader] = {
     "allowed_origins": values.texts,
 }
 _LIMITS_READERS: Mapping[str, Reader] = {
-    limit.name: values.integer if isinstance(limit.default, int) else values.number
-    for limit in fields(Limits)
+    limit.name: values.integer if isinstance(limit.default, int) else values.number for limit in fields(Limits)
 }
 
 
@@ -59,9 +58,7 @@ def read_hub(
     return _hub(hub, made, document.file.parent, home, given), (*told, *told_of_limits)
 
 
-def _hub(
-    read: Mapping[str, Any], limits: Limits, folder: Path, home: Path, given: Mapping[str, Any]
-) -> HubSettings:
+def _hub(read: Mapping[str, Any], limits: Limits, folder: Path, home: Path, given: Mapping[str, Any]) -> HubSettings:
     state = str(located(read.get("state", HubSettings().state), folder, home))
     try:
         return HubSettings(**{**read, "limits": limits, "state": state, **given})
@@ -70,9 +67,7 @@ def _hub(
         raise ConfigError(Place(None).mistake(ValueError(f"--{error}"))) from error
 
 
-def _read(
-    document: Document, root: str, readers: Mapping[str, Reader]
-) -> tuple[dict[str, Any], tuple[Finding, ...]]:
+def _read(document: Document, root: str, readers: Mapping[str, Reader]) -> tuple[dict[str, Any], tuple[Finding, ...]]:
     """Return the known values of one table in their types, and the unknown keys told of."""
     place = Place(document.file, root)
     table = document.section(root)

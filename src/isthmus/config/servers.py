@@ -41,9 +41,7 @@ _TRANSPORTS: Mapping[str, Transport] = {
 _LATER = frozenset({"sse", "ws", "websocket", "rpc"})
 _STDIO_KEYS = frozenset({"command", "args", "env", "cwd"})
 _HTTP_KEYS = frozenset({"url", "headers"})
-_SHARED_KEYS = frozenset(
-    {"era", "timeout", "max_calls", "max_queued", "disabled", "enabled", *_TRANSPORT_KEYS}
-)
+_SHARED_KEYS = frozenset({"era", "timeout", "max_calls", "max_queued", "disabled", "enabled", *_TRANSPORT_KEYS})
 _KEYS = _STDIO_KEYS | _HTTP_KEYS | _SHARED_KEYS
 
 
@@ -95,9 +93,7 @@ def _look_alikes(file: Path, names: list[ServerName]) -> list[Finding]:
     for name in names:
         groups.setdefault(name.lower().replace("-", "_"), []).append(name)
     return [
-        Place(file, "servers").finding(
-            f"has names that differ only by case or by - and _: {', '.join(group)}"
-        )
+        Place(file, "servers").finding(f"has names that differ only by case or by - and _: {', '.join(group)}")
         for group in groups.values()
         if len(group) > 1
     ]
@@ -271,9 +267,7 @@ def _timeout(entry: _Entry) -> float:
         told = f"is taken for milliseconds, {seconds:g} seconds"
         entry.findings.append(entry.place.at("timeout").finding(told, advice="over 600 it cannot be seconds"))
     if limits.hard_seconds < seconds <= TIMEOUT_SECONDS_MAX:
-        raise ValueError(
-            f"timeout must be at most limits.hard_seconds ({limits.hard_seconds:g}), not {seconds:g}"
-        )
+        raise ValueError(f"timeout must be at most limits.hard_seconds ({limits.hard_seconds:g}), not {seconds:g}")
     return seconds
 
 

@@ -80,9 +80,7 @@ class Variables:
             case "file":
                 return self._from_file(key, rest, borrowed)
             case "keyring":
-                raise ValueError(
-                    f"{key} must be literal, env:NAME or file:PATH, not keyring:, which comes later"
-                )
+                raise ValueError(f"{key} must be literal, env:NAME or file:PATH, not keyring:, which comes later")
             case _:
                 return self.expand(text, borrowed)
 
@@ -100,9 +98,7 @@ class Variables:
                 raise ValueError("longer than 64 KiB")
             return _remembered(content.decode().strip(), None, borrowed)
         except OSError as error:
-            raise ValueError(
-                f"{key} must name a readable file, not file:{path} ({error.strerror})"
-            ) from error
+            raise ValueError(f"{key} must name a readable file, not file:{path} ({error.strerror})") from error
         except ValueError as error:
             raise ValueError(f"{key} must name a short text file, not file:{path}") from error
 

@@ -268,9 +268,7 @@ class Egress:
                 reasons.append(_in_words(error, address))
         raise DialFailed(origin, "; ".join(reasons) or f"no address for host {origin.host}")
 
-    async def _connect(
-        self, origin: Origin, address: Address, factory: Callable[[], P]
-    ) -> tuple[asyncio.Transport, P]:
+    async def _connect(self, origin: Origin, address: Address, factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:
         loop = asyncio.get_running_loop()
         sock = socket.socket(address.family, socket.SOCK_STREAM)
         try:

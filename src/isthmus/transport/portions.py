@@ -18,9 +18,7 @@ class Portions:
 
     __slots__ = ("_is_open", "_pause", "_rest", "_resume", "_take")
 
-    def __init__(
-        self, take: Callable[[bytes], None], *, pause: Callable[[], None], resume: Callable[[], None]
-    ) -> None:
+    def __init__(self, take: Callable[[bytes], None], *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self._take = take
         self._pause = pause
         self._resume = resume

@@ -250,8 +250,6 @@ class BaseLink(ABC):
             self.on_lost(reason)
 
 
-
-
 def reply_to(request: Request) -> bytes:
     """Answer a server's own request: the hub declared no capability, so nothing but a ping may be asked of it."""
     if request.method == "ping":

@@ -130,9 +130,7 @@ def _check_url(url: str) -> None:
     if not parts.hostname:
         raise ValueError(f"url must name a host, not only {parts.scheme}://")
     if "@" in parts.netloc:
-        raise ValueError(
-            "url must be without user and password, not with them: send them as headers.Authorization"
-        )
+        raise ValueError("url must be without user and password, not with them: send them as headers.Authorization")
 
 
 def _split(url: str) -> SplitResult:

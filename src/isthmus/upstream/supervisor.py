@@ -236,9 +236,7 @@ class Keeper:
         self._stand("retrying", reason, detail=detail)
 
     def _stand(self, state: str, reason: str | None, **changes: object) -> None:
-        self._standing = msgspec.structs.replace(
-            self._standing, state=state, reason=reason, is_settled=True, **changes
-        )
+        self._standing = msgspec.structs.replace(self._standing, state=state, reason=reason, is_settled=True, **changes)
         self._hub.publish(self._standing)
 
 

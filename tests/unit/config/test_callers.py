@@ -47,9 +47,7 @@ def test_no_callers_are_no_mistake() -> None:
 def test_a_caller_without_grants_may_call_nothing() -> None:
     callers, findings = read({"planner": {"key": KEY}})
     assert callers == ((digest_of(KEY), Caller("planner", "default", Grants(()))),)
-    assert findings == [
-        'isthmus.toml: callers.planner may call nothing (allow = ["*"] would allow everything)'
-    ]
+    assert findings == ['isthmus.toml: callers.planner may call nothing (allow = ["*"] would allow everything)']
 
 
 def test_what_comes_later_is_told_of_and_does_nothing() -> None:
@@ -134,9 +132,7 @@ def test_a_hub_whose_callers_are_all_broken_is_refused_not_open() -> None:
     with pytest.raises(ConfigError) as refused:
         read({"a": {"key": "env:GONE"}, "b": 5})
     assert [finding.path for finding in refused.value.findings] == ["callers.a.key", "callers.b", "callers"]
-    assert str(refused.value).endswith(
-        "callers are configured but none is usable, and the hub must not be open"
-    )
+    assert str(refused.value).endswith("callers are configured but none is usable, and the hub must not be open")
 
 
 def test_something_else_in_place_of_the_callers_refuses_the_file() -> None:
@@ -145,9 +141,7 @@ def test_something_else_in_place_of_the_callers_refuses_the_file() -> None:
 
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just("file:\0"))
-SHAPES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5
-)
+SHAPES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
 KEYS = st.sampled_from(["key", "allow", "deny", "tenant", "targets", "other"])
 
 

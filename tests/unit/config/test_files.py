@@ -45,9 +45,7 @@ def test_the_usual_places_are_searched_in_order(cwd: Path, home: Path) -> None:
         assert find(None, {}, cwd, home) == place
 
 
-def test_a_named_file_goes_before_the_variable_and_that_before_the_usual_places(
-    cwd: Path, home: Path
-) -> None:
+def test_a_named_file_goes_before_the_variable_and_that_before_the_usual_places(cwd: Path, home: Path) -> None:
     _written(cwd / "isthmus.toml")
     by_variable, by_name = _written(home / "other.toml"), _written(cwd / "named.json")
     environment = {"ISTHMUS_CONFIG": "~/other.toml"}

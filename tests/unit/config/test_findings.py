@@ -42,9 +42,7 @@ def test_odd_keys_are_quoted_in_a_path() -> None:
 )
 def test_a_refused_value_becomes_a_finding(error: str, path: str, message: str, value: str) -> None:
     assert PLACE.mistake(ValueError(error)) == Finding(FILE, path, value, message)
-    assert Place(FILE).mistake(ValueError(error)).path == path.removeprefix("servers.search").removeprefix(
-        "."
-    )
+    assert Place(FILE).mistake(ValueError(error)).path == path.removeprefix("servers.search").removeprefix(".")
 
 
 def test_a_mistyped_key_gets_the_nearest_known_one_as_advice() -> None:

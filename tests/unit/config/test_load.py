@@ -118,9 +118,7 @@ def test_unknown_tables_are_told_of_in_our_own_file(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("isthmus.toml", "[caller.a]\nkey = 'x'"), ("mcp.json", '{"Callers": {}}')]
-)
+@pytest.mark.parametrize(("name", "text"), [("isthmus.toml", "[caller.a]\nkey = 'x'"), ("mcp.json", '{"Callers": {}}')])
 def test_a_mistyped_table_of_callers_refuses_the_file(tmp_path: Path, name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=r"did you mean callers?"):
         loaded(tmp_path, name, text)

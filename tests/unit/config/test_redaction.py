@@ -29,8 +29,6 @@ def test_entries_of_any_shape_have_no_secrets_rather_than_a_crash() -> None:
 
 
 def test_a_finding_is_told_without_its_secrets() -> None:
-    finding = Place(None, "servers.a").finding(
-        "is hunter22", value="'hunter2-long hunter22'", advice="not hunter22"
-    )
+    finding = Place(None, "servers.a").finding("is hunter22", value="'hunter2-long hunter22'", advice="not hunter22")
     blanked = without({"hunter22", "hunter2-long", "a"}, finding)
     assert str(blanked) == "servers.a is ***, not '*** ***' (not ***)"

@@ -54,9 +54,7 @@ def test_a_command_makes_a_stdio_server() -> None:
 
 
 def test_a_url_makes_an_http_server() -> None:
-    server, findings = one(
-        {"url": URL, "headers": {"X-Team": "blue"}, "timeout": 5, "max_calls": 2, "max_queued": 0}
-    )
+    server, findings = one({"url": URL, "headers": {"X-Team": "blue"}, "timeout": 5, "max_calls": 2, "max_queued": 0})
     assert findings == []
     assert server is not None
     assert server.reach == HttpSettings(URL, {"X-Team": "blue"})
@@ -235,9 +233,7 @@ def test_a_broken_entry_says_exactly_what_is_wrong(fields: object, message: str)
 def test_a_plain_rpc_server_is_not_supported_yet() -> None:
     server, findings = one({"rpc": URL}, is_own=False)
     assert server is None
-    assert findings == [
-        "mcp.json: servers.a must have a command or a url, not rpc, which is not supported yet"
-    ]
+    assert findings == ["mcp.json: servers.a must have a command or a url, not rpc, which is not supported yet"]
 
 
 def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
@@ -313,9 +309,7 @@ def test_a_name_under_both_roots_is_taken_once() -> None:
 
 def test_names_that_look_alike_are_told_of() -> None:
     entry = {"command": "a"}
-    servers, findings = read_servers(
-        reading({"servers": {"web-search": entry, "Web_Search": entry, "web": entry}})
-    )
+    servers, findings = read_servers(reading({"servers": {"web-search": entry, "Web_Search": entry, "web": entry}}))
     assert len(servers) == 3
     assert [str(finding) for finding in findings] == [
         "isthmus.toml: servers has names that differ only by case or by - and _: web-search, Web_Search"
@@ -334,9 +328,7 @@ SCALARS = st.one_of(
     st.floats(),
     st.text(),
     st.datetimes(),
-    st.sampled_from(
-        ["${TOKEN}", "${X:-", "env:TOKEN", "file:\0", "keyring:a", "stdio", "sse", "http://[", URL, "~/"]
-    ),
+    st.sampled_from(["${TOKEN}", "${X:-", "env:TOKEN", "file:\0", "keyring:a", "stdio", "sse", "http://[", URL, "~/"]),
 )
 VALUES_OF_ANY_SHAPE = st.recursive(
     SCALARS,

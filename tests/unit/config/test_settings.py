@@ -62,9 +62,7 @@ def test_a_bad_value_is_refused_by_name_rule_and_value(values: dict[str, Any], m
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize(
-    "url", ["hub.example", "ftp://a", "http://", "http://a?b", "http://a:x", "http://a b"]
-)
+@pytest.mark.parametrize("url", ["hub.example", "ftp://a", "http://", "http://a?b", "http://a:x", "http://a b"])
 def test_a_public_url_must_be_one_that_others_can_use(url: str) -> None:
     with pytest.raises(ValueError, match=r"^public_url must be an http or https address without a query"):
         HubSettings(public_url=url)

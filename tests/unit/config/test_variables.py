@@ -76,9 +76,7 @@ def test_a_secret_comes_from_where_it_says(variables: Variables, tmp_path: Path)
         ("keyring:hub", "key must be literal, env:NAME or file:PATH, not keyring:, which comes later"),
     ],
 )
-def test_a_secret_that_is_not_there_is_refused(
-    variables: Variables, tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_secret_that_is_not_there_is_refused(variables: Variables, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "large").write_bytes(b"x" * 65537)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="key must") as refused:

@@ -39,9 +39,7 @@ async def exchange(client: HttpClient, server: Server, reply: bytes = OK) -> tup
     return peer, await sink.over()
 
 
-async def test_a_request_is_written_as_prepared_and_its_reply_handed_over(
-    client: HttpClient, server: Server
-) -> None:
+async def test_a_request_is_written_as_prepared_and_its_reply_handed_over(client: HttpClient, server: Server) -> None:
     sink = Recorder()
     head = request_head("POST", "/mcp?a=b", client.origin, {"Accept": "text/event-stream"})
     client.send(head + header_lines({"Mcp-Session-Id": "7"}), b'{"id":1}', sink)
@@ -236,9 +234,7 @@ async def test_a_reset_connection_loses_the_reply(client: HttpClient, server: Se
     assert (await sink.loss()).may_have_left
 
 
-async def test_an_early_refusal_is_heard_and_the_connection_not_used_again(
-    client: HttpClient, server: Server
-) -> None:
+async def test_an_early_refusal_is_heard_and_the_connection_not_used_again(client: HttpClient, server: Server) -> None:
     sink = Recorder()
     ask(client, sink, BIG)
     peer = await server.accept()
@@ -261,9 +257,7 @@ async def test_an_early_success_is_not_believed(client: HttpClient, server: Serv
     assert not lost.may_have_left
 
 
-async def test_words_on_an_idle_connection_do_not_answer_the_next_request(
-    client: HttpClient, server: Server
-) -> None:
+async def test_words_on_an_idle_connection_do_not_answer_the_next_request(client: HttpClient, server: Server) -> None:
     peer, _ = await exchange(client, server)
     await peer.say(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
     assert await peer.rest() == b""

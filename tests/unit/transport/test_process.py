@@ -12,9 +12,7 @@ import pytest_asyncio
 
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
 
-CAT = (
-    "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line); sys.stdout.buffer.flush()"
-)
+CAT = "import sys\nfor line in sys.stdin.buffer:\n    sys.stdout.buffer.write(line); sys.stdout.buffer.flush()"
 """A child that echoes, and leaves at the end of its input."""
 
 DEAF = "import time\nprint('up', flush=True)\ntime.sleep(600)"
@@ -85,9 +83,7 @@ async def start(
 def is_alive(pid: int) -> bool:
     """Whether a process runs; a zombie that nobody of ours must reap does not."""
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] not in "ZX"
-        )
+        return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
 
@@ -116,9 +112,7 @@ async def until_dead(pid: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_child_hears_what_is_written_and_is_heard(
-    heard: Heard, channels: list[ProcessChannel]
-) -> None:
+async def test_a_child_hears_what_is_written_and_is_heard(heard: Heard, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, CAT)
     assert channel.write(b"hello\n") == 6
     assert channel.write(b"again\n") == 12
@@ -139,9 +133,7 @@ async def test_closing_twice_or_at_once_is_harmless(heard: Heard, channels: list
     assert len(heard.losses) == 1
 
 
-async def test_what_a_child_says_last_is_heard_before_its_end(
-    heard: Heard, channels: list[ProcessChannel]
-) -> None:
+async def test_what_a_child_says_last_is_heard_before_its_end(heard: Heard, channels: list[ProcessChannel]) -> None:
     script = "import os, sys\nos.write(1, b'x' * 60000)\nos.write(2, b'sorry')\nos._exit(3)"
     channel = await start(heard, channels, script)
     assert not heard.losses
@@ -163,9 +155,7 @@ async def test_nothing_is_heard_before_the_channel_is_returned() -> None:
         seen.append(channel is not None)
         heard.on_lost(reason)
 
-    channel = await ProcessChannel.spawn(
-        ["/bin/echo", "x"], env={}, cwd=None, on_bytes=on_bytes, on_lost=on_lost
-    )
+    channel = await ProcessChannel.spawn(["/bin/echo", "x"], env={}, cwd=None, on_bytes=on_bytes, on_lost=on_lost)
     await heard.loss()
     assert seen == [True, True]
     await channel.aclose()
@@ -214,9 +204,7 @@ async def test_where_processes_cannot_be_watched_by_descriptor_a_thread_waits(
     assert zombies() == []
 
 
-async def test_a_signal_without_a_name_is_told_by_its_number(
-    heard: Heard, channels: list[ProcessChannel]
-) -> None:
+async def test_a_signal_without_a_name_is_told_by_its_number(heard: Heard, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, "import os\nos.kill(os.getpid(), 42)")
     assert await heard.loss() == "killed by signal 42"
     assert channel.returncode == -42
@@ -229,9 +217,7 @@ async def test_a_killed_child_is_told_by_its_signal(heard: Heard, channels: list
     assert channel.returncode == -9
 
 
-async def test_after_its_death_a_child_is_written_nothing(
-    heard: Heard, channels: list[ProcessChannel]
-) -> None:
+async def test_after_its_death_a_child_is_written_nothing(heard: Heard, channels: list[ProcessChannel]) -> None:
     channel = await start(heard, channels, CAT)
     before = channel.write(b"first\n")
     await heard.until(b"first\n")
@@ -264,9 +250,7 @@ async def test_bytes_that_the_child_did_not_take_are_known_not_to_have_left(
     assert channel.has_left(small)
 
 
-async def test_bytes_in_the_buffer_leave_when_the_child_reads(
-    heard: Heard, channels: list[ProcessChannel]
-) -> None:
+async def test_bytes_in_the_buffer_leave_when_the_child_reads(heard: Heard, channels: list[ProcessChannel]) -> None:
     script = (
         "import sys\nprint('up', flush=True)\nwanted = 8000001\n"
         "while wanted: wanted -= len(sys.stdin.buffer.raw.read(min(wanted, 65536)))\n"
@@ -438,9 +422,7 @@ async def test_a_child_leads_its_own_session(heard: Heard, channels: list[Proces
     assert os.getpgid(channel.pid) == os.getsid(channel.pid) == channel.pid
 
 
-async def test_a_child_starts_where_it_is_told(
-    heard: Heard, channels: list[ProcessChannel], tmp_path: Path
-) -> None:
+async def test_a_child_starts_where_it_is_told(heard: Heard, channels: list[ProcessChannel], tmp_path: Path) -> None:
     (tmp_path / "server").symlink_to("/bin/pwd")
     channel = await ProcessChannel.spawn(
         ["./server"], env={}, cwd=str(tmp_path), on_bytes=heard.on_bytes, on_lost=heard.on_lost
@@ -477,9 +459,7 @@ async def test_a_file_that_is_no_program_is_told_in_words(heard: Heard, tmp_path
     file.write_text("hello")
     file.chmod(0o755)
     with pytest.raises(SpawnFailed, match="neither a program nor a script"):
-        await ProcessChannel.spawn(
-            [str(file)], env={}, cwd=None, on_bytes=heard.on_bytes, on_lost=heard.on_lost
-        )
+        await ProcessChannel.spawn([str(file)], env={}, cwd=None, on_bytes=heard.on_bytes, on_lost=heard.on_lost)
 
 
 def test_a_childs_environment_is_what_was_declared_and_little_else() -> None:

@@ -88,9 +88,7 @@ def test_an_address_of_http_is_accepted(url: str) -> None:
 
 
 def test_secrets_are_not_in_the_form_that_logs_show() -> None:
-    server = ServerSettings(
-        NAME, HttpSettings(ADDRESS, {"Authorization": "hunter22"}), secrets=frozenset({"hunter22"})
-    )
+    server = ServerSettings(NAME, HttpSettings(ADDRESS, {"Authorization": "hunter22"}), secrets=frozenset({"hunter22"}))
     assert "hunter22" not in repr(server)
     assert "hunter22" not in repr(StdioSettings("npx", env={"TOKEN": "hunter22"}))
 

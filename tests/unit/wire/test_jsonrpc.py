@@ -165,9 +165,7 @@ def test_what_is_not_one_json_text_in_utf8_is_a_parse_error(body: bytes) -> None
         pytest.param(b'"error":{}', b"7", id="a request and an error"),
     ],
 )
-def test_an_ambiguous_envelope_is_refused_whichever_way_round_it_is_written(
-    member: bytes, id: bytes | None
-) -> None:
+def test_an_ambiguous_envelope_is_refused_whichever_way_round_it_is_written(member: bytes, id: bytes | None) -> None:
     for body in (CALL[:-1] + b"," + member + b"}", b"{" + member + b"," + CALL[1:]):
         assert refused(body) == (jsonrpc.INVALID_REQUEST, id)
 
@@ -236,9 +234,7 @@ def test_unknown_members_of_the_envelope_are_dropped() -> None:
         (b"null", -32600, None),
     ],
 )
-def test_an_invalid_message_is_refused_with_the_id_that_could_be_read(
-    body: bytes, code: int, id: bytes | None
-) -> None:
+def test_an_invalid_message_is_refused_with_the_id_that_could_be_read(body: bytes, code: int, id: bytes | None) -> None:
     assert refused(body) == (code, id)
     assert refused(b"\r\n " + body.replace(b":", b" : ").replace(b",", b"\t,\n") + b" ") == (code, id)
 
@@ -306,9 +302,7 @@ def objects(draw: st.DrawFn) -> str:
     """The text of an object, keys repeated and escaped at will."""
     members = draw(st.lists(st.tuples(keys, values), max_size=4))
     spaces = st.sampled_from(["", "", " ", "\r\n\t"])
-    return (
-        "{" + ",".join(draw(_member(key, value, draw(spaces))) for key, value in members) + draw(spaces) + "}"
-    )
+    return "{" + ",".join(draw(_member(key, value, draw(spaces))) for key, value in members) + draw(spaces) + "}"
 
 
 def _member(key: str, value: Json, space: str) -> st.SearchStrategy[str]:
@@ -388,9 +382,7 @@ def test_a_newline_in_params_stays_inside_one_http_body() -> None:
 
 def test_compacting_keeps_every_scalar_and_every_key() -> None:
     text = b'{"a":1.0,\r\n"a": 1e5,"b":\n[12345678901234567890, -0.0,"\\u006e\\/ \xc3\xa9\\n"]\r}'
-    assert jsonrpc.compact(Raw(text)) == (
-        b'{"a":1.0,"a":1e5,"b":[12345678901234567890,-0.0,"\\u006e\\/ \xc3\xa9\\n"]}'
-    )
+    assert jsonrpc.compact(Raw(text)) == (b'{"a":1.0,"a":1e5,"b":[12345678901234567890,-0.0,"\\u006e\\/ \xc3\xa9\\n"]}')
 
 
 def test_a_text_on_one_line_is_left_as_it_is() -> None:

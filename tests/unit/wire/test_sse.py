@@ -77,9 +77,7 @@ def test_an_id_without_data_is_remembered_and_not_dispatched() -> None:
     assert decoder.last_event_id == ""
 
 
-@pytest.mark.parametrize(
-    "field", [b"id: a\0b", b"retry: 1s", b"retry: -1", b"retry:", b"retry: " + b"9" * 5000]
-)
+@pytest.mark.parametrize("field", [b"id: a\0b", b"retry: 1s", b"retry: -1", b"retry:", b"retry: " + b"9" * 5000])
 def test_a_field_with_an_impossible_value_is_ignored(field: bytes) -> None:
     assert feed_all([field + b"\ndata: a\n\n"]) == [SseEvent(data=b"a")]
 
@@ -160,11 +158,7 @@ def test_a_newline_in_arguments_does_not_become_a_second_event() -> None:
     sent = jsonrpc.result(answer.id, answer.result)
     (event,) = feed_all([frame(sent)])
     assert isinstance(event, SseEvent)
-    assert (
-        json.loads(event.data)
-        == json.loads(sent)
-        == {"jsonrpc": "2.0", "id": 1, "result": {"a": ["data: {}"]}}
-    )
+    assert json.loads(event.data) == json.loads(sent) == {"jsonrpc": "2.0", "id": 1, "result": {"a": ["data: {}"]}}
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b"])

@@ -72,6 +72,4 @@ class Breaker:
         self._failed += failures
 
     def _is_share_exceeded(self) -> bool:
-        return (
-            self._calls >= self._limits.breaker_calls and self._failed >= self._limits.breaker_share * self._calls
-        )
+        return self._calls >= self._limits.breaker_calls and self._failed >= self._limits.breaker_share * self._calls

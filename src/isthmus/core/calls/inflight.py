@@ -45,9 +45,7 @@ class InFlight:
         "timeout",
     )
 
-    def __init__(
-        self, call: Call, exchange: Exchange, recorder: Recorder, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, call: Call, exchange: Exchange, recorder: Recorder, loop: asyncio.AbstractEventLoop) -> None:
         self.call = call
         self.exchange = exchange
         self.route: Route | None = None

@@ -216,9 +216,7 @@ class Connection(HttpToolsProtocol):
         if self._phase == "between":
             self._phase = "head"
             self._since = self.loop.time()
-            self._received_bytes = (
-                1  # Its first byte, whose read may have been counted for the request before.
-            )
+            self._received_bytes = 1  # Its first byte, whose read may have been counted for the request before.
         self.url = b""
         self._watched = {}
         self.headers = []

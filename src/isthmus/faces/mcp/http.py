@@ -362,10 +362,7 @@ def _repeated(headers: Headers) -> str | None:
 
 def _is_json(headers: dict[bytes, bytes]) -> bool:
     content_type = headers.get(b"content-type", b"")
-    return (
-        content_type == b"application/json"
-        or content_type.partition(b";")[0].strip().lower() == b"application/json"
-    )
+    return content_type == b"application/json" or content_type.partition(b";")[0].strip().lower() == b"application/json"
 
 
 async def _read_body(receive: Receive) -> bytes | None:

@@ -30,7 +30,7 @@ TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
 EVENT_STREAM = "text/event-stream"
 
 USELESS_MAX = 10_000
-"""Messages that one request's stream may bring besides its answer and its progress."""
+"""Messages of no use to anybody that one request's stream may bring: a server that sends so many only floods."""
 
 LINGER_SECONDS = 1.0
 """How long a server may keep an event stream open after its answer before the connection is taken from it."""
@@ -83,9 +83,7 @@ class Post:
         "waiter",
     )
 
-    def __init__(
-        self, link: PostOwner, id: int, method: str, name: str | None, body: bytes, waiter: Waiter
-    ) -> None:
+    def __init__(self, link: PostOwner, id: int, method: str, name: str | None, body: bytes, waiter: Waiter) -> None:
         self._link = link
         self.id = id
         self.method = method
@@ -227,7 +225,6 @@ class Post:
                     self.waiter.progress(params)
                 else:
                     self._link.noted(method, params)
-                    self._useless += 1
             case Request() as request:
                 self._link.asked(request)
                 self._useless += 1

@@ -40,8 +40,6 @@ def read_welcome(result: Payload) -> Welcome | str:
     return welcome
 
 
-
-
 def requested_version(params: dict[str, msgspec.Raw]) -> str | None:
     """The version that a client's `initialize` asks for; None if it names none."""
     try:

@@ -76,9 +76,7 @@ async def test_reading_goes_on_when_the_pipeline_has_emptied() -> None:
 
 async def test_an_unknown_upgrade_is_ignored_and_the_next_request_is_read() -> None:
     async with opened(Echo()) as (_, port), visiting(port) as visitor:
-        upgrade = request(
-            "/1", b"body", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA"
-        )
+        upgrade = request("/1", b"body", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA")
         visitor.say(upgrade[:-2])
         await asyncio.sleep(0)
         visitor.say(upgrade[-2:] + request("/2"))

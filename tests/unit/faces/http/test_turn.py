@@ -54,9 +54,7 @@ def carrying() -> Carrying:
     return Carrying(line, FlowControl(line), asyncio.get_running_loop())
 
 
-def turn_on(
-    carrier: Carrying, *, method: str = "POST", version: str = "1.1", is_kept_alive: bool = True
-) -> Turn:
+def turn_on(carrier: Carrying, *, method: str = "POST", version: str = "1.1", is_kept_alive: bool = True) -> Turn:
     scope: Message = {"type": "http", "method": method, "path": "/", "http_version": version, "headers": []}
     turn = Turn(carrier, scope, is_kept_alive=is_kept_alive, owes_continue=False)
     scope["extensions"] = {PEER: turn}
@@ -71,9 +69,7 @@ async def test_head_and_body_of_an_answer_leave_in_one_write() -> None:
     carrier = carrying()
     turn = turn_on(carrier)
     await reply(turn.send, b"hello")
-    assert carrier.writes == [
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\nhello"
-    ]
+    assert carrier.writes == [b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\nhello"]
     assert carrier.completions == 1
 
 
