@@ -18,7 +18,8 @@ def answer(message: dict[str, object]) -> dict[str, object] | None:
             return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {}}
         case "tools/list":
             return {"tools": [{"name": "flood", "inputSchema": {"type": "object"}}]}
-    return None
+        case _:
+            return None
 
 
 def reply_to(message: dict[str, object]) -> bytes:
