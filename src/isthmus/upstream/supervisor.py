@@ -41,6 +41,9 @@ PONG_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
 """A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
 
+LEAVE_SECONDS = 10.0
+"""How long keepers have to close their links."""
+
 REASON_LENGTH_MAX = 300
 """A reason may quote the server, and every listing repeats it to every caller."""
 
@@ -92,7 +95,8 @@ class Supervisor:
             keeper.leave()
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            # A link is given up within seconds, however its server behaves; the crew ends what is left.
+            await asyncio.wait(self._tasks, timeout=LEAVE_SECONDS)
 
 
 class Keeper:

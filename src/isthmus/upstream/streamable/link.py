@@ -19,8 +19,9 @@ from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
+from isthmus.model.tools import Tool
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import HttpClient, request_head
+from isthmus.transport.http import HttpClient, header_lines, request_head
 from isthmus.transport.http_connection import Lost, Ticket
 from isthmus.upstream.link import BaseLink, ConnectFailed, reply_to
 from isthmus.upstream.settings import Era
@@ -30,6 +31,7 @@ from isthmus.upstream.waiters import CallWaiter, Waiter, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.params import Places, annotated, param_headers
 from isthmus.wire.mcp.tools import (
     CANCELLED,
     PROGRESS,
@@ -92,6 +94,7 @@ class StreamableLink(BaseLink):
         self._location: str | None = None
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._posts: dict[int, Post] = {}
+        self._places: dict[bytes, Places] = {}
         self._notices: set[_Notice] = set()
         self._expired: list[Post] | None = None
         self._stream: Ticket | None = None
@@ -168,25 +171,37 @@ class StreamableLink(BaseLink):
     def send(self, inflight: InFlight) -> None:
         """POST the call."""
         id = self.next_id()
-        tool = inflight.tool.tool.name
-        body = jsonrpc.request(id, "tools/call", self.dialect.call_params(inflight.call, tool, id))
-        inflight.carriage = self._post(id, "tools/call", tool, body, CallWaiter(inflight))
+        tool = inflight.tool.tool
+        body = jsonrpc.request(id, "tools/call", self.dialect.call_params(inflight.call, tool.name, id))
+        post = Post(self, id, "tools/call", tool.name, body, CallWaiter(inflight))
+        if self.dialect.era == "modern" and (places := self._places_of(tool)):
+            post.lines = header_lines(param_headers(places, inflight.call.arguments))
+        inflight.carriage = post
+        self._send(post)
+
+    def _places_of(self, tool: Tool) -> Places:
+        """Which arguments of a tool are repeated in headers; found out once per description."""
+        places = self._places.get(tool.digest)
+        if places is None:
+            if len(self._places) > self.limits.tools_per_server:
+                self._places.clear()
+            places = self._places[tool.digest] = annotated(tool.definition.get("inputSchema"))
+        return places
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
-        self._post(id, method, None, jsonrpc.request(id, method, params), waiter)
+        self._send(Post(self, id, method, None, jsonrpc.request(id, method, params), waiter))
 
-    def _post(self, id: int, method: str, name: str | None, body: bytes, waiter: Waiter) -> Post:
-        post = Post(self, id, method, name, body, waiter)
-        self._posts[id] = post
-        if self._expired is not None and method != "initialize":
+    def _send(self, post: Post) -> None:
+        self._posts[post.id] = post
+        if self._expired is not None and post.method != "initialize":
             self._expired.append(post)  # a new session is on its way
         else:
             self._transmit(post)
-        return post
 
     def _transmit(self, post: Post) -> None:
         post.session = self._session
-        post.ticket = self._client.send(self._head(post.method, post.name), post.body, post)
+        head = self._head(post.method, post.name)
+        post.ticket = self._client.send(head + post.lines if post.lines else head, post.body, post)
 
     def _notify(self, method: str, params: Payload | None) -> None:
         self._tell(method, jsonrpc.notification(method, params))

@@ -76,6 +76,7 @@ class Post:
         "body",
         "id",
         "is_over",
+        "lines",
         "method",
         "name",
         "session",
@@ -90,6 +91,8 @@ class Post:
         self.name = name
         self.body = body
         self.waiter = waiter
+        self.lines = b""
+        """Headers that only this request has."""
         self.ticket: Ticket | None = None
         self.session: str | None = None
         """The session it was sent in, which need not be the link's any more when the answer comes."""
