@@ -117,6 +117,19 @@ async def test_a_second_signal_ends_the_hub_in_the_middle_of_its_calls(
         assert not [pid for pid in children if is_alive(pid)]
 
 
+async def test_a_call_that_outlasts_the_drain_is_told_so_before_the_door_closes(
+    tmp_path: Path, ledger: Ledger, servers: dict[str, Any]
+) -> None:
+    limits = {"drain_seconds": 0.5}
+    async with serving(tmp_path, servers, limits=limits) as hub, Caller(hub.port) as caller:
+        calls = await start_calls(caller, list(servers), Tail(ledger.path), "sleep:60")
+        hub.terminate()
+
+        assert [(await call).error for call in calls] == [(-32012, "unknown", "cancelled")] * len(servers)
+        await end_of(hub, within=9.0)
+        assert hub.process.returncode == 0
+
+
 async def test_a_server_that_will_not_leave_is_made_to_and_the_others_are_not_started_again(
     tmp_path: Path, ledger: Ledger
 ) -> None:

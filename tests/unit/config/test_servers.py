@@ -370,3 +370,19 @@ ENTRIES = st.one_of(
 def test_no_entry_raises_and_each_is_taken_or_told_of(name: str, fields: object, is_own: bool) -> None:  # noqa: FBT001
     server, findings = one(fields, name=name, is_own=is_own)
     assert server is not None or findings
+
+
+@pytest.mark.parametrize("name", ["Host", "connection", "Content-Length", "TRANSFER-ENCODING"])
+def test_headers_that_http_itself_needs_are_refused_by_name(name: str) -> None:
+    server, findings = one({"url": URL, "headers": {name: "x"}})
+    assert server is None
+    [told] = findings
+    assert "servers.a" in told
+    assert f"not with {name!r}: leave it out" in told
+
+
+@pytest.mark.parametrize("name", ["Accept", "content-type", "Authorization"])
+def test_headers_that_are_not_http_itself_are_taken(name: str) -> None:
+    server, findings = one({"url": URL, "headers": {name: "x"}})
+    assert findings == []
+    assert server is not None

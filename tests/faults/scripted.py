@@ -1,0 +1,249 @@
+"""A server over HTTP whose every answer a test writes itself, and a hub in the same process that speaks to it.
+
+For faults that need an exact order of messages: both sides share one loop, so a test can hold one of them still. What
+can be seen from outside belongs to a hub of its own process (`tests.hubs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.serve import Routes, identify
+from isthmus.config.load import load
+from isthmus.core.calls.inflight import InFlight
+from isthmus.faces.http.door import Door, DoorSettings
+from isthmus.faces.http.gate import Gate
+from isthmus.faces.http.health import Health
+from isthmus.faces.http.origin import OriginGuard
+from isthmus.faces.mcp.http import McpHttp
+from isthmus.model.calls import Call
+from isthmus.model.events import Event
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome
+from tests.faults.watching import eventually
+from tests.hubs import write_config
+
+ANSWER_SECONDS = 10.0
+"""Who waits for so long has found a hang."""
+SESSION = "mcp-session-id"
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class HangUp(Exception):
+    """The server closes the connection instead of going on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One request as the server heard it; every header with all its values."""
+
+    verb: str
+    headers: dict[str, list[str]]
+    message: dict[str, Any]
+
+    @property
+    def method(self) -> str:
+        """The JSON-RPC method; empty for an answer, and for a request without a body."""
+        return str(self.message.get("method", ""))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a tool is called with."""
+        return dict(self.message["params"].get("arguments", {}))
+
+    @property
+    def session(self) -> str | None:
+        """The session it names."""
+        return self.headers.get(SESSION, [None])[0]
+
+    def result(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to it."""
+        return {"jsonrpc": "2.0", "id": self.message["id"], "result": result}
+
+
+def reply(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> bytes:
+    """A whole answer; None is an empty one."""
+    content = b"" if body is None else json.dumps(body).encode()
+    named = {"content-type": "application/json", "content-length": str(len(content)), **(headers or {})}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    return f"HTTP/1.1 {status} X\r\n{lines}\r\n".encode() + content
+
+
+def events(*messages: object) -> bytes:
+    """One chunk of a stream of events."""
+    data = b"".join(b"data: " + json.dumps(message).encode() + b"\n\n" for message in messages)
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    """A tool that takes anything."""
+    return {"name": name, "inputSchema": {"type": "object"}, **more}
+
+
+class Scripted:
+    """Answers as an honest server of the earlier era, with sessions; a test overrides what is to be odd."""
+
+    def __init__(self) -> None:
+        self.heard: list[Heard] = []
+        self.tools = [tool("t")]
+        self.greetings = 0
+        self.hung = 0
+        """Calls that got to `hang`."""
+        self._conversations: set[asyncio.Task[None]] = set()
+
+    @property
+    def session(self) -> str:
+        """The latest session."""
+        return f"s{self.greetings}"
+
+    def count(self, method: str) -> int:
+        """How many requests of a method were heard."""
+        return sum(heard.method == method for heard in self.heard)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._converse, "127.0.0.1", 0, limit=1 << 24)
+        port = self._server.sockets[0].getsockname()[1]
+        self.entry = {"url": f"http://127.0.0.1:{port}/mcp", "era": "legacy"}
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for conversation in self._conversations:
+            conversation.cancel()
+        await asyncio.gather(*self._conversations, return_exceptions=True)
+
+    async def _converse(self, reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._conversations.add(task)
+        with suppress(asyncio.IncompleteReadError, ConnectionError, HangUp, asyncio.CancelledError):
+            while True:
+                heard = await _read(reader)
+                self.heard.append(heard)
+                await self.on(heard, out)
+        out.close()
+
+    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        match heard.verb, heard.method:
+            case "GET", _:
+                await self.on_get(heard, out)
+            case "DELETE", _:
+                out.write(reply(None))
+            case _, "initialize":
+                await self.on_initialize(heard, out)
+            case _, "tools/list":
+                out.write(reply(heard.result({"tools": self.tools})))
+            case _, "tools/call":
+                await self.on_call(heard, out)
+            case _, "ping":
+                out.write(reply(heard.result({})))
+            case _:
+                await self.on_told(heard, out)
+
+    async def on_get(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        """Refuse the stream of changes."""
+        out.write(reply(None, status=405))
+
+    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        """Open a session."""
+        self.greetings += 1
+        told = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "x", "version": "1"},
+        }
+        out.write(reply(heard.result(told), headers={SESSION: self.session}))
+
+    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        """Answer a call, or never with the argument `hang`."""
+        if heard.arguments.get("hang"):
+            self.hung += 1
+            await asyncio.Event().wait()
+        out.write(reply(heard.result({"content": []})))
+
+    async def on_told(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        """Take a notification, or an answer to what the server asked."""
+        out.write(reply(None, status=202))
+
+
+async def _read(reader: asyncio.StreamReader) -> Heard:
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+    headers: dict[str, list[str]] = {}
+    for name, _, value in (line.partition(": ") for line in lines):
+        headers.setdefault(name.lower(), []).append(value)
+    body = await reader.readexactly(int(headers.get("content-length", ["0"])[0]))
+    return Heard(first.split()[0], headers, json.loads(body) if body else {})
+
+
+class Ending:
+    """The caller's side of a call."""
+
+    def __init__(self) -> None:
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def end(self, outcome: Outcome) -> None:
+        self.outcome.set_result(outcome)
+
+
+class InProcess:
+    """A hub in this process."""
+
+    def __init__(self, running: RunningHub) -> None:
+        self.running = running
+
+    def state(self, server: str) -> str:
+        """How a server stands."""
+        return self.running.hub.snapshot.standings[ServerName(server)].state
+
+    async def ready(self, *servers: str) -> None:
+        """Wait until these servers are there."""
+        for server in servers:
+            await eventually(lambda: self.state(server) == "ready", f"{server} is ready", within=20.0)  # noqa: B023
+
+    def start(self, name: str, *, wants_progress: bool = False, **arguments: Any) -> tuple[InFlight, Ending]:
+        """Start a call."""
+        ending = Ending()
+        raw = msgspec.Raw(json.dumps(arguments).encode())
+        call = Call(LOCAL, self.running.surface, name, raw, wants_progress=wants_progress)
+        return self.running.hub.start(call, ending), ending
+
+    async def call(self, name: str, **arguments: Any) -> Outcome:
+        """Make a call and wait for its end."""
+        return await asyncio.wait_for(self.start(name, **arguments)[1].outcome, ANSWER_SECONDS)
+
+
+@asynccontextmanager
+async def hub_of(folder: Path, servers: Mapping[str, Any], **tables: Any) -> AsyncIterator[InProcess]:
+    """Run a hub without a door."""
+    running = RunningHub(load(write_config(folder, servers, **tables), {}, folder, folder, port=0), {})
+    try:
+        yield InProcess(running)
+    finally:
+        await running.aclose()
+
+
+@asynccontextmanager
+async def door_of(hub: InProcess) -> AsyncIterator[int]:
+    """Open a hub's door as `serve` does; yields its port."""
+    gate = Gate(OriginGuard(bind_host="127.0.0.1"), identify(hub.running.configuration))
+    routes = Routes(hub.running, McpHttp(hub.running.dialogue(), gate), Health(lambda: True))
+    door = Door(routes, DoorSettings(port=0))
+    door.offer(routes.take)
+    try:
+        yield await door.open()
+    finally:
+        await door.close()

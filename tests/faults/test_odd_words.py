@@ -1,0 +1,164 @@
+"""Odd things that servers and callers say, exactly in the order in which they once did harm."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from isthmus.app.hub import LOCAL
+from isthmus.faces.mcp.dialogue import list_bytes
+from isthmus.faces.mcp.stdio import McpStdio
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Result
+from tests.faults.caller import Caller
+from tests.faults.scripted import EVENTS, Heard, InProcess, Scripted, door_of, events, hub_of, reply, tool
+from tests.faults.watching import eventually
+
+PIPELINED = 64
+
+
+class Held(Scripted):
+    """Answers no call before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = asyncio.Event()
+
+    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        await self.goes_on.wait()
+        await super().on_call(heard, out)
+
+
+# -- callers -----------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_pipelined_behind_a_slow_one_are_all_answered_in_order(tmp_path: Path) -> None:
+    async with Held() as server, hub_of(tmp_path, {"a": server.entry}) as hub, door_of(hub) as port:
+        await hub.ready("a")
+        caller = Caller(port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(caller.call_bytes("a.t", id="0"))
+        await eventually(lambda: server.count("tools/call") == 1, "the slow call has begun")
+        ids = range(1, PIPELINED + 1)
+        writer.write(b"".join(caller.call_bytes("builtin.echo", {"text": "x"}, id=str(id)) for id in ids))
+        assert (await caller.call("builtin.echo", {"text": "x"})).told == "ok"  # the hub has had a turn to read them
+        server.goes_on.set()
+
+        assert await answered_ids(reader, PIPELINED + 1) == [0, *ids]
+        writer.close()
+        caller.hang_up()
+
+
+async def answered_ids(reader: asyncio.StreamReader, count: int) -> list[int]:
+    """The ids of so many results, in the order in which they came."""
+    ids = []
+    async with asyncio.timeout(10):
+        for _ in range(count):
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            found = re.search(rb"content-length: (\d+)", head)
+            assert found is not None, head
+            message = json.loads(await reader.readexactly(int(found[1])))
+            assert "result" in message, message
+            ids.append(message["id"])
+    return ids
+
+
+def line(**members: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **members}).encode() + b"\n"
+
+
+async def test_a_cancellation_read_together_with_its_call_is_honoured(tmp_path: Path) -> None:
+    async with Held() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
+        await hub.ready("a")
+        said: list[bytes] = []
+        face = McpStdio(hub.running.dialogue(), LOCAL, hub.running.surface, hub.running.crew, said.append)
+        call = line(id=1, method="tools/call", params={"name": "a.t", "arguments": {}})
+
+        face.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
+
+        [answer] = map(json.loads, said)
+        assert (answer["id"], answer["error"]["data"]["reason"]) == (1, "cancelled")
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+def listing(hub: InProcess) -> dict[str, Any]:
+    """What a caller is listed now."""
+    view = hub.running.hub.snapshot.view(LOCAL.grants, hub.running.surface)
+    listed: dict[str, Any] = json.loads(list_bytes(view, "legacy"))
+    return listed
+
+
+class Wordy(Scripted):
+    """Refuses the greeting at length."""
+
+    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        error = {"code": -32000, "message": "no" * 100_000}
+        out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+
+
+async def test_a_long_refusal_is_cut_in_listings(tmp_path: Path) -> None:
+    async with Wordy() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
+        await eventually(lambda: hub.state("a") == "retrying", "the server was refused")
+
+        reason = listing(hub)["_meta"]["isthmus/missing"]["a"]["reason"]
+        assert "nono" in reason
+        assert len(reason) <= 300
+
+
+async def test_a_tool_described_at_too_great_a_length_is_left_out_alone(tmp_path: Path) -> None:
+    async with Scripted() as server, hub_of(tmp_path, {"a": server.entry}, limits={"schema_bytes": 2048}) as hub:
+        server.tools = [tool("before"), tool("huge", description="x" * 3000), tool("after")]
+        await hub.ready("a")
+
+        names = [entry["name"] for entry in listing(hub)["tools"]]
+        assert [name for name in names if name.startswith("a.")] == ["a.before", "a.after"]
+        [note] = hub.running.hub.snapshot.standings[ServerName("a")].notes
+        assert "'huge' left out" in note
+
+
+async def test_headers_that_the_protocol_owns_are_sent_once_whatever_their_case(tmp_path: Path) -> None:
+    own = {"Content-Type": "text/plain", "ACCEPT": "*/*", "X-Team": "blue"}
+    async with Scripted() as server, hub_of(tmp_path, {"a": {**server.entry, "headers": own}}) as hub:
+        await hub.ready("a")
+        assert isinstance(await hub.call("a.t"), Result)
+
+    for heard in server.heard:
+        assert all(len(values) == 1 for values in heard.headers.values()), heard
+        assert heard.headers["x-team"] == ["blue"]
+    posted = [heard.headers for heard in server.heard if heard.verb == "POST"]
+    assert {headers["content-type"][0] for headers in posted} == {"application/json"}
+    assert {headers["accept"][0] for headers in posted} == {"application/json, text/event-stream"}
+
+
+class Aside(Held):
+    """Tells the progress of a call on the stream of its session, not on the call's own."""
+
+    aside: asyncio.StreamWriter | None = None
+
+    async def on_get(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        out.write(EVENTS)
+        self.aside = out
+        await asyncio.Event().wait()
+
+    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        assert self.aside is not None
+        params = {"progressToken": heard.message["params"]["_meta"]["progressToken"], "progress": 1}
+        self.aside.write(events({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}))
+        await super().on_call(heard, out)
+
+
+async def test_progress_told_on_the_stream_of_the_session_reaches_the_caller(tmp_path: Path) -> None:
+    async with Aside() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
+        await hub.ready("a")
+        await eventually(lambda: server.aside is not None, "the hub listens")
+        _, ending = hub.start("a.t", wants_progress=True)
+        await eventually(lambda: bool(ending.events), "progress was told")
+        server.goes_on.set()
+
+        assert isinstance(await ending.outcome, Result)
+        assert [bytes(event.members["progress"]) for event in ending.events] == [b"1"]
