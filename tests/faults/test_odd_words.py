@@ -83,6 +83,44 @@ async def test_a_cancellation_read_together_with_its_call_is_honoured(tmp_path: 
         assert (answer["id"], answer["error"]["data"]["reason"]) == (1, "cancelled")
 
 
+class Sleepy(Held):
+    """Does not answer the greeting before it is let go."""
+
+    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        await self.goes_on.wait()
+        await super().on_initialize(heard, out)
+
+
+async def test_a_call_that_waits_for_a_starting_server_can_be_withdrawn(tmp_path: Path) -> None:
+    async with Sleepy() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
+        said: list[bytes] = []
+        face = McpStdio(hub.running.dialogue(), LOCAL, hub.running.surface, hub.running.crew, said.append)
+        call = line(id=1, method="tools/call", params={"name": "a.t", "arguments": {}})
+
+        face.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
+        server.goes_on.set()
+        await hub.ready("a")
+        await face.finish()
+
+        [answer] = map(json.loads, said)
+        assert answer["error"]["data"] == {"executed": "no", "reason": "cancelled"}
+        assert server.count("tools/call") == 0
+
+
+async def test_a_session_withdraws_a_call_that_waits_for_a_starting_server(tmp_path: Path) -> None:
+    async with Sleepy() as server, hub_of(tmp_path, {"a": server.entry}) as hub, door_of(hub) as port:
+        caller = Caller(port, era="legacy")
+        await caller.initialize()
+        waiting = asyncio.ensure_future(caller.call("a.t", id="7"))
+        async with Caller(port, era="legacy", session=caller.session) as other:
+            withdrawal = other.request_bytes("notifications/cancelled", {"requestId": 7}, id=None)
+            while not waiting.done():  # one that comes before its call says nothing
+                await other.send(withdrawal)
+        server.goes_on.set()
+        assert (await waiting).error == (-32012, "no", "cancelled")
+        assert server.count("tools/call") == 0
+
+
 # -- servers -----------------------------------------------------------------------------------------------------------
 
 

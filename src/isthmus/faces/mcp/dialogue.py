@@ -15,7 +15,7 @@ from isthmus.faces.mcp.faults import code_of, error_reply
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Surface
 from isthmus.model.events import Event
-from isthmus.model.faults import Fault
+from isthmus.model.faults import Cancelled, Fault
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
@@ -155,6 +155,11 @@ def _missing(view: View) -> bytes | None:
         for server, missing in view.missing.items()
     }
     return msgspec.json.encode({MISSING_KEY: told})
+
+
+def withdrawn(id: Payload) -> Answer:
+    """The answer to a call that its caller withdrew before it was started."""
+    return answer_call(id, Cancelled("by the caller", executed="no"), "legacy")
 
 
 def answer_call(id: Payload, outcome: Outcome, era: Era) -> Answer:

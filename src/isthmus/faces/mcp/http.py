@@ -16,7 +16,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.gate import Denied, Gate, Headers
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.mcp.changes import ChangeFeed
-from isthmus.faces.mcp.dialogue import Answer, Dialogue, Era, refuse
+from isthmus.faces.mcp.dialogue import Answer, Dialogue, Era, refuse, withdrawn
 from isthmus.faces.mcp.exchange import JSON, STREAM, HttpExchange, KeepAlive, status_of
 from isthmus.faces.mcp.sessions import Session, Sessions
 from isthmus.model.callers import Caller
@@ -154,10 +154,7 @@ class _Visit:
 
     async def _request(self, request: Request) -> None:
         if request.method == "tools/call":
-            await self._hub.settle(self._surface)
-            over: asyncio.Future[None] = self._face.loop.create_future()
-            self.start_call(request, partial(_set, over))
-            return await over
+            return await self._call_when_settled(request)
         checked = self._checked(request)
         if checked is None:
             return None
@@ -167,6 +164,20 @@ class _Visit:
         answer = await self._dialogue.answer(request, self._caller, self._surface, era)
         headers = self._remember(request, answer, session) if era == "legacy" else ()
         return self._answer(answer, status_of(answer, era), headers)
+
+    async def _call_when_settled(self, request: Request) -> None:
+        """Start a call once servers that only start were given their moment, unless it is withdrawn meanwhile."""
+        id = self._headers.get(SESSION_HEADER)
+        waiting = set() if id is None or (session := self._session(id)) is None else session.waiting
+        key = bytes(request.id)
+        waiting.add(key)
+        await self._hub.settle(self._surface)
+        if key not in waiting:
+            return self._answer(withdrawn(request.id), 200)
+        waiting.discard(key)
+        over: asyncio.Future[None] = self._face.loop.create_future()
+        self.start_call(request, partial(_set, over))
+        return await over
 
     def _checked(self, request: Request) -> tuple[Era, Session | None, Members | None] | None:
         """The era of a request with its session or its envelope; None if it was refused, and answered so."""
@@ -215,9 +226,7 @@ class _Visit:
             if session is None:
                 return self._no_session(None)
             if notification.method == CANCELLED and "requestId" in notification.params:
-                inflight = session.calls.get(bytes(notification.params["requestId"]))
-                if inflight is not None:
-                    inflight.cancel("by the caller")
+                session.cancel(bytes(notification.params["requestId"]))
         return say(self._peer, 202, "")
 
     # -- calls -----------------------------------------------------------------------------------------------------

@@ -39,10 +39,19 @@ class Session:
     used_at: float
     calls: dict[bytes, InFlight] = field(default_factory=dict)
     """Calls in flight by the caller's own id for them, so that they can be cancelled by it."""
+    waiting: set[bytes] = field(default_factory=set)
+    """Calls that were not started yet, because a server only starts."""
     streams: int = 0
     """Streams of changes that are open; a session that listens is in use."""
     seen: bytes | None = None
     """The digest of the list it was last given."""
+
+    def cancel(self, id: bytes) -> None:
+        """Withdraw the call that the caller knows by this id, if there is one."""
+        self.waiting.discard(id)
+        inflight = self.calls.get(id)
+        if inflight is not None:
+            inflight.cancel("by the caller")
 
     def hold(self, id: bytes, inflight: InFlight, exchange: Ending) -> None:
         """Keep a call so that the caller can cancel it by its own id, until it ends."""

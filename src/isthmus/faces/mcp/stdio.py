@@ -15,7 +15,7 @@ import structlog
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.faces.mcp.changes import ChangeFeed
-from isthmus.faces.mcp.dialogue import Answer, Dialogue, Era, answer_call, event_notification, refuse
+from isthmus.faces.mcp.dialogue import Answer, Dialogue, Era, answer_call, event_notification, refuse, withdrawn
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.events import Event
@@ -53,6 +53,8 @@ class McpStdio:
         self._write = write
         self._decoder = lines.LineDecoder(self._hub.limits.request_bytes)
         self._calls: dict[bytes, InFlight] = {}
+        self._waiting: set[bytes] = set()
+        """Calls that wait for servers which only start."""
         self._feeds: dict[bytes, ChangeFeed] = {}
         self._open = 0
         self._idle = asyncio.Event()
@@ -89,6 +91,8 @@ class McpStdio:
                 self._call(message)
             case Request():
                 self._begin()
+                if message.method == "tools/call":
+                    self._waiting.add(bytes(message.id))
                 crashed = partial(self._crashed, message.id)
                 self._crew.spawn(f"answer to {message.method}", self._answer(message), on_crash=crashed)
             case Notification():
@@ -109,13 +113,13 @@ class McpStdio:
                 inflight.cancel("by the caller")
             elif (feed := self._feeds.pop(id, None)) is not None:
                 feed.close()
+            self._waiting.discard(id)
 
     # -- answering -------------------------------------------------------------------------------------------------
 
     async def _answer(self, request: Request) -> None:
         if request.method == "tools/call":
-            await self._hub.settle(self._surface)
-            return self._call(request)
+            return await self._call_when_settled(request)
         era = self._dialogue.era_of(request, None)
         meta = self._dialogue.check(request, None) if era == "modern" else None
         if isinstance(meta, Answer):
@@ -125,6 +129,16 @@ class McpStdio:
         else:
             self._reply(await self._dialogue.answer(request, self._caller, self._surface, era))
         return None
+
+    async def _call_when_settled(self, request: Request) -> None:
+        """Start a call once servers that only start were given their moment, unless it is withdrawn meanwhile."""
+        id = bytes(request.id)
+        await self._hub.settle(self._surface)
+        if id in self._waiting:
+            self._waiting.discard(id)
+            self._call(request)
+        else:
+            self._reply(withdrawn(request.id))
 
     def _call(self, request: Request) -> None:
         era = self._dialogue.era_of(request, None)
