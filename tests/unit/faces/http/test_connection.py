@@ -197,7 +197,6 @@ async def test_a_slow_pipelined_body_is_refused_after_the_answer_before_it() -> 
         await asyncio.gather(*(witness.hear_rest() for witness in witnesses))
         await visit.answer(b"first")
         assert [(await visitor.hear()).status for _ in range(2)] == [200, 408]
-        assert app.arrived.empty()
 
 
 async def test_a_long_body_that_keeps_its_rate_is_taken() -> None:
