@@ -32,7 +32,7 @@ LAST_WORDS_SECONDS = 0.1
 
 COLLECT_AFTER = 20_000
 """Objects between two looks of the cycle collector, instead of 700: what a call allocates dies with it, so that
-looking more often costs a twentieth of a call and finds nothing."""
+looking more often finds nothing."""
 
 
 class Routes:
