@@ -42,7 +42,7 @@ async def test_calls_on_a_killed_server_are_answered_at_once_and_it_comes_back(
         assert len(timed) == 100
         # The bound is a second; one outlier on a busy machine is not what this is about.
         assert statistics.median(answered) < 0.25
-        assert max(answered) < 2.0
+        assert max(answered) < 1.0
         assert statistics.median(back) < 1.0
         assert judge(history, ledger.ran()) == []
         assert not zombies(hub.pid)
