@@ -1,5 +1,6 @@
 # Everything a checkout needs is Python 3.11+ and make: the targets build their own environments
 # (.venv, and .venv-mcp1 for the legacy SDK) from hash-pinned files and reuse them until those change.
+# With Node.js 18+ and npm the tests also reach the reference servers from npm, which are pinned likewise.
 
 PYTHON ?= python3
 ARGS ?=
@@ -7,6 +8,7 @@ WORKERS ?= 2
 
 VENV := .venv
 MCP1 := .venv-mcp1
+NPM := tests/peers/npm
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
@@ -20,13 +22,13 @@ help: ## say what each target does
 serve: $(VENV)/.serve ## run the hub; ARGS="--config mcp.json --port 8765"
 	@exec $(VENV)/bin/isthmus serve $(ARGS)
 
-test: $(VENV)/.test $(MCP1)/.ready ## run the tests; ARGS="-k names"
+test: $(VENV)/.test $(MCP1)/.ready $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 soak: $(VENV)/.test ## cut the wire at every byte instead of every 16th (about eight minutes)
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
 
-cover: $(VENV)/.test $(MCP1)/.ready ## run the tests and show the branches they miss
+cover: $(VENV)/.test $(MCP1)/.ready $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
 
 lint: $(VENV)/.test ## check style, format, types and who imports whom
@@ -45,14 +47,15 @@ bench: $(VENV)/.test ## measure a call through the hub beside a direct one and a
 gate: $(VENV)/.test ## fail when a call has become 15 % dearer than the committed baseline
 	$(VENV)/bin/python -m bench.gate $(ARGS)
 
-lock: ## pin the newest versions again; needs uv
+lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/image.in --constraint requirements/serve.txt --output-file requirements/image.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/test.in --constraint requirements/image.txt --output-file requirements/test.txt
 	$(COMPILE) --upgrade requirements/mcp1.in --output-file requirements/mcp1.txt
+	cd $(NPM) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 
 clean: ## remove the environments and every cache
-	rm -rf $(VENV) $(MCP1) build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) $(MCP1) $(NPM)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -74,6 +77,22 @@ $(MCP1)/.ready: $(MCP1)/.made requirements/mcp1.txt
 	@echo "installing the legacy SDK into $(MCP1) …"
 	@$(MCP1)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/mcp1.txt
 	@touch $@
+
+# A checkout without npm still tests everything else, and says what it leaves out. CI leaves nothing out: as root
+# (a container) it fetches npm, and without the servers their tests fail.
+$(NPM)/node_modules/.ready: $(NPM)/package-lock.json
+	@if [ -n "$$CI" ] && [ "$$(id -u)" = 0 ] && ! command -v npm >/dev/null && command -v apt-get >/dev/null; then \
+	  echo "installing nodejs and npm, which the servers from npm need …"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  install="apt-get install -qq -y --no-install-recommends nodejs npm"; \
+	  { $$install || { apt-get update -qq && $$install; }; } >/dev/null; \
+	fi
+	@if command -v npm >/dev/null; then \
+	  echo "installing the servers from npm into $(NPM)/node_modules …"; \
+	  cd $(NPM) && npm ci --silent --ignore-scripts && touch node_modules/.ready; \
+	else \
+	  echo "SKIPPED: the tests with the servers from npm, because there is no npm. Install Node.js 18 or newer." >&2; \
+	fi
 
 # Debian and Ubuntu keep what `venv` needs in a package of its own: as root (a container) it is fetched,
 # otherwise the one command that helps is named.

@@ -18,7 +18,8 @@ from bench.messages import call_body
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
-from isthmus.core.catalog.snapshot import CheckCache, Snapshot, Standing
+from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.snapshot import Snapshot, Standing
 from isthmus.core.settings import Limits
 from isthmus.faces.http.gate import Gate
 from isthmus.faces.http.origin import OriginGuard
@@ -29,11 +30,11 @@ from isthmus.identity.keys import KeyRing, credential_of, digest_of
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call
 from isthmus.model.events import Event
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.tools import Tool
 from isthmus.wire import jsonrpc
-from isthmus.wire.mcp.tools import Implementation
+from isthmus.wire.mcp.messages import Implementation
 
 Work = Callable[[], object]
 Scenario = Callable[[], AbstractContextManager[Work]]
@@ -97,7 +98,7 @@ def compile_view() -> Iterator[Work]:
     """The table of one permission set over ten servers with ten tools each, as after every `list_changed`."""
     standings = {}
     for server in (SERVER, *(ServerName(f"server-{number}") for number in range(9))):
-        tools = tuple(Tool.of(server, ToolName(f"tool_{number}"), DEFINITION) for number in range(10))
+        tools = tuple(Tool.of(server, FeatureName(f"tool_{number}"), DEFINITION) for number in range(10))
         standings[server] = Standing(server, "ready", tools=tools, is_settled=True)
     checks = CheckCache(limit_bytes=Limits().schema_bytes)
     everything = Grants(allow=("*",))
@@ -155,7 +156,7 @@ async def hub_with_instant_server() -> Hub:
     """Return a hub with one server, attached and ready."""
     hub = Hub(Limits(), Silent())
     lane = Lane(SERVER, hub.limits)
-    tools = (Tool.of(SERVER, ToolName("echo"), DEFINITION),)
+    tools = (Tool.of(SERVER, FeatureName("echo"), DEFINITION),)
     hub.open_lane(lane, Standing(SERVER, "ready", tools=tools, is_settled=True))
     lane.attach(Instant())
     return hub

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from isthmus.core.access.policy import Policy
 from isthmus.model.callers import Grants
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.names import FeatureName, ServerName
 from tests.conftest import Ledger
 from tests.face.wire import (
     BASE,
@@ -222,7 +222,7 @@ async def test_the_rule_above_is_the_rule_of_the_hub() -> None:
     """The model of this file and the compiled policy agree, so that neither is wrong alone."""
     for grants in GRANTS:
         policy = Policy(grants)
-        assert may(grants) == {pair for pair in TOOLS if policy.allows(ServerName(pair[0]), ToolName(pair[1]))}
+        assert may(grants) == {pair for pair in TOOLS if policy.allows(ServerName(pair[0]), FeatureName(pair[1]))}
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])

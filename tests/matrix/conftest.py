@@ -1,4 +1,4 @@
-"""The field and the tours through it, opened once for all tests of the matrix."""
+"""The field and the tours through it, and the gallery, opened once for all tests of the matrix."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ import pytest_asyncio
 
 from tests.matrix.agency import Agency
 from tests.matrix.field import open_field
+from tests.matrix.gallery import Gallery, open_gallery
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def agency(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agency]:
     async with open_field(tmp_path_factory.mktemp("field")) as field:
         yield Agency(field, tmp_path_factory.mktemp("agency"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def gallery(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gallery]:
+    async with open_gallery(tmp_path_factory.mktemp("gallery"), shared=tmp_path_factory.mktemp("shared")) as opened:
+        yield opened

@@ -4,7 +4,9 @@ It runs in an environment of its own; from a test call `run_sdk1` of `sdk1_steps
 `{"do": "list"}`, `{"do": "ping"}`, `{"do": "call", "tool": …, "arguments": …, "progress": true, "meta": …}`,
 `{"do": "cancel", "tool": …, "arguments": …}` (cancels at the first progress, or after `seconds` without any)
 and `{"do": "changed", "within": seconds, "lists": tool}` (waits for an announcement; with `lists`, for as many as it
-takes until the tool is listed, and gives the listing). Each answer is `{"ok": true, …}` or `{"ok": false, "error": …}`.
+takes until the tool is listed, and gives the listing; `what` names another list than that of the tools).
+Further ones, for `survey`: `resources`, `templates`, `prompts`, `read`, `prompt`, `complete`, `listen` and `updated` (a
+resource's changes), `heard`, and a call's `level`. Each answer is `{"ok": true, …}` or `{"ok": false, "error": …}`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from typing import Any
 import anyio
 import httpx
 from mcp import ClientSession, McpError, StdioServerParameters, stdio_client, types
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
+from pydantic import AnyUrl
 
 CALL_SECONDS = 15.0
 """What a peer may take for one answer before the step fails instead of hanging."""
@@ -33,18 +37,42 @@ class Steps:
     """The steps of one session, and what it hears between them."""
 
     def __init__(self, session_streams: tuple[Any, Any]) -> None:
-        self._changed = anyio.Event()
+        self._announced: list[str] = []
+        self._awaited: dict[str, int] = {}
+        self._woken = anyio.Event()
+        self._logs: list[dict[str, Any]] = []
         self.session = ClientSession(
             *session_streams,
             message_handler=self._hear,
+            logging_callback=self._log,
             read_timeout_seconds=timedelta(seconds=CALL_SECONDS),
         )
+        self._listings = {
+            "tools": self.session.list_tools,
+            "prompts": self.session.list_prompts,
+            "resources": self.session.list_resources,
+        }
 
     async def _hear(self, message: Any) -> None:
-        if isinstance(message, types.ServerNotification) and isinstance(
-            message.root, types.ToolListChangedNotification
-        ):
-            self._changed.set()
+        match getattr(message, "root", None):
+            case types.ToolListChangedNotification():
+                self._announce("tools")
+            case types.PromptListChangedNotification():
+                self._announce("prompts")
+            case types.ResourceListChangedNotification():
+                self._announce("resources")
+            case types.ResourceUpdatedNotification(params=params):
+                self._announce(str(params.uri))
+            case _:
+                pass
+
+    def _announce(self, word: str) -> None:
+        self._announced.append(word)
+        self._woken.set()
+        self._woken = anyio.Event()
+
+    async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
+        self._logs.append(_plain(params))
 
     async def run(self, step: dict[str, Any], hello: types.InitializeResult) -> dict[str, Any]:
         """Do one step and return what to print; a refusal of the server is an answer too."""
@@ -60,7 +88,7 @@ class Steps:
             case "hello":
                 return {"hello": _plain(hello)}
             case "list":
-                return {"tools": _plain(await self.session.list_tools())["tools"]}
+                return _plain(await self.session.list_tools())
             case "ping":
                 return {"pong": _plain(await self.session.send_ping())}
             case "call":
@@ -68,9 +96,37 @@ class Steps:
             case "cancel":
                 return await self._cancel(step)
             case "changed":
-                return await self._await_change(step.get("within", CALL_SECONDS), step.get("lists"))
+                return await self._await_change(step)
+            case _:
+                return await self._survey(step)
+
+    async def _survey(self, step: dict[str, Any]) -> dict[str, Any]:
+        match step["do"]:
+            case "resources" | "prompts" as what:
+                return _plain(await self._listings[what]())
+            case "templates":
+                return _plain(await self.session.list_resource_templates())
+            case "read":
+                return {"result": _plain(await self.session.read_resource(AnyUrl(step["uri"])))}
+            case "prompt":
+                return {"result": _plain(await self.session.get_prompt(step["name"], step.get("arguments")))}
+            case "complete":
+                return {"result": _plain(await self._complete(step))}
+            case "listen":
+                return _plain(await self.session.subscribe_resource(AnyUrl(step["uri"])))
+            case "updated":
+                with anyio.fail_after(step["within"]):
+                    await self._next(step["uri"])
+                return {}
+            case "heard":
+                return {"heard": self._announced}
             case other:
                 raise ValueError(f"no step is called {other!r}")
+
+    async def _complete(self, step: dict[str, Any]) -> Any:
+        ref = step["ref"]
+        kind = types.PromptReference if ref["type"] == "ref/prompt" else types.ResourceTemplateReference
+        return await self.session.complete(kind(**ref), step["argument"], step.get("known"))
 
     async def _call(self, step: dict[str, Any]) -> dict[str, Any]:
         seen: list[tuple[float, float | None, str | None]] = []
@@ -78,13 +134,16 @@ class Steps:
         async def watch(progress: float, total: float | None, message: str | None) -> None:
             seen.append((progress, total, message))
 
+        if "level" in step:
+            await self.session.set_logging_level(step["level"])
+        self._logs.clear()
         result = await self.session.call_tool(
             step["tool"],
             step.get("arguments") or {},
             progress_callback=watch if step.get("progress") else None,
             meta=step.get("meta"),
         )
-        return {"result": _plain(result), "progress": seen}
+        return {"result": _plain(result), "progress": seen, "logs": list(self._logs)}
 
     async def _cancel(self, step: dict[str, Any]) -> dict[str, Any]:
         """Call, then send `notifications/cancelled` by hand: this SDK sends none when a task is cancelled."""
@@ -114,16 +173,22 @@ class Steps:
             group.cancel_scope.cancel()
         return {"answer": answer}
 
-    async def _await_change(self, within: float, awaited: str | None) -> dict[str, Any]:
-        with anyio.fail_after(within):
+    async def _await_change(self, step: dict[str, Any]) -> dict[str, Any]:
+        what, awaited = step.get("what", "tools"), step.get("lists")
+        with anyio.fail_after(step.get("within", CALL_SECONDS)):
             while True:
-                await self._changed.wait()
-                self._changed = anyio.Event()
+                await self._next(what)
                 if awaited is None:
                     return {}
-                tools = _plain(await self.session.list_tools())["tools"]
-                if awaited in {tool["name"] for tool in tools}:
-                    return {"tools": tools}
+                listing = _plain(await self._listings[what]())
+                if awaited in {item["uri" if what == "resources" else "name"] for item in listing[what]}:
+                    return listing
+
+    async def _next(self, word: str) -> None:
+        """Wait for an announcement that no step has waited for yet; several at once are one."""
+        while self._announced.count(word) <= self._awaited.get(word, 0):
+            await self._woken.wait()
+        self._awaited[word] = self._announced.count(word)
 
 
 def _plain(model: Any) -> dict[str, Any]:
@@ -144,6 +209,10 @@ async def streams(options: argparse.Namespace) -> AsyncIterator[tuple[Any, Any]]
             yield pipes
         return
     headers = dict(given.split(":", 1) for given in options.header)
+    if options.sse:
+        async with sse_client(options.url, headers, CALL_SECONDS, httpx_client_factory=_without_proxies) as pair:
+            yield pair
+        return
     async with (
         httpx.AsyncClient(headers=headers, trust_env=False, timeout=CALL_SECONDS) as http,
         streamable_http_client(options.url, http_client=http) as (read, write, _),
@@ -151,10 +220,15 @@ async def streams(options: argparse.Namespace) -> AsyncIterator[tuple[Any, Any]]
         yield read, write
 
 
+def _without_proxies(headers: Any = None, timeout: Any = None, auth: Any = None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(headers=headers, timeout=timeout, auth=auth, trust_env=False)
+
+
 def parse_options() -> argparse.Namespace:
-    """Read the command line: `--url` with `--header name:value`s, or `--command` and its words."""
+    """Read the command line: `--url` with `--header name:value`s and perhaps `--sse`, or `--command` and its words."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url")
+    parser.add_argument("--sse", action="store_true", help="the old HTTP+SSE transport")
     parser.add_argument("--header", action="append", default=[])
     parser.add_argument("--command", nargs=argparse.REMAINDER, default=[])
     return parser.parse_args()

@@ -15,11 +15,15 @@ from typing import Any, Literal
 
 import httpx2
 from mcp import Client, StdioServerParameters
+from mcp.client.session import MessageHandlerFnT
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ToolListChangedNotification
 
 Mode = Literal["legacy", "auto", "2026-07-28"]
 Progress = tuple[float, float | None, str | None]
+Hear = MessageHandlerFnT
+"""Whatever hears a client's messages; a `Listener` does."""
 
 CALL_SECONDS = 15.0
 """What a peer may take for one answer before the test fails instead of hanging."""
@@ -45,7 +49,7 @@ async def client_over_http(
     *,
     mode: Mode = "auto",
     headers: Mapping[str, str] | None = None,
-    listener: Listener | None = None,
+    listener: Hear | None = None,
 ) -> AsyncIterator[Client]:
     """A connected client for a Streamable HTTP address."""
     async with AsyncExitStack() as stack:
@@ -57,12 +61,22 @@ async def client_over_http(
 
 
 @asynccontextmanager
+async def client_over_sse(
+    url: str, *, headers: Mapping[str, str] | None = None, listener: Hear | None = None
+) -> AsyncIterator[Client]:
+    """A connected client for an address of the old HTTP+SSE transport, which only the legacy era has."""
+    transport = sse_client(url, dict(headers or {}), CALL_SECONDS, httpx_client_factory=_without_proxies)
+    async with _client(transport, "legacy", listener) as client:
+        yield client
+
+
+@asynccontextmanager
 async def client_over_stdio(
     command: Sequence[str],
     *,
     mode: Mode = "auto",
     env: Mapping[str, str] | None = None,
-    listener: Listener | None = None,
+    listener: Hear | None = None,
 ) -> AsyncIterator[Client]:
     """A connected client for a command that it starts itself and ends on leaving."""
     words = StdioServerParameters(command=command[0], args=[*command[1:]], env={**os.environ, **(env or {})})
@@ -70,7 +84,13 @@ async def client_over_stdio(
         yield client
 
 
-def _client(target: Any, mode: Mode, listener: Listener | None) -> Client:
+def _without_proxies(
+    headers: dict[str, str] | None = None, timeout: httpx2.Timeout | None = None, auth: httpx2.Auth | None = None
+) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(headers=headers, timeout=timeout, auth=auth, trust_env=False)
+
+
+def _client(target: Any, mode: Mode, listener: Hear | None) -> Client:
     return Client(target, mode=mode, message_handler=listener, read_timeout_seconds=CALL_SECONDS, cache=None)
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,11 @@ class HttpPeer:
     @property
     def url(self) -> str:
         """Where its MCP endpoint is."""
-        return f"http://127.0.0.1:{self.port}/mcp"
+        return self.at("/mcp")
+
+    def at(self, path: str) -> str:
+        """An address on it, such as `/sse`."""
+        return f"http://127.0.0.1:{self.port}{path}"
 
     @property
     def pid(self) -> int:
@@ -67,15 +71,20 @@ class HttpPeer:
 
     async def control(self, modes: str) -> None:
         """Give a raw server new modes; they hold for requests that arrive from now on."""
-        url = f"http://127.0.0.1:{self.port}/control"
-        request = urllib.request.Request(url, data=modes.encode(), method="POST")
+        request = urllib.request.Request(self.at("/control"), data=modes.encode(), method="POST")
         await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=5).close())
 
 
 @asynccontextmanager
 async def http_peer(peer: str, *options: str, env: Mapping[str, str] | None = None) -> AsyncIterator[HttpPeer]:
-    """Run a peer over HTTP on a free port; leaving the block kills its whole process group."""
-    words = command(peer, "--transport", "http", *options)
+    """Run a peer on a free port, over HTTP unless `options` name another transport."""
+    async with listening_peer(command(peer, "--transport", "http", *options), env=env) as running:
+        yield running
+
+
+@asynccontextmanager
+async def listening_peer(words: Sequence[str], *, env: Mapping[str, str] | None = None) -> AsyncIterator[HttpPeer]:
+    """Run a program that says `PORT n` once it listens; leaving the block kills its whole process group."""
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=asyncio.subprocess.DEVNULL,

@@ -52,6 +52,9 @@ class Exchange(Protocol):
     def garbage(self) -> bytes:
         """Things that a careful reader skips."""
 
+    def drop(self) -> None:
+        """Break the connection, with whatever else is under way on it."""
+
     async def close(self, *, is_answered: bool) -> None:
         """End the answer properly."""
 
@@ -77,6 +80,9 @@ class Caller:
         self._record(request, executed=True)
         if "die_after_ledger" in modes:
             die()
+        if "drop" in modes:
+            exchange.drop()
+            return
         await self._misbehave_before_answer(request, exchange, modes)
         if not await self._delay(exchange, modes):
             self._record(request, executed=False)
@@ -88,6 +94,16 @@ class Caller:
         """Tell every listener that the list of tools has changed."""
         for exchange, subscription in list(self.listeners.items()):
             await exchange.write(exchange.frame(list_changed(subscription)))
+
+    async def churn(self) -> None:
+        """Change the list and announce it, as often a second as the mode says, for ever."""
+        every, turn = 1 / self.desk.modes.number("churn", 1000), 0
+        started = asyncio.get_running_loop().time()
+        while True:
+            turn += 1
+            self.desk.turn = turn
+            await self.announce_change()
+            await asyncio.sleep(started + turn * every - asyncio.get_running_loop().time())
 
     async def _wait_for_ever(self, request: Json, exchange: Exchange) -> None:
         await exchange.cancelled.wait()
@@ -135,6 +151,8 @@ class Caller:
                 text = json.dumps({"_meta": meta_of(request), "headers": exchange.headers})
             case "grow":
                 text = await self._grow(str(given.get("name")))
+            case str(other) if self.desk.is_one_of_many(other):
+                text = other
             case other:
                 return {"error": error(INVALID_PARAMS, f"Unknown tool: {other}")}
         content = [{"type": "text", "text": text}]

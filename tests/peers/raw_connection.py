@@ -77,6 +77,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
         await self._writable.wait()
 
+    def abort(self) -> None:
+        """Break the connection without a word."""
+        self._transport.abort()
+
     async def _serve(self) -> None:
         try:
             while not self.lost.is_set():
@@ -168,6 +172,10 @@ class HttpExchange:
             )
         if self._has_head:
             await self.write(b"0\r\n\r\n")
+
+    def drop(self) -> None:
+        """Break the connection."""
+        self._connection.abort()
 
     async def lose(self) -> None:
         """Wait until the peer is gone, and count that as a cancellation."""

@@ -21,6 +21,12 @@ META = "io.modelcontextprotocol/"
 SERVER_INFO = {"name": "raw", "version": "1"}
 CAPABILITIES = {"tools": {"listChanged": True}}
 
+MANY_TOOLS = 10_000
+MANY_PAGES = 200
+MANY_PREFIX = "many_"
+CIRCLE = {"b": "c", "c": "d", "d": "b"}
+"""Cursors, each with the next one, that never come to an end."""
+
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INVALID_REQUEST = -32600
@@ -55,6 +61,8 @@ class Desk:
         self.era = era
         self.ledger = ledger
         self.modes = modes
+        self.turn = 0
+        """How often the list has changed by itself, in the mode `churn`."""
         self.tools = [
             tool("pay", "Write the nonce to the ledger, then give it back.", nonce="string", mode="string"),
             tool("echo", "Give the text back.", text="string", mode="string"),
@@ -105,9 +113,33 @@ class Desk:
         }
 
     def _listing(self, request: Json) -> Json:
+        cursor = params_of(request).get("cursor")
+        if "many" in self.modes:
+            return self._page(int(cursor or 0))
+        if "churn" in self.modes:
+            self.ledger.record(listed_at=self.turn)
+            return {"tools": [*self.tools, tool("turn", f"The list has changed {self.turn} times.")]}
         if "lying_list" not in self.modes:
             return {"tools": self.tools}
-        return lying_listing(self.modes.given["lying_list"] or "mixed", self.tools, params_of(request).get("cursor"))
+        return lying_listing(self.modes.given["lying_list"] or "mixed", self.tools, cursor)
+
+    def _page(self, page: int) -> Json:
+        """One of 200 pages; the first begins with the tools that are always there."""
+        total = self.modes.count("many", MANY_TOOLS)
+        numbers = range(total * page // MANY_PAGES, total * (page + 1) // MANY_PAGES)
+        listed = [tool(many_name(number), f"Number {number}.") for number in numbers]
+        last = page == MANY_PAGES - 1
+        return {"tools": listed if page else [*self.tools, *listed], **({} if last else {"nextCursor": str(page + 1)})}
+
+    def is_one_of_many(self, name: str) -> bool:
+        """Whether the mode `many` lists a tool of that name."""
+        number = name.removeprefix(MANY_PREFIX)
+        return "many" in self.modes and number.isdecimal() and int(number) < self.modes.count("many", MANY_TOOLS)
+
+
+def many_name(number: int) -> str:
+    """What a tool of the mode `many` is called."""
+    return f"{MANY_PREFIX}{number:05}"
 
 
 def lying_listing(kind: str, tools: list[Json], cursor: object) -> Json:
@@ -127,6 +159,8 @@ def lying_listing(kind: str, tools: list[Json], cursor: object) -> Json:
             return {"tools": {"pay": tools[0]}}
         case "cyclic":
             return {"tools": tools if cursor is None else [], "nextCursor": "again"}
+        case "circle":
+            return {"tools": tools if cursor is None else [], "nextCursor": CIRCLE.get(str(cursor), "b")}
         case "nameless":
             return {"tools": [*nameless, *tools]}
         case "duplicates":

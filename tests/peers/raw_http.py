@@ -30,7 +30,7 @@ class HttpServer:
 
     def __init__(self, desk: Desk, *, is_stateless: bool) -> None:
         self._desk = desk
-        self._caller = Caller(desk)
+        self.caller = Caller(desk)
         self._is_stateless = is_stateless
         self._sessions: dict[str, Session] = {}
 
@@ -138,7 +138,7 @@ class HttpServer:
             if session is not None:
                 session.running[key] = exchange
                 self._expire(session, name)
-            await self._caller.perform(message, exchange)
+            await self.caller.perform(message, exchange)
             if session is not None:
                 del session.running[key]
             if watch is not None:
@@ -156,6 +156,6 @@ class HttpServer:
     async def _listen(self, exchange: HttpExchange, first: Json | None, subscription: object) -> None:
         exchange.stream()
         await exchange.write(exchange.frame(first) if first else exchange.comment())
-        self._caller.listeners[exchange] = subscription
+        self.caller.listeners[exchange] = subscription
         await exchange.lose()
-        del self._caller.listeners[exchange]
+        del self.caller.listeners[exchange]

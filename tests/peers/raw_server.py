@@ -13,11 +13,16 @@ import asyncio
 import os
 import signal
 import threading
+from typing import TYPE_CHECKING
 
 from tests.peers.raw_desk import Desk, Ledger
 from tests.peers.raw_http import HttpServer
 from tests.peers.raw_modes import Modes
+from tests.peers.raw_sse import SseServer
 from tests.peers.raw_stdio import StdioServer
+
+if TYPE_CHECKING:
+    from tests.peers.raw_websocket import WebSocketServer
 
 FLOOD_BYTES = 64 << 20
 ORPHAN_SECONDS = 120
@@ -27,7 +32,7 @@ ORPHAN_SECONDS = 120
 def parse_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--transport", choices=("stdio", "http"), default="stdio")
+    parser.add_argument("--transport", choices=("stdio", "http", "sse", "websocket"), default="stdio")
     parser.add_argument("--era", choices=("both", "legacy", "modern"), default="both")
     parser.add_argument("--stateless", action="store_true")
     parser.add_argument("--port", type=int, default=0)
@@ -69,10 +74,26 @@ async def main() -> None:
     ledger = Ledger(options.ledger)
     misbehave_as_process(options.mode, ledger)
     desk = Desk(options.era, ledger, options.mode)
-    if options.transport == "stdio":
-        await StdioServer(desk).serve()
-    else:
-        await HttpServer(desk, is_stateless=options.stateless).serve(options.port)
+    server = server_over(options, desk)
+    async with asyncio.TaskGroup() as group:
+        if "churn" in options.mode:
+            group.create_task(server.caller.churn())
+        await (server.serve() if isinstance(server, StdioServer) else server.serve(options.port))
+
+
+def server_over(options: argparse.Namespace, desk: Desk) -> StdioServer | HttpServer | SseServer | WebSocketServer:
+    """The server for the carrier that was asked for."""
+    match options.transport:
+        case "stdio":
+            return StdioServer(desk)
+        case "sse":
+            return SseServer(desk)
+        case "websocket":
+            from tests.peers.raw_websocket import WebSocketServer  # noqa: PLC0415 (the only one that loads a library)
+
+            return WebSocketServer(desk)
+        case _:
+            return HttpServer(desk, is_stateless=options.stateless)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import os
 import select
 import sys
 
-from tests.peers.raw_calls import Caller, acknowledged
-from tests.peers.raw_desk import Desk, Json, method_of, params_of, version_of
+from tests.peers.raw_calls import Caller
+from tests.peers.raw_desk import Desk, Json
+from tests.peers.raw_duplex import Duplex
 
 LINE_BYTES = 64 << 20
 GARBAGE = (
@@ -49,6 +50,10 @@ class StdioExchange:
         """Lines that are no messages."""
         return GARBAGE
 
+    def drop(self) -> None:
+        """Close stdout."""
+        os.close(1)
+
     async def close(self, *, is_answered: bool) -> None:
         """Nothing ends with a request on a pipe; a cancelled call gets no answer at all."""
 
@@ -58,64 +63,17 @@ class StdioServer:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._caller = Caller(desk)
-        self._running: dict[str, StdioExchange] = {}
-        self._group: asyncio.TaskGroup
+        self.caller = Caller(desk)
 
     async def serve(self) -> None:
         """Serve until stdin ends; then stop at once, unless told to outlive it."""
         reader = asyncio.StreamReader(limit=LINE_BYTES)
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        async with asyncio.TaskGroup() as self._group:
+        async with asyncio.TaskGroup() as group:
+            duplex = Duplex(self.caller, StdioExchange, group)
             while line := await reader.readline():
-                await self._take(json.loads(line))
+                await duplex.take(json.loads(line))
             if "ignore_sigterm" in self._desk.modes:
                 await asyncio.Event().wait()
             os._exit(0)  # calls that still run must not hold a server that has lost its caller
-
-    async def _take(self, message: Json) -> None:
-        if method_of(message) == "notifications/cancelled":
-            if exchange := self._running.get(_key(params_of(message).get("requestId"))):
-                exchange.cancelled.set()
-        elif method_of(message) == "notifications/initialized":
-            self._caller.listeners[StdioExchange()] = None
-        elif "id" in message:
-            self._group.create_task(self._serve_one(message))
-            await asyncio.sleep(0)
-
-    async def _serve_one(self, request: Json) -> None:
-        exchange = self._running[_key(request["id"])] = StdioExchange()
-        try:
-            await self._respond(request, exchange)
-        finally:
-            self._running.pop(_key(request["id"]), None)
-
-    async def _respond(self, request: Json, exchange: StdioExchange) -> None:
-        envelope = {"jsonrpc": "2.0", "id": request["id"]}
-        if refused := self._desk.refuse(request, None):
-            await exchange.write(exchange.frame({**envelope, "error": refused}))
-            return
-        match method_of(request):
-            case "tools/call":
-                await self._caller.perform(request, exchange)
-                return
-            case "initialize" | "server/discover" if "hang_init" in self._desk.modes:
-                await asyncio.Event().wait()
-            case "subscriptions/listen" if version_of(request) is not None:
-                await self._listen(request, exchange)
-                return
-        if "garbage" in self._desk.modes:
-            await exchange.write(exchange.garbage())
-        await exchange.write(exchange.frame({**envelope, **self._desk.answer(request)}))
-
-    async def _listen(self, request: Json, exchange: StdioExchange) -> None:
-        await exchange.write(exchange.frame(acknowledged(request)))
-        self._caller.listeners[exchange] = request["id"]
-        await exchange.cancelled.wait()
-        del self._caller.listeners[exchange]
-
-
-def _key(request_id: object) -> str:
-    # 1 and "1" are different ids, and 1 and 1.0 the same one to Python but not to a caller.
-    return json.dumps(request_id)

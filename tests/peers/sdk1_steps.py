@@ -21,17 +21,20 @@ async def run_sdk1(
     steps: Sequence[Step],
     *,
     url: str | None = None,
+    sse: bool = False,
     headers: Mapping[str, str] | None = None,
     server: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> list[Answer]:
-    """Do `steps` in one session against `url` or against a stdio `server` command; one answer per step.
+    """Do `steps` in one session against `url` (of the HTTP+SSE transport if `sse`) or a stdio `server` command.
+
+    There is one answer per step.
 
     Raises:
         RuntimeError: The client could not connect or broke off; the message holds what it wrote to stderr.
     """
     process = await asyncio.create_subprocess_exec(
-        *command("client_sdk1", *_target(url, headers or {}, server)),
+        *command("client_sdk1", *(["--sse"] if sse else []), *_target(url, headers or {}, server)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

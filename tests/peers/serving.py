@@ -1,6 +1,6 @@
 """What the official servers share: their options, their ledger and how they listen.
 
-Used by `server_sdk1`, `server_sdk2` and `server_fastmcp`, which run in environments with different SDKs; it
+Used by the `server_*` and `full_*` peers, which run in environments with different SDKs; it
 therefore knows uvicorn and the standard library, and no SDK. The hand-written server does not use it.
 """
 
@@ -32,21 +32,23 @@ UNSUPPORTED_VERSION = -32022
 class Options:
     """How a server was asked to run."""
 
-    transport: Literal["stdio", "http"]
+    transport: Literal["stdio", "http", "sse"]
     stateless: bool
     json: bool
     port: int
     era: Era
+    only: list[str]
 
 
 def parse_options(eras: tuple[Era, ...]) -> Options:
     """Read the command line; `eras` are those the SDK can serve, the first being the default."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--transport", choices=("stdio", "http"), default="stdio")
+    parser.add_argument("--transport", choices=("stdio", "http", "sse"), default="stdio")
     parser.add_argument("--stateless", action="store_true", help="HTTP without sessions (legacy era)")
     parser.add_argument("--json", action="store_true", help="HTTP answers as JSON, never as an event stream")
     parser.add_argument("--port", type=int, default=0, help="0: any free one, told as `PORT n` on stdout")
     parser.add_argument("--era", choices=eras, default=eras[0])
+    parser.add_argument("--only", nargs="*", default=[], help="capabilities to keep (full_sdk2)")
     return Options(**vars(parser.parse_args()))
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.access.policy import Policy
+from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.names import (
     BUILTIN,
     LLM_LENGTH_MAX,
@@ -21,11 +22,11 @@ from isthmus.core.catalog.names import (
     llm_table,
     resolve,
 )
-from isthmus.core.catalog.snapshot import CheckCache, Snapshot, Standing
+from isthmus.core.catalog.snapshot import Snapshot, Standing
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
-from isthmus.model.names import ServerName, ToolName
-from isthmus.model.tools import Tool
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
 
 LEGAL = re.compile(r"[A-Za-z0-9_]{1,64}")
 ALL = Grants(("*",))
@@ -38,7 +39,7 @@ SERVERS = st.one_of(
 TOOLS = st.one_of(
     st.sampled_from(["b", "b_c", "b.c", "b-c", "c", "search_query", "query", "b c", "ä", "y" * 64, "y" * 256]),
     st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=256),
-).map(ToolName)
+).map(FeatureName)
 PAIRS = st.lists(st.tuples(SERVERS, TOOLS), unique=True, max_size=25)
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
@@ -100,7 +101,7 @@ def test_every_surface_shows_every_tool_once_and_leads_to_it(pairs: list[Pair]) 
     taken = snapshot(pairs)
     for style in ("canonical", "llm"):
         routes = taken.view(ALL, Surface(style)).routes
-        assert {(route.tool.server, route.tool.name) for route in routes.values()} == set(pairs)
+        assert {(route.feature.server, route.feature.name) for route in routes.values()} == set(pairs)
         assert len(routes) == len(pairs)
         assert all(route.exposed == name for name, route in routes.items())
     for server in {server for server, _ in pairs}:
@@ -118,10 +119,10 @@ def test_a_name_means_the_same_to_everybody_who_sees_it(pairs: list[Pair], chose
     taken = snapshot(pairs)
     everything = taken.view(ALL, surface).routes
     limited = taken.view(Grants(patterns), surface).routes
-    assert {name: route.tool for name, route in limited.items()} == {
-        name: route.tool
+    assert {name: route.feature for name, route in limited.items()} == {
+        name: route.feature
         for name, route in everything.items()
-        if Policy(Grants(patterns)).allows(route.tool.server, route.tool.name)
+        if Policy(Grants(patterns)).allows(route.feature.server, route.feature.name)
     }
 
 

@@ -27,14 +27,14 @@ from isthmus.core.settings import Limits
 from isthmus.faces.mcp.dialogue import Answer, Dialogue
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.names import ServerName, ToolName
-from isthmus.model.tools import Tool
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.telemetry.counters import Counters
 from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.tools import Implementation, Members
+from isthmus.wire.mcp.messages import Implementation, Members
 from tests.property.bodies import any_body
 from tests.unit.core.doubles import DONE, Listener
 
@@ -110,7 +110,7 @@ class Recording:
         self._dialects: tuple[Dialect, ...] = (LegacyDialect(), ModernDialect(ME))
 
     def send(self, inflight: InFlight) -> None:
-        name = inflight.tool.tool.name
+        name = inflight.target.feature.name
         call = inflight.call
         params = [dialect.call_params(call, name, REQUEST_ID) for dialect in self._dialects]
         messages = tuple(jsonrpc.request(REQUEST_ID, "tools/call", each) for each in params)
@@ -135,7 +135,7 @@ class Bench:
             lane = Lane(ServerName(server), self.hub.limits)
             lane.attach(self.link)
             names = [name.partition(".")[2] for name in NAMES if name.startswith(server)]
-            tools = tuple(Tool.of(ServerName(server), ToolName(name), {}) for name in names)
+            tools = tuple(Tool.of(ServerName(server), FeatureName(name), {}) for name in names)
             self.hub.open_lane(lane, Standing(ServerName(server), "ready", tools=tools, is_settled=True))
 
     def feed(self, body: bytes, claims: modern.Claims | None = None) -> tuple[Sent, ...]:

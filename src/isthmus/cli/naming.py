@@ -14,7 +14,7 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.reached import Absence, Offer
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.names import BUILTIN, Ambiguous, Pair, resolve
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.local import builtin_tools
 
@@ -58,7 +58,7 @@ def choose(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]) 
 def _pair(offer: Offer) -> Pair | None:
     """Take a full name apart; names of another style have no parts, and only the whole of them counts."""
     server, dot, tool = offer.name.partition(".")
-    return (ServerName(server), ToolName(tool)) if dot else None
+    return (ServerName(server), FeatureName(tool)) if dot else None
 
 
 def _unknown(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]) -> CommandFailed:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from isthmus.app.hub import LOCAL, ME, RunningHub
+from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.links import ME
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import say
 from isthmus.cli.sources import KEY_VARIABLE, Running
@@ -23,8 +24,8 @@ from isthmus.credentials.memory import StaticCredentials
 from isthmus.faces.mcp.dialogue import MISSING_KEY
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.faults import Fault, NotConnected
+from isthmus.model.features import Feature
 from isthmus.model.names import ServerName
-from isthmus.model.tools import Tool
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.settings import ServerSettings
@@ -48,7 +49,7 @@ class Offer:
 
     name: str
     server: str
-    tool: Tool
+    tool: Feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Reached:
         """Every tool that can be called, in the order of a listing."""
         routes = self.running.hub.snapshot.view(LOCAL.grants, self.surface).routes
         return [
-            Offer(name, _server_in(name) if self.is_remote else route.tool.server, route.tool)
+            Offer(name, _server_in(name) if self.is_remote else route.feature.server, route.feature)
             for name, route in routes.items()
         ]
 
@@ -186,7 +187,7 @@ async def reach_running(source: Running) -> Reached:
     reached = Reached(running, Surface("own", HUB), link)
     try:
         await link.greet("auto")
-        tools, _ = await link.list_tools()
+        listing = await link.list_features({"tools"})
         reached.told = _absences_in(await link.ask("tools/list", link.dialect.params()))
     except (Fault, ConnectFailed) as failed:
         await reached.aclose()
@@ -194,7 +195,7 @@ async def reach_running(source: Running) -> Reached:
     except BaseException:
         await reached.aclose()
         raise
-    running.supervisor.add_local(HUB, link, tuple(tools))
+    running.supervisor.add_local(HUB, link, listing.tools)
     return reached
 
 

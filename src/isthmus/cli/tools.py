@@ -36,7 +36,7 @@ async def list_tools(source: Running | Own, *, wait: float, is_json: bool) -> Ex
 
 def as_json(offers: Sequence[Offer], absences: Mapping[str, Absence]) -> bytes:
     """Return the listing for programs: each tool as its server describes it, under the name to call it by."""
-    tools = tool_array(tool_definition(offer.name, offer.tool.definition) for offer in offers)
+    tools = array_of(write_entry(TOOLS, offer.name, offer.tool.definition) for offer in offers)
     missing = {
         name: {"state": gone.state, "reason": gone.reason, "listed": gone.is_listed} for name, gone in absences.items()
     }

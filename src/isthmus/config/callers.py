@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from isthmus.config import values
+from isthmus.config import codes, values
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.variables import Borrowed, Variables
@@ -48,7 +48,8 @@ def read_callers(
     callers, told = _with_own_keys(callers, place)
     findings += told
     if entries and not callers:
-        raise ConfigError(*findings, place.finding("are configured but none is usable, and the hub must not be open"))
+        told_of_none = "are configured but none is usable, and the hub must not be open"
+        raise ConfigError(*findings, place.finding(told_of_none, code=codes.NO_USABLE_CALLER))
     return tuple(callers), tuple(findings)
 
 
@@ -66,7 +67,7 @@ def _read_caller(
         findings += _idle(fields, place)
         return (parse_key(key), caller), findings
     except ValueError as error:
-        return None, [*findings, place.mistake(error, advice="this caller is left out")]
+        return None, [*findings, place.mistake(error, advice="this caller is left out", code=codes.BAD_CALLER)]
 
 
 def _check_keys(fields: Mapping[str, object]) -> None:
@@ -108,7 +109,7 @@ def _weakness(key: str, place: Place, *, is_loopback: bool) -> list[Finding]:
     advice = "make one with: openssl rand -hex 32"
     if not is_loopback:
         raise ValueError(f"key must be strong where others can reach the hub, not weak: it {weakness}; {advice}")
-    return [place.at("key").finding(f"{weakness}; it will do only on loopback", advice=advice)]
+    return [place.at("key").finding(f"{weakness}; it will do only on loopback", advice=advice, code=codes.WEAK_KEY)]
 
 
 def _grants(fields: Mapping[str, object]) -> Grants:
@@ -126,9 +127,14 @@ def _patterns(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _idle(fields: Mapping[str, object], place: Place) -> list[Finding]:
-    findings = [place.at(key).finding("has no effect in this version") for key in _LATER_KEYS if key in fields]
+    findings = [
+        place.at(key).finding("has no effect in this version", code=codes.IDLE_KEY)
+        for key in _LATER_KEYS
+        if key in fields
+    ]
     if not fields.get("allow"):
-        findings.append(place.finding("may call nothing", advice='allow = ["*"] would allow everything'))
+        advice = 'allow = ["*"] would allow everything'
+        findings.append(place.finding("may call nothing", advice=advice, code=codes.MAY_CALL_NOTHING))
     return findings
 
 
@@ -137,5 +143,6 @@ def _with_own_keys(callers: list[KnownCaller], place: Place) -> tuple[list[Known
     uses = Counter(digest for digest, _ in callers)
     shared = [caller.name for digest, caller in callers if uses[digest] > 1]
     advice = "these callers are left out"
-    told = [place.finding(f"have the same key: {', '.join(shared)}", advice=advice)] if shared else []
+    text = f"have the same key: {', '.join(shared)}"
+    told = [place.finding(text, advice=advice, code=codes.SHARED_KEY)] if shared else []
     return [known for known in callers if uses[known[0]] == 1], told

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from isthmus.config.codes import BAD_VALUE, UNKNOWN_KEY, Code
+
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -27,6 +29,12 @@ class Finding:
     """The value as it may be shown; empty if there is none or it must stay hidden."""
     message: str
     advice: str = ""
+    code: Code = BAD_VALUE
+
+    @property
+    def mend(self) -> str:
+        """What to do: the advice on this very spot, or else what helps with this kind of finding."""
+        return self.advice or self.code.mend
 
     def __str__(self) -> str:
         where = f"{self.file.name}: " if self.file else ""
@@ -44,6 +52,14 @@ class ConfigError(Exception):
         self.findings = findings
 
 
+class Mistake(ValueError):
+    """A refused value that has a kind of its own; its text reads like that of every such error."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A spot in a file, from which findings are made."""
@@ -57,26 +73,27 @@ class Place:
         steps += [_step(key) for key in keys]
         return Place(self.file, ".".join(steps))
 
-    def finding(self, message: str, *, value: str = "", advice: str = "") -> Finding:
+    def finding(self, message: str, *, value: str = "", advice: str = "", code: Code = BAD_VALUE) -> Finding:
         """Say something of this place."""
-        return Finding(self.file, self.path, value, message, advice)
+        return Finding(self.file, self.path, value, message, advice, code)
 
-    def unknown(self, key: str, known: Iterable[str]) -> Finding:
+    def unknown(self, key: str, known: Iterable[str], *, code: Code = UNKNOWN_KEY) -> Finding:
         """Tell of a key below this place that nobody reads."""
         meant = nearest(key, known)
         advice = f"did you mean {meant}?" if meant else ""
-        return self.at(key).finding("is not known and has no effect", advice=advice)
+        return self.at(key).finding("is not known and has no effect", advice=advice, code=code)
 
-    def mistake(self, error: ValueError, *, advice: str = "") -> Finding:
+    def mistake(self, error: ValueError, *, advice: str = "", code: Code = BAD_VALUE) -> Finding:
         """Tell of a value at or below this place that a check refused.
 
         Such errors read "<key> must <rule>, not <value>", or begin with "must" when the place itself is
-        wrong; that is the contract of every settings class and of `config.values`.
+        wrong; that is the contract of every settings class and of `config.values`. A `Mistake` has its own code.
         """
         key, _, rest = f" {error}".partition(" must ")
         rule, _, value = rest.partition(", not ")
         path = ".".join(part for part in (self.path, key.strip()) if part)
-        return Finding(self.file, path, value, f"must {rule}", advice)
+        kind = error.code if isinstance(error, Mistake) else code
+        return Finding(self.file, path, value, f"must {rule}", advice, kind)
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:

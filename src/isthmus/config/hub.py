@@ -1,4 +1,4 @@
-"""The `[hub]` and `[limits]` tables of a file into the settings of the hub as a whole.
+"""The `[hub]`, `[log]` and `[limits]` tables of a file into the settings of the hub as a whole.
 
 Types are checked here, ranges by the settings. Unlike a server's entry a bad value here refuses the file: a
 hub that listens elsewhere than it was told is worse than none. Called by `config.load`.
@@ -7,9 +7,9 @@ hub that listens elsewhere than it was told is worse than none. Called by `confi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from isthmus.config import values
 from isthmus.config.files import Document, located
@@ -17,6 +17,7 @@ from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.settings import HubSettings
 from isthmus.core.settings import Limits
 
+T = TypeVar("T")
 Reader = Callable[[str, object], object]
 
 _HUB_READERS: Mapping[str, Reader] = {
@@ -30,38 +31,61 @@ _HUB_READERS: Mapping[str, Reader] = {
     "allowed_hosts": values.texts,
     "allowed_origins": values.texts,
 }
+_LOG_READERS: Mapping[str, Reader] = {"file": values.text, "format": values.text, "level": values.text}
 _LIMITS_READERS: Mapping[str, Reader] = {
     limit.name: values.integer if isinstance(limit.default, int) else values.number for limit in fields(Limits)
 }
 
 
 def read_hub(
-    document: Document | None, home: Path, given: Mapping[str, object]
+    document: Document | None, home: Path, given: Mapping[str, object], call_seconds: float | None = None
 ) -> tuple[HubSettings, tuple[Finding, ...]]:
     """Return the hub's settings and what is odd in them; `given` by the command line wins over the file.
+
+    `call_seconds` stands in where the file has no `limits.call_seconds`.
 
     Raises:
         ConfigError: a value is not acceptable.
     """
-    if document is None:
-        return _hub({}, Limits(), home, home, given), ()
+    if document is None or not document.dialect.has_hub:
+        return _hub({}, _limits({}, call_seconds), home, home, given), ()
     hub, told = _read(document, "hub", _HUB_READERS)
-    limits, told_of_limits = _read(document, "limits", _LIMITS_READERS)
+    log, told_of_log = _read(document, "log", _LOG_READERS)
+    read, told_of_limits = _read(document, "limits", _LIMITS_READERS)
+    limits = _accepted(document, "limits", lambda: _limits(read, call_seconds))
+    _accepted(document, "hub", lambda: HubSettings(**hub))
+    _accepted(document, "log", lambda: _check_log(log))
+    hub.update({f"log_{key}": value for key, value in log.items()})
+    return _hub(hub, limits, document.file.parent, home, given), (*told, *told_of_log, *told_of_limits)
+
+
+def _accepted(document: Document, root: str, make: Callable[[], T]) -> T:
     try:
-        made = Limits(**limits)
+        return make()
     except ValueError as error:
-        raise ConfigError(Place(document.file, "limits").mistake(error)) from error
+        raise ConfigError(Place(document.file, root).mistake(error)) from error
+
+
+def _limits(read: Mapping[str, Any], call_seconds: float | None) -> Limits:
+    if call_seconds is None or "call_seconds" in read:
+        return Limits(**read)
+    limits = Limits(**{"call_seconds": 0.001, **read})  # so that only what the file has can be wrong here
+    return replace(limits, call_seconds=min(call_seconds, limits.hard_seconds))
+
+
+def _check_log(log: Mapping[str, Any]) -> None:
     try:
-        HubSettings(**hub)
+        HubSettings(**{f"log_{key}": value for key, value in log.items()})
     except ValueError as error:
-        raise ConfigError(Place(document.file, "hub").mistake(error)) from error
-    return _hub(hub, made, document.file.parent, home, given), (*told, *told_of_limits)
+        raise ValueError(str(error).removeprefix("log_")) from error
 
 
 def _hub(read: Mapping[str, Any], limits: Limits, folder: Path, home: Path, given: Mapping[str, Any]) -> HubSettings:
-    state = str(located(read.get("state", HubSettings().state), folder, home))
+    paths = {"state": str(located(read.get("state", HubSettings().state), folder, home))}
+    if read.get("log_file"):
+        paths["log_file"] = str(located(read["log_file"], folder, home))
     try:
-        return HubSettings(**{**read, "limits": limits, "state": state, **given})
+        return HubSettings(**{**read, "limits": limits, **paths, **given})
     except ValueError as error:
         # The file's own values were accepted before, so it is an option that is wrong.
         raise ConfigError(Place(None).mistake(ValueError(f"--{error}"))) from error

@@ -1,4 +1,4 @@
-"""From a file and an environment to a `Configuration`: the one way in.
+"""From files and an environment to a `Configuration`: the one way in.
 
 It reads files and nothing else: the environment, the working folder and the home folder are handed in by
 `app` or the command line, so that a test can have its own. It opens no socket and starts nothing.
@@ -10,19 +10,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from isthmus.config import codes
 from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.callers import KnownCaller, read_callers
+from isthmus.config.dialects.dialect import Dialect
+from isthmus.config.entries import entries_of, has_place_for_servers
 from isthmus.config.files import Document, find, read
 from isthmus.config.findings import ConfigError, Finding, Place, nearest
 from isthmus.config.hub import read_hub
-from isthmus.config.servers import ROOTS as SERVERS
-from isthmus.config.servers import Reading, read_servers
+from isthmus.config.imports import KEY as IMPORT
+from isthmus.config.imports import Around, Imported, look_up, named_imports
+from isthmus.config.origins import origins_of
+from isthmus.config.servers import Reading, Roster, look_alikes
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.config.variables import Variables, seen_from
+from isthmus.config.surroundings import TIMEOUT_VARIABLE, call_seconds, mapped_servers
+from isthmus.config.variables import ENV_NAME, Variables, seen_from
+from isthmus.core.settings import Limits
 
 AccessMode = Literal["open", "keys"]
 
-_TABLES = dict.fromkeys(("hub", "limits", CALLERS, *SERVERS))
+_TABLES = dict.fromkeys(("hub", "log", "limits", CALLERS, IMPORT, "mcpServers", "servers"))
 
 
 def load(
@@ -33,6 +40,7 @@ def load(
     *,
     host: str | None = None,
     port: int | None = None,
+    dialect: Dialect | None = None,
 ) -> Configuration:
     """Find, read and check the configuration; with no file anywhere, return the defaults.
 
@@ -44,34 +52,87 @@ def load(
             callers cannot be honoured.
     """
     given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    around = Around(environment, cwd, home)
     file = find(path, environment, cwd, home)
-    if file is None:
-        return Configuration(file=None, hub=read_hub(None, home, given)[0])
-    return _configuration(read(file), environment, home, given)
+    document = None if file is None else read(file, dialect)
+    return _Loading(around, given).configuration(document)
 
 
-def _configuration(
-    document: Document, environment: Mapping[str, str], home: Path, given: Mapping[str, object]
-) -> Configuration:
-    hub, of_hub = read_hub(document, home, given)
-    seen, of_variables = seen_from(document.file, environment)
-    variables = Variables(seen, document.file.parent, home)
-    servers, of_servers = read_servers(Reading(document, variables, home, hub.limits))
-    callers, of_callers = read_callers(document, variables, is_loopback=hub.is_loopback)
-    return Configuration(
-        file=document.file,
-        hub=hub,
-        servers=servers,
-        callers=callers,
-        warnings=(
-            *document.warnings,
-            *_of_tables(document),
-            *of_variables,
-            *of_hub,
-            *of_servers,
-            *of_callers,
-        ),
-    )
+class _Loading:
+    """One run through all that there is to read."""
+
+    def __init__(self, around: Around, given: Mapping[str, object]) -> None:
+        self._around = around
+        self._given = given
+        self._roster = Roster()
+        self._findings: list[Finding] = []
+        self._files: list[Path] = []
+
+    def configuration(self, document: Document | None) -> Configuration:
+        """Read the file and what it imports, then what the environment adds."""
+        seconds, told = call_seconds(self._around.environment)
+        hub, of_hub = read_hub(document, self._around.home, self._given, seconds)
+        if document is not None:
+            self._findings += [*document.warnings, *_of_tables(document)]
+        self._findings += [*told, *of_hub]
+        imported = Imported() if document is None else self._servers(document, hub.limits)
+        self._mapped(hub.limits)
+        self._findings += [*self._roster.findings, *look_alikes(self._roster)]
+        callers = () if document is None else self._callers(document, hub)
+        return Configuration(
+            file=None if document is None else document.file,
+            hub=hub,
+            servers=tuple(self._roster.servers.values()),
+            callers=callers,
+            warnings=tuple(self._findings),
+            files=tuple(dict.fromkeys([*self._files, *self._roster.files])),
+            unread=tuple(imported.unread),
+            origins=origins_of(
+                document,
+                self._roster,
+                self._given,
+                {} if seconds is None else {"limits.call_seconds": TIMEOUT_VARIABLE},
+            ),
+        )
+
+    def _servers(self, document: Document, limits: Limits) -> Imported:
+        place = Place(document.file, IMPORT)
+        self._read(document, limits)
+        imported = look_up(named_imports(document), place, document.file.parent, self._around)
+        self._findings += imported.findings
+        self._files += imported.sought
+        for other in imported.documents:
+            try:
+                self._read(other, limits)
+            except ConfigError as error:
+                self._findings += error.findings
+        return imported
+
+    def _read(self, document: Document, limits: Limits) -> None:
+        self._files += [document.file, document.file.with_name(ENV_NAME)]
+        home, cwd = self._around.home, self._around.cwd
+        seen, told = seen_from(document.file, self._around.environment)
+        folder = document.base(home, cwd)
+        entries, odd = entries_of(document, home, cwd)
+        self._findings += [*told, *odd]
+        self._roster.add(entries, Reading(Variables(seen, folder, home), folder, home, limits))
+
+    def _mapped(self, limits: Limits) -> None:
+        entries, told = mapped_servers(self._around.environment)
+        self._findings += told
+        home, cwd = self._around.home, self._around.cwd
+        # A name that a file has already is the file's; nobody has to be told of it.
+        entries = [entry for entry in entries if entry.name not in self._roster.called]
+        self._roster.add(entries, Reading(Variables(self._around.environment, cwd, home), cwd, home, limits))
+
+    def _callers(self, document: Document, hub: HubSettings) -> tuple[KnownCaller, ...]:
+        if not document.dialect.has_hub:
+            return ()
+        seen, _ = seen_from(document.file, self._around.environment)
+        variables = Variables(seen, document.file.parent, self._around.home)
+        callers, told = read_callers(document, variables, is_loopback=hub.is_loopback)
+        self._findings += told
+        return callers
 
 
 def _of_tables(document: Document) -> list[Finding]:
@@ -80,16 +141,17 @@ def _of_tables(document: Document) -> list[Finding]:
     Raises:
         ConfigError: one is probably a mistyped `callers`, without which the hub would be open.
     """
-    place = Place(document.file)
+    place, dialect = Place(document.file), document.dialect
     unknown = [key for key in document.table if key not in _TABLES]
     for key in unknown:
-        if nearest(key, _TABLES) == CALLERS:
-            raise ConfigError(place.unknown(key, _TABLES))
-    if document.is_own:
-        return [place.unknown(key, _TABLES) for key in unknown]
-    if not any(key in document.table for key in _TABLES):
-        return [place.finding("has no servers", advice="they belong under mcpServers")]
-    return []
+        if dialect.has_hub and nearest(key, _TABLES) == CALLERS:
+            raise ConfigError(place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE))
+    if dialect.is_own:
+        return [place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE) for key in unknown]
+    if has_place_for_servers(document) or (dialect.has_hub and document.table.keys() & _TABLES.keys()):
+        return []
+    advice = f"they belong under {'.'.join(dialect.roots[0])}"
+    return [place.finding("has no servers", advice=advice, code=codes.NO_SERVERS)]
 
 
 def access_mode(hub: HubSettings, callers: tuple[KnownCaller, ...]) -> AccessMode:
@@ -107,5 +169,6 @@ def access_mode(hub: HubSettings, callers: tuple[KnownCaller, ...]) -> AccessMod
             "must be loopback while no caller is configured",
             value=repr(hub.host),
             advice='add [callers.NAME] with key = "env:NAME_KEY" and allow = ["*"], or listen on 127.0.0.1',
+            code=codes.OPEN_TO_NETWORK,
         )
     )

@@ -19,7 +19,11 @@ _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie", re.I
 def secrets_of(fields: dict[str, object]) -> set[str]:
     """Return the literal secrets of a server entry, whatever shape it is in."""
     named = [*_pairs(fields.get("headers")), *_pairs(fields.get("env"))]
-    named += [*_query(fields.get("url")), *_options(fields.get("args"))]
+    named += [*_query(fields.get("url")), *_query(fields.get("rpc")), *_options(fields.get("args"))]
+    defaults = fields.get("defaults")
+    named += [
+        pair for arguments in (defaults.values() if isinstance(defaults, dict) else ()) for pair in _pairs(arguments)
+    ]
     secrets = {str(value) for name, value in named if value and _SECRET_NAME.search(name)}
     # Of `Bearer abc` the token alone is secret as well, however it is quoted elsewhere.
     return secrets | {value.split()[-1] for value in secrets if value.strip()}
@@ -38,12 +42,13 @@ def _query(url: object) -> Iterator[tuple[str, str]]:
 
 
 def _options(args: object) -> Iterator[tuple[str, str]]:
-    """Yield `--name=value`, and `--name value` over two arguments."""
+    """Yield `--name=value` and `NAME=value`, `--name value` over two arguments, and `Name: value` of a header."""
     texts = [text for text in args if isinstance(text, str)] if isinstance(args, list) else []
     for text, following in zip(texts, [*texts[1:], ""], strict=False):
-        if text.startswith("-"):
-            name, equals, value = text.partition("=")
-            yield name, value if equals else following
+        name, mark, value = text.partition("=")
+        yield name, value if mark else following if text.startswith("-") else ""
+        header, _, line = text.partition(":")
+        yield header, line.strip()
 
 
 def without(secrets: Set[str], finding: Finding) -> Finding:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -40,6 +41,8 @@ class HubSettings:
     """The folder for what must outlast the process; `load` returns it absolute."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
+    log_file: str | None = None
+    """Where logs are written; None for standard error. `load` returns it absolute."""
     allowed_hosts: tuple[str, ...] = ()
     """Host headers accepted besides the hub's own addresses."""
     allowed_origins: tuple[str, ...] = ()
@@ -56,6 +59,8 @@ class HubSettings:
         _check_one_of("names", self.names, get_args(NameStyle))
         _check_one_of("log_level", self.log_level, get_args(LogLevel))
         _check_one_of("log_format", self.log_format, get_args(LogFormat))
+        if self.log_file is not None and (not self.log_file.strip() or "\0" in self.log_file):
+            raise ValueError(f"log_file must be the path of a file, not {self.log_file!r}")
         _check_each("allowed_hosts", self.allowed_hosts, _HOST, "a host name, with its port if it has one")
         _check_each("allowed_origins", self.allowed_origins, _ORIGIN, "an origin like https://app.example")
 
@@ -73,6 +78,18 @@ class HubSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was written."""
+
+    file: Path | None
+    """None for the environment and the command line."""
+    path: str
+    """Where in the file, or the variable's or the option's name."""
+    borrowed: tuple[str, ...] = ()
+    """The variables and files that parts of the value come from."""
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration:
     """Everything that was configured, checked, with what had to be left out."""
 
@@ -82,6 +99,12 @@ class Configuration:
     callers: tuple[tuple[bytes, Caller], ...] = ()
     """Digest of the key and who it belongs to, ready for `identity.keys.KeyRing`."""
     warnings: tuple[Finding, ...] = ()
+    files: tuple[Path, ...] = ()
+    """Every file that was read or that would have been, had it existed: a change of one may change all this."""
+    unread: tuple[Path, ...] = ()
+    """Imported files that are broken just now; the servers that they had before are not gone for it."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """By path, such as `servers.files.command`: where a value comes from that is not a default."""
 
 
 def _check_one_of(key: str, value: str, known: tuple[str, ...]) -> None:

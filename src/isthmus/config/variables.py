@@ -1,4 +1,6 @@
-"""Values that a file borrows from elsewhere: `${VAR}`, `env:NAME`, `file:PATH`, and the `.env` beside it.
+"""Values that a file borrows: `${VAR}`, `${file:PATH}`, `env:NAME`, `file:PATH`, and the `.env` beside it.
+
+Other clients' ways to write a variable are put into these words before (`dialects.syntax`).
 
 It takes the environment as a mapping and never looks at the process's own. A variable may hold a secret, so
 every borrowed value is remembered for redaction. What a borrowed value means is up to the modules that ask:
@@ -12,17 +14,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from isthmus.config.codes import ENV_FILE, UNREADABLE_SECRET, UNRESOLVED_VARIABLE
 from isthmus.config.files import located
-from isthmus.config.findings import Finding, Place
+from isthmus.config.findings import Finding, Mistake, Place
 
 SECRET_FILE_BYTES = 64 * 1024
 """More than any key or certificate; a larger file was named by mistake."""
+
+ENV_NAME = ".env"
 
 _PUBLIC = frozenset({"HOME", "USER", "LOGNAME", "PATH", "PWD", "TMPDIR", "SHELL", "LANG", "HOSTNAME"})
 """Variables that are no secrets: blanking a home folder out of every log would help nobody."""
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
-_REFERENCE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
+# With no name there is only the default: `${:-file:x}` is how a text is written that would be a reference.
+_REFERENCE = re.compile(r"(?:(?:env:)?([A-Za-z_][A-Za-z0-9_]*))?(?::-(.*))?", re.DOTALL)
+_FILE = "file:"
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_.-]*)\s*=\s*(.*)", re.DOTALL)
 _DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')
 _SINGLE = re.compile(r"'([^']*)'\s*(?:#.*)?")
@@ -49,7 +56,7 @@ class Variables:
         self._home = home
 
     def expand(self, text: str, borrowed: Borrowed) -> str:
-        """Return `text` with `${VAR}` and `${VAR:-default}` replaced.
+        """Return `text` with `${VAR}`, `${VAR:-default}` and `${file:PATH}` replaced.
 
         A default stands in for a variable that is absent or empty. What cannot be resolved stays as it is: an
         empty text in its place would start servers with half a command. Replaced text is not looked at again.
@@ -57,6 +64,8 @@ class Variables:
         return _PLACEHOLDER.sub(lambda found: self._value_of(found, borrowed), text)
 
     def _value_of(self, found: re.Match[str], borrowed: Borrowed) -> str:
+        if found[1].startswith(_FILE):
+            return self._contents_of(found, borrowed)
         reference = _REFERENCE.fullmatch(found[1])
         name, default = reference.groups() if reference else (None, None)
         value = self._values.get(name) if name else None
@@ -66,6 +75,13 @@ class Variables:
             return default
         borrowed.unresolved.append(found[0])
         return found[0]
+
+    def _contents_of(self, found: re.Match[str], borrowed: Borrowed) -> str:
+        try:
+            return self._from_file("", found[1].removeprefix(_FILE), borrowed)
+        except ValueError:
+            borrowed.unresolved.append(found[0])
+            return found[0]
 
     def secret(self, key: str, text: str, borrowed: Borrowed) -> str:
         """Return a secret that may be literal, `env:NAME`, `file:PATH` or hold `${VAR}`.
@@ -87,7 +103,7 @@ class Variables:
     def _from_environment(self, key: str, name: str, borrowed: Borrowed) -> str:
         value = self._values.get(name)
         if value is None:
-            raise ValueError(f"{key} must name a variable that is set, not env:{name}")
+            raise Mistake(UNRESOLVED_VARIABLE, f"{key} must name a variable that is set, not env:{name}")
         return _remembered(value.strip(), None, borrowed)
 
     def _from_file(self, key: str, path: str, borrowed: Borrowed) -> str:
@@ -98,9 +114,10 @@ class Variables:
                 raise ValueError("longer than 64 KiB")
             return _remembered(content.decode().strip(), None, borrowed)
         except OSError as error:
-            raise ValueError(f"{key} must name a readable file, not file:{path} ({error.strerror})") from error
+            text = f"{key} must name a readable file, not file:{path} ({error.strerror})"
+            raise Mistake(UNREADABLE_SECRET, text) from error
         except ValueError as error:
-            raise ValueError(f"{key} must name a short text file, not file:{path}") from error
+            raise Mistake(UNREADABLE_SECRET, f"{key} must name a short text file, not file:{path}") from error
 
 
 def _remembered(value: str, name: str | None, borrowed: Borrowed) -> str:
@@ -111,17 +128,23 @@ def _remembered(value: str, name: str | None, borrowed: Borrowed) -> str:
 
 def seen_from(file: Path, environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[Finding, ...]]:
     """Return the variables that a file can see, its neighbour `.env` included; the real environment wins."""
-    beside = file.with_name(".env")
-    try:
-        text = beside.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
+    beside = file.with_name(ENV_NAME)
+    if not beside.exists():
         return dict(environment), ()
-    except (OSError, UnicodeDecodeError):
-        return dict(environment), (Place(beside).finding("cannot be read as text and is left out"),)
+    values, told = read_env(beside)
+    return {**values, **environment}, told
+
+
+def read_env(file: Path) -> tuple[dict[str, str], tuple[Finding, ...]]:
+    """Return the variables of a `.env` file, and what of it could not be read."""
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except (OSError, ValueError):
+        return {}, (Place(file).finding("cannot be read as text and is left out", code=ENV_FILE),)
     values, bad_lines = parse_env(text)
     # The line is not quoted: it may be a secret with its name forgotten.
-    told = (Place(beside, f"line {line}").finding("is not NAME=value and is left out") for line in bad_lines)
-    return {**values, **environment}, tuple(told)
+    said = "is not NAME=value and is left out"
+    return values, tuple(Place(file, f"line {line}").finding(said, code=ENV_FILE) for line in bad_lines)
 
 
 def parse_env(text: str) -> tuple[dict[str, str], tuple[int, ...]]:

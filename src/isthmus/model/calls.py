@@ -1,4 +1,4 @@
-"""A call: one request of one caller for one tool. Plain data; what runs is `core.calls.inflight`."""
+"""A call: one request of one caller to one server. Plain data; what runs is `core.calls.inflight`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from isthmus.model.callers import Caller
+from isthmus.model.events import LogLevel
 from isthmus.model.names import ServerName
 
 Style: TypeAlias = Literal["canonical", "llm", "own"]
@@ -22,11 +23,16 @@ class Surface(msgspec.Struct, frozen=True):
 
 EVERYTHING = Surface()
 
+Kind: TypeAlias = Literal["tool", "prompt", "resource", "prompt_argument", "uri_argument"]
+"""What is asked for: to run a tool, to write out a prompt, to read a resource, or to complete an argument of a
+prompt or of a template."""
+
 
 class Call(msgspec.Struct, frozen=True):
     """What a caller asked for, in no protocol's terms.
 
-    `name` is looked up in the caller's view of `surface`, never parsed. `arguments` is a JSON object as text.
+    `name` is looked up in the caller's view of `surface`, never parsed: a tool's or prompt's exposed name, or a
+    URI. `arguments` is a JSON object as text; to complete an argument, it is that argument.
     `meta` and `extra` are members that travel to the server untouched: the caller's `_meta` without the
     keys a protocol owns, and request members this hub does not know. `timeout` is what the caller can wait,
     in seconds; the server's own limit applies when it is shorter.
@@ -39,4 +45,7 @@ class Call(msgspec.Struct, frozen=True):
     meta: dict[str, msgspec.Raw] = {}
     extra: dict[str, msgspec.Raw] = {}
     wants_progress: bool = False
+    kind: Kind = "tool"
+    log_level: LogLevel | None = None
+    """From which level on the caller wants to hear what the server logs meanwhile; None if not at all."""
     timeout: float | None = None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
+
+LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+"""From the most talkative to the gravest."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -16,4 +20,16 @@ class Progress(msgspec.Struct, frozen=True):
     members: dict[str, msgspec.Raw]
 
 
-Event: TypeAlias = Progress
+class Log(msgspec.Struct, frozen=True):
+    """A line that the server logged while it worked on the call, as it gave it (`level`, `logger`, `data`)."""
+
+    level: LogLevel
+    members: dict[str, msgspec.Raw]
+
+
+Event: TypeAlias = Progress | Log
+
+
+def is_at_least(level: LogLevel, wanted: LogLevel) -> bool:
+    """Whether a line of this level is grave enough for somebody who wants `wanted` and above."""
+    return LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted)

@@ -56,6 +56,26 @@ class UnknownTool(CallerFault):
         super().__init__(f"Unknown tool: {name}")
 
 
+class UnknownPrompt(CallerFault):
+    """No such prompt, or none that this caller may see."""
+
+    reason = "unknown_prompt"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Unknown prompt: {name}")
+
+
+class UnknownResource(CallerFault):
+    """No server that this caller may see has such a resource, or several do and it is not said which."""
+
+    reason = "unknown_resource"
+
+    def __init__(self, uri: str, candidates: tuple[str, ...] = ()) -> None:
+        meant = f"; it could be {' or '.join(candidates)}" if candidates else ""
+        super().__init__(f"Resource not found: {uri}{meant}")
+        self.uri = uri
+
+
 class Cancelled(CallerFault):
     """The caller withdrew the call, or left."""
 

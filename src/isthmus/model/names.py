@@ -13,8 +13,9 @@ from typing import NewType
 ServerName = NewType("ServerName", str)
 """A server's name, checked by `parse_server_name`."""
 
-ToolName = NewType("ToolName", str)
-"""A tool's name exactly as its server spells it; it may contain dots."""
+FeatureName = NewType("FeatureName", str)
+"""What a server itself calls something it offers: a tool's or prompt's name (which may contain dots), a resource's
+URI, a template of URIs."""
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")
 

@@ -19,6 +19,9 @@ class Result(msgspec.Struct, frozen=True):
     payload: msgspec.Raw
     is_error: bool = False
     is_typed: bool = False
+    ttl_seconds: float = 0.0
+    """How long the server lets it be given again: to the same caller or, if `is_public`, to anybody."""
+    is_public: bool = False
 
 
 Outcome: TypeAlias = Result | Fault

@@ -10,7 +10,8 @@ import msgspec
 from isthmus.model.calls import Call
 from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.tools import PROGRESS_TOKEN, Implementation, call_params
+from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Implementation
+from isthmus.wire.mcp.requests import call_params, request_params
 
 _NO_MEMBERS: Mapping[str, Payload] = {}
 
@@ -26,8 +27,8 @@ class Dialect(Protocol):
     def params(self, members: Mapping[str, Payload] = _NO_MEMBERS) -> bytes:
         """Parameters of any request."""
 
-    def call_params(self, call: Call, tool: str, token: int) -> bytes:
-        """Parameters of `tools/call`; `token` asks for progress if the caller wants it."""
+    def call_params(self, call: Call, name: str, token: int) -> bytes:
+        """Parameters of a call for what the server calls `name`; `token` asks for progress if the caller wants it."""
 
 
 class LegacyDialect:
@@ -43,10 +44,10 @@ class LegacyDialect:
         """The members as they are."""
         return render(members)
 
-    def call_params(self, call: Call, tool: str, token: int) -> bytes:
+    def call_params(self, call: Call, name: str, token: int) -> bytes:
         """`_meta` only if there is something to say in it."""
         meta = _passed_on(call, token)
-        return call_params(tool, call.arguments, render(meta) if meta else None, call.extra)
+        return _call_params(call, name, render(meta) if meta else None)
 
 
 class ModernDialect:
@@ -64,11 +65,19 @@ class ModernDialect:
         """The members and the envelope."""
         return render({**members, "_meta": self._bare})
 
-    def call_params(self, call: Call, tool: str, token: int) -> bytes:
+    def call_params(self, call: Call, name: str, token: int) -> bytes:
         """`_meta` always: the envelope, and what the caller's is passed on."""
         meta = _passed_on(call, token)
+        if call.log_level is not None:
+            meta[modern.LOG_KEY] = msgspec.json.encode(call.log_level)
         written = modern.request_meta(self._own, meta) if meta else self._bare
-        return call_params(tool, call.arguments, written, call.extra)
+        return _call_params(call, name, written)
+
+
+def _call_params(call: Call, name: str, meta: Payload | None) -> bytes:
+    if call.kind == "tool":
+        return call_params(name, call.arguments, meta, call.extra)
+    return request_params(call.kind, name, call.arguments, meta, call.extra)
 
 
 def _passed_on(call: Call, token: int) -> dict[str, Payload]:

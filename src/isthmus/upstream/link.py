@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Set
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.view import TOPICS, Topic
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadReply, NotConnected, ServerError
-from isthmus.model.names import ServerName, ToolName
-from isthmus.model.tools import Tool
+from isthmus.model.events import Log, LogLevel
+from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
+from isthmus.model.names import ServerName
 from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
+from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.settings import Era
-from isthmus.upstream.waiters import Inquiry, Waiter
+from isthmus.upstream.waiters import Inquiry, Unheard, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.tools import Capabilities, Implementation, read_list
-
-PAGES_MAX = 1_000
-"""Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""
-
-PAGE_BYTES_MAX = 4 * 1024 * 1024
-"""One page of a list: a thousand tools of four kilobytes. Reading a larger one would hold up every other call."""
-
-NOTES_MAX = 100
-"""Things wrong with one list that the operator is told."""
+from isthmus.wire.mcp.capabilities import Ability, Capabilities
+from isthmus.wire.mcp.messages import LOGGED, TOPIC_OF, UPDATED, Implementation, Members, read_log, read_string
 
 PROBE_SECONDS = 3.0
 """How long a server may think about `server/discover` before it is greeted the earlier way as well: some old
@@ -40,6 +34,9 @@ servers ignore what comes before `initialize`, and a new one that is merely slow
 
 ASK_SECONDS = 30.0
 """How long the hub waits for the answer to a question of its own; a listing may take a server a while."""
+
+HEARING_SECONDS = 5.0
+"""How long a server may take to acknowledge what it is to tell. Until it has, an update could be missed."""
 
 NOT_MODERN = (400, 404, 405, 406, 415)
 """HTTP answers to the probe that an earlier server gives to what it does not know."""
@@ -51,14 +48,22 @@ class ConnectFailed(Exception):
     """A link could not be made; the message says why in words for the operator."""
 
 
+class WrongCarrier(ConnectFailed):
+    """Whoever is there does not speak this transport; another one may be what it speaks."""
+
+
 class BaseLink(ABC):
     """A link being made, in use, or lost.
 
     `lost` ends with the reason when the link can carry nothing more; `on_lost` hears it first, before the calls
     on the link do. `on_doubt` is called when something suggests that the server is gone. `on_changed` is called
-    when the server says that its tools changed. `is_probing` tells a failed attempt's reader that the probe may
-    have been what failed.
+    when the server says that a list of its changed, `on_updated` when a resource was, `on_log` when it logs what
+    belongs to no call, `on_renewed` when it had to be greeted anew and forgot everything. `is_probing` tells a
+    failed attempt's reader that the probe may have been what failed.
     """
+
+    carrier = ""
+    """What carries messages, in one word for people."""
 
     start_seconds = ASK_SECONDS
     """How long the first answer may take: a process may have to be installed and started first."""
@@ -68,12 +73,19 @@ class BaseLink(ABC):
         self.dialect: Dialect = LegacyDialect()
         self.capabilities = Capabilities()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.on_changed: Callable[[], None] = lambda: None
+        self.on_changed: Callable[[Topic], None] = lambda _topic: None
+        self.on_updated: Callable[[str], None] = lambda _uri: None
+        self.on_log: Callable[[Log], None] = lambda _line: None
+        self.on_renewed: Callable[[], None] = lambda: None
         self.on_doubt: Callable[[], None] = lambda: None
         self.on_lost: Callable[[str], None] = lambda _reason: None
         self.is_probing = False
         self._me = me
         self.limits = limits
+        self._watched: set[str] = set()
+        """Resources that a modern server is asked to tell updates of; an earlier one remembers them itself."""
+        self._hearing: asyncio.Future[Fault | None] | None = None
+        """Ends when a modern server has taken up what it was last asked to tell."""
         self._last_id = 0
 
     @property
@@ -198,51 +210,93 @@ class BaseLink(ABC):
 
     # -- listing ---------------------------------------------------------------------------------------------------
 
-    async def list_tools(self) -> tuple[list[Tool], list[str]]:
-        """All pages of the server's tools, and what had to be left out.
+    def abilities(self) -> frozenset[Ability]:
+        """What the server says it can do."""
+        return self.capabilities.abilities()
+
+    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
+        """What the server offers; of what is not among `topics`, what is known.
 
         Raises:
-            Fault: the server gave no usable list.
+            Fault: the server gave no usable list of tools. Other lists that it cannot give are noted.
         """
-        if self.capabilities.tools is None:
-            return [], ["it says that it has no tools"]
-        found: dict[ToolName, Tool] = {}
-        notes: list[str] = []
-        cursors: set[str] = set()
-        members: Mapping[str, Payload] = {}
-        for _ in range(PAGES_MAX):
-            answer = await self.ask("tools/list", self.dialect.params(members))
-            if len(memoryview(answer)) > PAGE_BYTES_MAX:
-                raise BadReply(self.server, f"a page of its list of tools has over {PAGE_BYTES_MAX} bytes")
-            page = read_list(answer)
-            if isinstance(page, str):
-                raise BadReply(self.server, page)
-            notes.extend(page.problems)
-            self._take(page.tools, found, notes)
-            cursor = page.next_cursor
-            if cursor is None or len(found) >= self.limits.tools_per_server:
-                return list(found.values()), notes
-            if cursor in cursors:
-                return list(found.values()), [*notes, "its list of tools runs in a circle and was cut"]
-            cursors.add(cursor)
-            members = {"cursor": msgspec.json.encode(cursor)}
-        return list(found.values()), [*notes, f"its list of tools has over {PAGES_MAX} pages and was cut"]
+        listing = known or Listing()
+        if "tools" not in self.abilities():
+            listing = msgspec.structs.replace(listing, tools=(), notes={"tools": ("it says that it has no tools",)})
+        for topic in TOPICS:
+            if topic in topics and topic in self.abilities():
+                listing = await self._read_topic(topic, listing)
+        return listing
 
-    def _take(
-        self, tools: list[tuple[str, dict[str, msgspec.Raw]]], found: dict[ToolName, Tool], notes: list[str]
-    ) -> None:
-        for text, definition in tools:
-            name = ToolName(text)
-            if name in found:
-                if len(notes) < NOTES_MAX:
-                    notes.append(f"{text!r} is listed twice; the first is used")
-            elif len(found) >= self.limits.tools_per_server:
-                notes.append(f"it has over {self.limits.tools_per_server} tools; the rest was left out")
-                return
-            elif sum(len(memoryview(value)) for value in definition.values()) > self.limits.schema_bytes:
-                notes.append(f"{text!r} left out: its description is over {self.limits.schema_bytes} bytes")
-            else:
-                found[name] = Tool.of(self.server, name, definition)
+    async def _read_topic(self, topic: Topic, known: Listing) -> Listing:
+        try:
+            return await read_topic(self, topic, known)
+        except (ServerError, BadReply) as failed:
+            if topic == "tools":
+                raise
+            note = f"it gave no list of {topic}: {getattr(failed, 'why', failed.message)}"
+            return msgspec.structs.replace(known, notes={**known.notes, topic: (note,)})
+
+    # -- what belongs to no request --------------------------------------------------------------------------------
+
+    def noted(self, method: str, params: Members) -> None:
+        """The server tells something that is about no request, or does not say about which."""
+        if (topic := TOPIC_OF.get(method)) is not None:
+            self.on_changed(topic)
+        elif method == UPDATED:
+            if (uri := read_string(params.get("uri"))) is not None:
+                self.on_updated(uri)
+        elif method == LOGGED and (line := read_log(params)) is not None:
+            self._logged(line)
+
+    def _logged(self, line: Log) -> None:
+        """Nobody can say whose it is: it is the operator's."""
+        self.on_log(line)
+
+    async def set_level(self, level: LogLevel) -> None:
+        """Ask a server of the earlier era to log from this level on; a modern one is told with every call."""
+        if self.dialect.era == "legacy" and "logging" in self.abilities():
+            await self.ask("logging/setLevel", self.dialect.params({"level": msgspec.json.encode(level)}))
+
+    async def subscribe(self, uri: str) -> None:
+        """See `core.ports.announcer.Announcer`."""
+        if self.dialect.era == "modern":
+            self._watched.add(uri)
+            self.listen()
+            await self._until_heard()
+        else:
+            await self.ask("resources/subscribe", self.dialect.params({"uri": msgspec.json.encode(uri)}))
+
+    def unsubscribe(self, uri: str) -> None:
+        """See `core.ports.announcer.Announcer`."""
+        if self.dialect.era == "modern":
+            self._watched.discard(uri)
+            self.listen()
+        else:
+            params = self.dialect.params({"uri": msgspec.json.encode(uri)})
+            self._dispatch(self.next_id(), "resources/unsubscribe", params, Unheard())
+
+    def _expect_hearing(self) -> None:
+        """A modern server was asked to tell: it says when it does."""
+        if self._hearing is None or self._hearing.done():
+            self._hearing = asyncio.get_running_loop().create_future()
+
+    def _heard(self, refusal: Fault | None = None) -> None:
+        if self._hearing is not None and not self._hearing.done():
+            self._hearing.set_result(refusal)
+
+    async def _until_heard(self) -> None:
+        """Wait until the server tells what it was asked to; one that never says so is believed after a while."""
+        if (hearing := self._hearing) is not None:
+            await asyncio.wait({hearing}, timeout=HEARING_SECONDS)
+            if hearing.done() and (refusal := hearing.result()) is not None:
+                raise refusal
+
+    def _listen_params(self) -> bytes:
+        """Parameters of a modern `subscriptions/listen`: every list that the server has, and what is watched."""
+        topics = frozenset(topic for topic in TOPICS if topic in self.abilities())
+        wanted = modern.write_wanted(modern.Wanted(topics, tuple(sorted(self._watched))))
+        return self.dialect.params({"notifications": wanted})
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():

@@ -16,9 +16,9 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Entry, Journal
 from isthmus.model.faults import Bug
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Result
-from isthmus.model.tools import Tool
 
 LINES_MAX = 100
 """Lines that one reading of the chat log may ask for."""
@@ -45,7 +45,7 @@ class LocalLink:
 
     def send(self, inflight: InFlight) -> None:
         """Run the function: at once, or as a member of the crew if it has to wait for something."""
-        function = self._functions[inflight.tool.tool.name]
+        function = self._functions[inflight.target.feature.name]
         arguments = msgspec.json.decode(inflight.call.arguments)
         answer = function.run(inflight.call.caller.name, arguments)
         if isinstance(answer, dict):
@@ -67,7 +67,7 @@ async def _finish(inflight: InFlight, answer: Awaitable[dict[str, Any]]) -> None
     try:
         inflight.finish(_result(await answer))
     except Exception:
-        inflight.finish(Bug(inflight.tool.exposed))  # the crew logs the rest
+        inflight.finish(Bug(inflight.target.exposed))  # the crew logs the rest
         raise
 
 
@@ -85,7 +85,7 @@ def _describe(server: ServerName, tool: LocalTool) -> Tool:
         "annotations": tool.annotations,
     }
     raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in definition.items()}
-    return Tool.of(server, ToolName(tool.name), raw)
+    return Tool.of(server, FeatureName(tool.name), raw)
 
 
 # -- the built-in tools --------------------------------------------------------------------------------------------

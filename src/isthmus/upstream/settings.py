@@ -12,10 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
+from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.model.names import ServerName
 
 Era = Literal["auto", "legacy", "modern"]
 """Which generation of MCP to speak: found out at the first contact unless said."""
+
+Carrier = Literal["auto", "http", "sse"]
+"""How an address is spoken to: Streamable HTTP, the earlier HTTP+SSE, or whichever it turns out to be."""
+
+Isolation = Literal["shared", "caller", "call"]
+"""Who shares a link to the server: everybody, the calls of one caller, or nobody."""
 
 TIMEOUT_SECONDS_MAX = 600.0
 """No call outlives ten minutes; longer work belongs to tasks."""
@@ -30,6 +37,7 @@ HOP_HEADERS = frozenset(
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +64,71 @@ class StdioSettings:
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """A server that the hub dials over Streamable HTTP."""
+    """A server that the hub dials over HTTP."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    era: Era = "auto"
+    carrier: Carrier = "auto"
+
+    def __post_init__(self) -> None:
+        _check_url("url", self.url, ("http", "https"))
+        _check_headers(self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketSettings:
+    """A server that the hub dials over a WebSocket."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     era: Era = "auto"
 
     def __post_init__(self) -> None:
-        _check_url(self.url)
-        for name, value in self.headers.items():
-            _check_header(name, value)
+        _check_url("url", self.url, ("ws", "wss"))
+        _check_headers(self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """A tool that the operator describes, because its server cannot."""
+
+    name: str
+    description: str = ""
+    input_schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+
+
+@dataclass(frozen=True, slots=True)
+class RpcSettings:
+    """A plain JSON-RPC endpoint, which knows nothing of MCP: its methods are the tools."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tools: tuple[DeclaredTool, ...] = ()
+    """Without any, the server is asked for them by `tools/list`."""
+    era: Era = "legacy"
+
+    def __post_init__(self) -> None:
+        _check_url("rpc", self.url, ("http", "https"))
+        _check_headers(self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSettings:
+    """Python functions that run in the hub's own process: `package.module:function`, or a whole module."""
+
+    target: str
+    path: str | None = None
+    """A folder that is searched for the module first."""
+    era: Era = "legacy"
+
+    def __post_init__(self) -> None:
+        if _TARGET.fullmatch(self.target) is None:
+            raise ValueError(f"python must be package.module or package.module:function, not {self.target!r}")
+
+
+Reach = StdioSettings | HttpSettings | SocketSettings | RpcSettings | PythonSettings
+"""How a server is reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +136,13 @@ class ServerSettings:
     """One server: its name, how it is reached, and how much of it may be used at once."""
 
     name: ServerName
-    reach: StdioSettings | HttpSettings
+    reach: Reach
     timeout: float = 30.0
     max_calls: int = 64
     max_queued: int = 256
     disabled: bool = False
+    isolation: Isolation = "shared"
+    rules: Rules = NO_RULES
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
     """Values that must not appear in any log or message; see `redact`."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -107,6 +172,11 @@ def _check_variable(name: str, value: str) -> None:
         raise ValueError(f"env.{name} must be text without NUL, not a value that has one")
 
 
+def _check_headers(headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        _check_header(name, value)
+
+
 def _check_header(name: str, value: str) -> None:
     if _HEADER_NAME.fullmatch(name) is None:
         raise ValueError(f"headers must have names that HTTP allows, not {name!r}")
@@ -122,24 +192,26 @@ def _is_latin(text: str) -> bool:
     return all(ord(character) < 256 for character in text)
 
 
-def _check_url(url: str) -> None:
+def _check_url(key: str, url: str, schemes: tuple[str, str]) -> None:
     # The address itself is not quoted: its query or user part may be a secret.
-    parts = _split(url)
-    if parts.scheme not in ("http", "https"):
-        raise ValueError(f"url must start with http:// or https://, not {url.partition(':')[0][:20]!r}")
+    parts = _split(key, url)
+    if parts.scheme not in schemes:
+        raise ValueError(
+            f"{key} must start with {schemes[0]}:// or {schemes[1]}://, not {url.partition(':')[0][:20]!r}"
+        )
     if not parts.hostname:
-        raise ValueError(f"url must name a host, not only {parts.scheme}://")
+        raise ValueError(f"{key} must name a host, not only {parts.scheme}://")
     if "@" in parts.netloc:
-        raise ValueError("url must be without user and password, not with them: send them as headers.Authorization")
+        raise ValueError(f"{key} must be without user and password, not with them: send them as headers.Authorization")
 
 
-def _split(url: str) -> SplitResult:
+def _split(key: str, url: str) -> SplitResult:
     # urlsplit would quietly drop tabs and newlines, so that what is checked were not what is dialled.
     if any(character.isspace() or ord(character) < 32 for character in url):
-        raise ValueError("url must be an address without spaces, not one with them")
+        raise ValueError(f"{key} must be an address without spaces, not one with them")
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:
-        raise ValueError(f"url must be an address, not a text that cannot be split ({error})") from None
+        raise ValueError(f"{key} must be an address, not a text that cannot be split ({error})") from None
     return parts

@@ -7,17 +7,19 @@ only what happened on its carrier, and what that means for a caller is decided o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.model.events import Progress
+from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.wire.jsonrpc import ErrorReply
-from isthmus.wire.mcp.tools import PROGRESS_TOKEN, Members, read_call_result
+from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Members
+from isthmus.wire.mcp.requests import read_call_result, read_resource_result
 
 
 class Waiter(Protocol):
@@ -35,6 +37,9 @@ class Waiter(Protocol):
     def progress(self, params: Members) -> None:
         """The server reported progress."""
 
+    def log(self, line: Log) -> None:
+        """The server logged something while it worked on this."""
+
 
 class CallWaiter:
     """A caller's call on a link."""
@@ -43,18 +48,20 @@ class CallWaiter:
 
     def __init__(self, inflight: InFlight) -> None:
         self.inflight = inflight
-        self.server = inflight.tool.tool.server
+        self.server = inflight.target.feature.server
 
     def result(self, payload: msgspec.Raw) -> None:
         """End the call with the server's result, if it is one."""
-        answer = read_call_result(payload)
+        read = read_resource_result if self.inflight.call.kind == "resource" else read_call_result
+        answer = read(payload)
         if answer is None:
             self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type not in (None, "complete"):
             detail = f"a result of type {answer.result_type!r}, which this hub does not relay"
             self._end(BadReply(self.server, detail))
         else:
-            self._end(Result(payload, answer.is_error, answer.result_type is not None))
+            is_typed = answer.result_type is not None
+            self._end(Result(payload, answer.is_error, is_typed, answer.ttl_seconds, answer.is_public))
 
     def error(self, reply: ErrorReply) -> None:
         """End the call with the server's own error."""
@@ -72,6 +79,10 @@ class CallWaiter:
     def progress(self, params: Members) -> None:
         """Pass progress on, without the token of this hop."""
         self.inflight.emit(Progress({key: value for key, value in params.items() if key != PROGRESS_TOKEN}))
+
+    def log(self, line: Log) -> None:
+        """Pass it on; whether the caller wants it is for the face to say."""
+        self.inflight.emit(line)
 
 
 class Inquiry:
@@ -99,6 +110,37 @@ class Inquiry:
 
     def progress(self, params: Members) -> None:
         """Nobody asked for progress."""
+
+    def log(self, line: Log) -> None:
+        """Nobody reads it."""
+
+
+class Unheard:
+    """Waits for an answer that nobody reads: the end of a subscription."""
+
+    def result(self, payload: msgspec.Raw) -> None:
+        """It went well."""
+
+    def error(self, reply: ErrorReply) -> None:
+        """It did not, which changes nothing."""
+
+    def fail(self, fault: Fault) -> None:
+        """The link is gone, which its owner hears elsewhere."""
+
+    def progress(self, params: Members) -> None:
+        """Nobody asked for progress."""
+
+    def log(self, line: Log) -> None:
+        """Nobody reads it."""
+
+
+def log_alone(line: Log, waiters: Iterable[Waiter]) -> bool:
+    """Give a line that names no call to the latest call of the caller who alone has calls; False if nobody is alone."""
+    calls = [waiter for waiter in waiters if isinstance(waiter, CallWaiter)]
+    if len({waiter.inflight.call.caller for waiter in calls}) != 1:
+        return False
+    calls[-1].log(line)
+    return True
 
 
 def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:

@@ -8,14 +8,14 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.naming import choose, servers_for
 from isthmus.cli.reached import Absence, Offer
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.model.names import ServerName, ToolName
-from isthmus.model.tools import Tool
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.settings import ServerSettings, StdioSettings
 
 
 def offer(name: str) -> Offer:
     server = name.partition(".")[0]
-    return Offer(name, server, Tool.of(ServerName(server), ToolName(name), {}))
+    return Offer(name, server, Tool.of(ServerName(server), FeatureName(name), {}))
 
 
 OFFERS = [offer(name) for name in ("builtin.echo", "files.read", "files.a.b", "web.echo", "web.read", "mcp_web_get")]

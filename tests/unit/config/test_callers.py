@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.config.callers import read_callers
+from isthmus.config.dialects.dialect import OWN
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
 from isthmus.config.variables import Variables
@@ -22,7 +23,7 @@ GOOD = {"key": OTHER_KEY, "allow": ["*"]}
 
 
 def read(callers: object, *, is_loopback: bool = True) -> tuple[tuple[tuple[bytes, Caller], ...], list[str]]:
-    document = Document(FILE, {"callers": callers}, is_own=True)
+    document = Document(FILE, {"callers": callers}, OWN)
     found, findings = read_callers(document, VARIABLES, is_loopback=is_loopback)
     return found, [str(finding) for finding in findings]
 

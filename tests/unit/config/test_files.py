@@ -6,9 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.config.files import find, located, read
 from isthmus.config.findings import ConfigError
+from isthmus.config.formats import strict_json
+
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 
 
 @pytest.fixture
@@ -83,7 +88,7 @@ def test_a_path_is_seen_from_its_folder_with_the_given_home() -> None:
 def test_a_file_is_ours_by_its_name(tmp_path: Path, name: str, *, is_own: bool) -> None:
     text = "a = 1" if name.lower().endswith("toml") else '{"a": 1}'
     document = read(_written(tmp_path / name, "\ufeff" + text))
-    assert (document.table, document.is_own, document.warnings) == ({"a": 1}, is_own, ())
+    assert (document.table, document.dialect.is_own, document.warnings) == ({"a": 1}, is_own, ())
 
 
 @pytest.mark.parametrize(
@@ -97,22 +102,25 @@ def test_a_file_is_ours_by_its_name(tmp_path: Path, name: str, *, is_own: bool) 
         ("isthmus.toml", "a = [1,\n", "line 2, column 1 is not TOML: "),
         ("isthmus.toml", "[hub]\n[hub]", "line 2, column 5 is not TOML: "),
         ("mcp.json", '{\n "a" 1}', "line 2, column 6 is not JSON: "),
-        ("mcp.json", '{"a": [1, 2,\n ]}', "(JSON has no comma after the last item)"),
-        ("mcp.json", '{"a": 1,}', "(JSON has no comma after the last item)"),
-        (
-            "mcp.json",
-            '{// mine\n"a": 1}',
-            "column 2 is not JSON: ",
-        ),
-        ("mcp.json", '{// mine\n"a": 1}', "(JSON has no comments)"),
+        ("mcp.json", '{// mine\n /* too\n */ "a" 1}', "line 3, column 9 is not JSON: "),
+        ("mcp.json", '{"a": [1,, 2]}', "line 1, column 10 is not JSON: "),
+        ("mcp.json", '{"a": /* open', "line 1, column 14 is not JSON: "),
+        ("isthmus.yaml", "a: 1\n b: 2", "line 2, column 3 is not YAML: "),
+        ("isthmus.yaml", "a: [1\nb: 2", "is not YAML: "),
+        ("isthmus.yaml", "- a", "must hold a YAML object, not another value"),
+        ("isthmus.yaml", "a: !!python/name:os.system x", "line 1, column 4 is not YAML: "),
+        ("isthmus.yaml", "a: &a [*a]", "cannot be read as YAML: its aliases refer to themselves or stand for too much"),
+        pytest.param("isthmus.yaml", LAUGHS, "its aliases refer to themselves or stand for too much", id="laughs"),
+        pytest.param("isthmus.yaml", f"a: {'[' * 100_000}", "YAML", id="deep-yaml"),
+        pytest.param("isthmus.yaml", f"a: {'9' * 5000}", "cannot be read as YAML", id="long-yaml"),
         ("mcp.json", "", "line 1, column 1 is not JSON: "),
         ("mcp.json", "[1]", "must hold a JSON object, not another value"),
         pytest.param("mcp.json", "[" * 100_000, "cannot be read as JSON", id="deep-json"),
         pytest.param("mcp.json", f'{{"a": {"9" * 5000}}}', "cannot be read as JSON", id="long-json"),
         pytest.param("isthmus.toml", f"a = {'[' * 100_000}", "cannot be read as TOML", id="deep-toml"),
         pytest.param("isthmus.toml", f"a = {'9' * 5000}", "cannot be read as TOML", id="long-toml"),
-        ("isthmus.yaml", "a: 1", "must be a .toml or a .json file, not '.yaml'"),
-        ("isthmus", "a: 1", "must be a .toml or a .json file, not ''"),
+        ("isthmus.ini", "a: 1", "must be a .toml, .yaml or .json file, not '.ini'"),
+        ("isthmus", "a: 1", "must be a .toml, .yaml or .json file, not ''"),
     ],
 )
 def test_a_file_that_cannot_be_parsed_says_where(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -122,11 +130,48 @@ def test_a_file_that_cannot_be_parsed_says_where(tmp_path: Path, name: str, text
     assert message in str(refused.value)
 
 
-def test_advice_on_commas_is_given_only_where_it_helps(tmp_path: Path) -> None:
-    for text in ('{"a": }', '{"a": 1, "b": }', '{"a": 1 "b": 2}'):
-        with pytest.raises(ConfigError) as refused:
-            read(_written(tmp_path / "mcp.json", text))
-        assert refused.value.findings[0].advice == ""
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [
+        ('{// mine\n"a": 1}', {"a": 1}),
+        ('{"a": /* 1, */ 2, // and\n}', {"a": 2}),
+        ('{"a": [1, 2,\n ],}', {"a": [1, 2]}),
+        ('{"a": "http://x/*y*/", "b": "a,]"}', {"a": "http://x/*y*/", "b": "a,]"}),
+        ('{"a": "\\\\", /* " */ "b": "\\","}', {"a": "\\", "b": '",'}),
+    ],
+)
+def test_json_may_have_comments_and_last_commas(tmp_path: Path, text: str, table: dict[str, object]) -> None:
+    assert read(_written(tmp_path / "mcp.json", text)).table == table
+    assert read(_written(tmp_path / "mcp.jsonc", text)).table == table
+
+
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [
+        ("", {}),
+        ("# nothing\n", {}),
+        ("a: 1\nb: [x, 'y']\n", {"a": 1, "b": ["x", "y"]}),
+        ("on: true\n1: one\n", {"on": True, "1": "one"}),
+        ("base: &b {x: 1}\na:\n  <<: *b\n  y: 2\n", {"base": {"x": 1}, "a": {"x": 1, "y": 2}}),
+    ],
+)
+def test_yaml_is_read_with_names_as_texts(tmp_path: Path, text: str, table: dict[str, object]) -> None:
+    assert read(_written(tmp_path / "isthmus.yaml", text)).table == table
+
+
+def test_a_key_written_twice_in_yaml_is_told_of(tmp_path: Path) -> None:
+    document = read(_written(tmp_path / "isthmus.yml", "a: 1\na: 2\n"))
+    assert document.table == {"a": 2}
+    assert [str(warning) for warning in document.warnings] == [
+        "isthmus.yml: a is written twice in one object; the last one counts"
+    ]
+
+
+@given(st.text(alphabet='{}[]",:/*\\ \na1', max_size=40))
+def test_making_json_strict_moves_nothing(text: str) -> None:
+    made = strict_json(text)
+    assert len(made) == len(text)
+    assert [at for at, c in enumerate(made) if c == "\n"] == [at for at, c in enumerate(text) if c == "\n"]
 
 
 def test_a_file_that_is_no_text_says_in_which_line(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.config.dialects.dialect import OWN
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
 from isthmus.config.hub import read_hub
@@ -15,7 +16,7 @@ HOME = Path("/home/me")
 
 
 def document(**table: object) -> Document:
-    return Document(FILE, dict(table), is_own=True)
+    return Document(FILE, dict(table), OWN)
 
 
 def test_with_no_file_the_defaults_hold_and_the_state_is_at_home() -> None:

@@ -12,7 +12,7 @@ from isthmus.config.load import access_mode, load
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.policy import Policy
 from isthmus.identity.keys import KeyRing
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.settings import HttpSettings, StdioSettings
 
 KEY = "k3y-of-the-planner-0123"
@@ -65,8 +65,8 @@ def test_a_whole_file_is_read_with_its_env_beside(tmp_path: Path) -> None:
     planner = KeyRing(configuration.callers).caller_of(KEY)
     assert planner is not None
     policy = Policy(planner.grants)
-    assert policy.allows(ServerName("files"), ToolName("read"))
-    assert not policy.allows(ServerName("search"), ToolName("index"))
+    assert policy.allows(ServerName("files"), FeatureName("read"))
+    assert not policy.allows(ServerName("search"), FeatureName("index"))
 
 
 def test_an_mcp_json_as_people_have_it_needs_no_change(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_mcp_json_as_people_have_it_needs_no_change(tmp_path: Path) -> None:
     assert configuration.warnings == ()
     assert [server.reach for server in configuration.servers] == [
         StdioSettings("npx", ("-y", "x")),
-        HttpSettings("https://search.example/mcp"),
+        HttpSettings("https://search.example/mcp", carrier="http"),
     ]
 
 
@@ -125,7 +125,7 @@ def test_a_mistyped_table_of_callers_refuses_the_file(tmp_path: Path, name: str,
 
 
 def test_a_json_file_of_another_program_without_servers_is_told_of(tmp_path: Path) -> None:
-    configuration = loaded(tmp_path, "mcp.json", '{"context_servers": {}}')
+    configuration = loaded(tmp_path, "mcp.json", '{"theme": {}}')
     assert [str(warning) for warning in configuration.warnings] == [
         "mcp.json: has no servers (they belong under mcpServers)"
     ]

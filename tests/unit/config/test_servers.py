@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +10,51 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from isthmus.config.dialects.dialect import OWN, STANDARD
+from isthmus.config.entries import entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Place
-from isthmus.config.servers import Reading, read_server, read_servers
+from isthmus.config.servers import Reading, Roster, look_alikes, read_server
 from isthmus.config.variables import Variables
+from isthmus.core.catalog.rules import Rules
 from isthmus.core.settings import Limits
-from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
+from isthmus.upstream.settings import (
+    DeclaredTool,
+    HttpSettings,
+    PythonSettings,
+    Reach,
+    RpcSettings,
+    ServerSettings,
+    SocketSettings,
+    StdioSettings,
+)
 
 HOME = Path("/home/me")
 VALUES = {"TOKEN": "hunter22", "LONG": "long-secret-" * 10, "SECONDS": "5", "OFF": "true"}
 URL = "https://search.example/mcp"
 
 
-def reading(table: dict[str, Any], *, is_own: bool = True, limits: Limits | None = None) -> Reading:
-    file = Path("/etc/hub/isthmus.toml" if is_own else "/etc/hub/mcp.json")
-    document = Document(file, table, is_own=is_own)
-    return Reading(document, Variables(VALUES, file.parent, HOME), HOME, limits or Limits())
+FOLDER = Path("/etc/hub")
+
+
+def reading(limits: Limits | None = None) -> Reading:
+    return Reading(Variables(VALUES, FOLDER, HOME), FOLDER, HOME, limits or Limits())
 
 
 def one(
     fields: object, *, is_own: bool = True, name: str = "a", limits: Limits | None = None
 ) -> tuple[ServerSettings | None, list[str]]:
-    read = reading({}, is_own=is_own, limits=limits)
-    server, findings = read_server(name, fields, Place(read.document.file, "servers").at(name), read)
+    file, dialect = (FOLDER / "isthmus.toml", OWN) if is_own else (FOLDER / "mcp.json", STANDARD)
+    entry = entry_of(name, fields, Place(file, "servers").at(name), dialect)
+    server, findings = read_server(entry, reading(limits))
     return server, [str(finding) for finding in findings]
+
+
+def several(table: dict[str, Any]) -> Roster:
+    roster = Roster()
+    entries, _ = entries_of(Document(FOLDER / "isthmus.toml", table, OWN), HOME)
+    roster.add(entries, reading())
+    return roster
 
 
 def test_a_command_makes_a_stdio_server() -> None:
@@ -204,16 +226,35 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         ({"command": "a", "era": "old"}, "servers.a.era must be one of auto, legacy, modern, not 'old'"),
         ({"command": "a", "era": ["old"]}, "servers.a.era must be one of auto, legacy, modern, not a list"),
         ({"command": "a", "type": "http"}, "servers.a.type must be stdio beside command, not 'http'"),
-        ({"url": URL, "transport": "local"}, "servers.a.transport must be http beside url, not 'local'"),
+        ({"url": URL, "transport": "local"}, "servers.a.transport must be http, sse, ws, rpc or auto beside url, not 'local'"),
+        ({"url": URL, "type": "WS"}, "servers.a.url must start with ws:// or wss://, not 'https'"),
+        ({"url": "ws://a", "type": "http"}, "servers.a.url must start with http:// or https://, not 'ws'"),
         (
-            {"url": URL, "type": "sse"},
-            "servers.a.type must be stdio or http, not sse, which is not supported yet",
+            {"url": URL, "type": "pigeon"},
+            "servers.a.type must be one of stdio, http, sse, ws, rpc, python, auto, not 'pigeon'",
+        ),
+        ({"rpc": URL, "type": "http"}, "servers.a.type must be rpc beside rpc, not 'http'"),
+        ({"rpc": URL, "command": "a"}, "servers.a must have a command or a url, not command and rpc"),
+        ({"rpc": 5}, "servers.a.rpc must be a text, not a number"),
+        ({"rpc": "ftp://a"}, "servers.a.rpc must start with http:// or https://, not 'ftp'"),
+        ({"url": "ftp://a", "type": "rpc"}, "servers.a.url must start with http:// or https://, not 'ftp'"),
+        ({"rpc": URL, "tools": ["a"]}, "servers.a.tools must be a table, not a list"),
+        ({"rpc": URL, "tools": {"t": 5}}, "servers.a.tools.t must be a table, not 5"),
+        (
+            {"rpc": URL, "tools": {"t": {"input_schema": "object"}}},
+            "servers.a.tools.t.input_schema must be a table, not 'object'",
         ),
         (
-            {"url": URL, "type": "WS"},
-            "servers.a.type must be stdio or http, not ws, which is not supported yet",
+            {"rpc": URL, "tools": {"t": {"input_schema": {"default": date(2026, 1, 1)}}}},
+            "servers.a.tools.t.input_schema must have only values that JSON has, not dates or infinite numbers",
         ),
-        ({"url": URL, "type": "pigeon"}, "servers.a.type must be stdio or http, not 'pigeon'"),
+        ({"python": "a b"}, "servers.a.python must be package.module or package.module:function, not 'a b'"),
+        ({"command": "a", "isolation": "none"}, "servers.a.isolation must be one of shared, caller, call, not 'none'"),
+        ({"command": "a", "include_tools": "*"}, "servers.a.include_tools must be a list of texts, not '*'"),
+        ({"command": "a", "defaults": {"t": 5}}, "servers.a.defaults.t must be a table, not a number"),
+        ({"command": "a", "cache": []}, "servers.a.cache must be a table, not a list"),
+        ({"command": "a", "cache": {"ttl": "x"}}, "servers.a.cache.ttl must be a number, not 'x'"),
+        ({"command": "a", "cache": {"ttl": 0}}, "servers.a.cache.ttl must be over 0 and at most 86400 seconds, not 0"),
         ({"url": URL, "transport": {}}, "servers.a.transport must be a text, not a table"),
         ({"url": "ftp://a"}, "servers.a.url must start with http:// or https://, not 'ftp'"),
         (
@@ -230,10 +271,95 @@ def test_a_broken_entry_says_exactly_what_is_wrong(fields: object, message: str)
     assert one(fields) == (None, [f"isthmus.toml: {message}"])
 
 
-def test_a_plain_rpc_server_is_not_supported_yet() -> None:
-    server, findings = one({"rpc": URL}, is_own=False)
-    assert server is None
-    assert findings == ["mcp.json: servers.a must have a command or a url, not rpc, which is not supported yet"]
+def reach_of(fields: dict[str, object], *, is_own: bool = True) -> Reach | None:
+    server, findings = one(fields, is_own=is_own)
+    assert findings == []
+    return None if server is None else server.reach
+
+
+@pytest.mark.parametrize(
+    ("fields", "reach"),
+    [
+        ({"url": URL, "type": "sse"}, HttpSettings(URL, carrier="sse")),
+        ({"url": URL, "type": "http"}, HttpSettings(URL, carrier="http")),
+        ({"url": URL, "type": "auto"}, HttpSettings(URL)),
+        ({"url": URL, "type": "remote"}, HttpSettings(URL)),
+        ({"url": URL, "type": ""}, HttpSettings(URL)),
+        ({"url": "wss://a/ws"}, SocketSettings("wss://a/ws")),
+        ({"url": "ws://a", "type": "websocket", "headers": {"A": "b"}}, SocketSettings("ws://a", {"A": "b"})),
+        ({"rpc": URL, "headers": {"A": "b"}}, RpcSettings(URL, {"A": "b"})),
+        ({"url": URL, "type": "rpc"}, RpcSettings(URL)),
+        ({"python": "tools.maths:add"}, PythonSettings("tools.maths:add")),
+        ({"python": "tools", "path": "lib"}, PythonSettings("tools", "/etc/hub/lib")),
+    ],
+)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_every_way_to_a_server_is_understood(fields: dict[str, object], reach: Reach, *, is_own: bool) -> None:
+    assert reach_of(fields, is_own=is_own) == reach
+
+
+def test_tools_of_a_plain_server_are_declared() -> None:
+    tools = {"read": {"description": "Read.", "input_schema": {"type": "object", "required": ["${x}"]}}, "list": {}}
+    assert reach_of({"rpc": URL, "tools": tools}) == RpcSettings(
+        URL,
+        tools=(
+            DeclaredTool("read", "Read.", {"type": "object", "required": ["${x}"]}),
+            DeclaredTool("list"),
+        ),
+    )
+
+
+def test_what_the_operator_says_of_tools_becomes_rules() -> None:
+    server, findings = one({
+        "command": "a",
+        "include_tools": ["read", "list"],
+        "exclude_tools": ["list"],
+        "defaults": {"read": {"key": "${TOKEN}", "depth": {"max": 3}}},
+        "cache": {"tools": ["read"], "ttl": 5},
+        "isolation": "caller",
+    })  # fmt: skip
+    assert findings == []
+    assert server is not None
+    assert server.isolation == "caller"
+    assert server.rules == Rules(
+        only=("read", "list"),
+        hidden=("list",),
+        defaults={"read": {"key": "hunter22", "depth": {"max": 3}}},
+        cached=("read",),
+        cache_seconds=5,
+    )
+    assert "hunter22" in server.secrets
+
+
+def test_mistyped_keys_below_an_entry_are_told_of() -> None:
+    fields = {"rpc": URL, "tools": {"t": {"descripton": "x"}}, "cache": {"tool": []}}
+    assert one(fields)[1] == [
+        "isthmus.toml: servers.a.tools.t.descripton is not known and has no effect (did you mean description?)",
+        "isthmus.toml: servers.a.cache.tool is not known and has no effect (did you mean tools?)",
+    ]
+
+
+def test_an_address_that_looks_like_the_earlier_transport_is_told_of() -> None:
+    server, findings = one({"url": "https://a.example/sse/", "type": "http"})
+    assert server is not None
+    assert server.reach == HttpSettings("https://a.example/sse/", carrier="http")
+    assert findings == [
+        "isthmus.toml: servers.a.type says http, but an address that ends in /sse is usually of the earlier transport"
+    ]
+
+
+def test_an_entry_that_nests_too_deep_is_refused() -> None:
+    fields: dict[str, object] = {"command": "a"}
+    for _ in range(40):
+        fields = {"command": "a", "defaults": fields}
+    assert one(fields) == (None, ["isthmus.toml: servers.a must nest at most 32 levels deep, not deeper"])
+
+
+def test_what_other_clients_had_is_kept_without_a_word() -> None:
+    server, findings = one({"command": "a", "extra": {"autoApprove": ["read"]}})
+    assert findings == []
+    assert server is not None
+    assert server.extra == {"autoApprove": ["read"]}
 
 
 def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
@@ -243,26 +369,37 @@ def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "mended", "message"),
     [
         (
             "builtin",
-            "servers.builtin must have another name, not 'builtin', which the hub's own tools live under",
+            "builtin-2",
+            "servers.builtin is what the hub's own tools live under, so the server is called builtin-2",
         ),
         (
             "My Server.v2",
-            'servers."My Server.v2" must have a name of 1 to 50 letters, digits, _ and -, '
-            "not 'My Server.v2': rename it, for instance to My-Server-v2",
+            "My-Server-v2",
+            'servers."My Server.v2" cannot be a server\'s name, so the server is called My-Server-v2 '
+            "(use 1 to 50 letters, digits, _ and -)",
         ),
         (
             "…",
-            'servers."…" must have a name of 1 to 50 letters, digits, _ and -, '
-            "not '…': rename it, for instance to server",
+            "server",
+            'servers."…" cannot be a server\'s name, so the server is called server '
+            "(use 1 to 50 letters, digits, _ and -)",
         ),
     ],
 )
-def test_a_name_that_cannot_be_is_refused_with_another_one(name: str, message: str) -> None:
-    assert one({"command": "a"}, name=name) == (None, [f"isthmus.toml: {message}"])
+def test_a_name_that_cannot_be_is_mended_and_told_of(name: str, mended: str, message: str) -> None:
+    server, findings = one({"command": "a"}, name=name)
+    assert server is not None
+    assert (server.name, findings) == (mended, [f"isthmus.toml: {message}"])
+
+
+def test_a_mended_name_takes_no_other_servers_name() -> None:
+    entry = {"command": "a"}
+    roster = several({"servers": {"a b": entry, "a.b": entry, "a-b": entry}})
+    assert list(roster.servers) == ["a-b-2", "a-b-3", "a-b"]
 
 
 @pytest.mark.parametrize(
@@ -290,35 +427,31 @@ def test_no_message_tells_a_secret(fields: dict[str, object]) -> None:
 
 
 def test_a_broken_entry_costs_only_itself() -> None:
-    servers, findings = read_servers(
-        reading({"mcpServers": {"good": {"command": "a"}, "bad": {}}, "servers": {"also": {"url": URL}}})
-    )
-    assert [server.name for server in servers] == ["good", "also"]
-    assert [finding.path for finding in findings] == ["mcpServers.bad"]
+    roster = several({"mcpServers": {"good": {"command": "a"}, "bad": {}}, "servers": {"also": {"url": URL}}})
+    assert list(roster.servers) == ["good", "also"]
+    assert [finding.path for finding in roster.findings] == ["mcpServers.bad"]
 
 
 def test_a_name_under_both_roots_is_taken_once() -> None:
-    servers, findings = read_servers(
-        reading({"mcpServers": {"a": {"command": "first"}}, "servers": {"a": {"command": "second"}}})
-    )
-    assert [server.reach for server in servers] == [StdioSettings("first")]
-    assert [str(finding) for finding in findings] == [
+    roster = several({"mcpServers": {"a": {"command": "first"}}, "servers": {"a": {"command": "second"}}})
+    assert [server.reach for server in roster.servers.values()] == [StdioSettings("first")]
+    assert [str(finding) for finding in roster.findings] == [
         "isthmus.toml: servers.a is already under mcpServers and is left out"
     ]
 
 
 def test_names_that_look_alike_are_told_of() -> None:
     entry = {"command": "a"}
-    servers, findings = read_servers(reading({"servers": {"web-search": entry, "Web_Search": entry, "web": entry}}))
-    assert len(servers) == 3
-    assert [str(finding) for finding in findings] == [
+    roster = several({"servers": {"web-search": entry, "Web_Search": entry, "web": entry}})
+    assert len(roster.servers) == 3
+    assert [str(finding) for finding in look_alikes(roster)] == [
         "isthmus.toml: servers has names that differ only by case or by - and _: web-search, Web_Search"
     ]
 
 
 def test_something_else_in_place_of_the_entries_refuses_the_file() -> None:
     with pytest.raises(ConfigError, match=r"^isthmus.toml: servers must be a table, not a list$"):
-        read_servers(reading({"servers": [{"name": "a"}]}))
+        several({"servers": [{"name": "a"}]})
 
 
 SCALARS = st.one_of(
@@ -353,6 +486,16 @@ KEYS = st.sampled_from(
         "transport",
         "transportType",
         "rpc",
+        "python",
+        "path",
+        "tools",
+        "defaults",
+        "cache",
+        "isolation",
+        "include_tools",
+        "exclude_tools",
+        "env_file",
+        "extra",
         "tiemout",
     ]
 )

@@ -18,9 +18,9 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.events import Event, Progress
 from isthmus.model.faults import Fault
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.tools import Tool
 
 SERVER = ServerName("files")
 ANYONE = Caller("anyone", "default", Grants(("*",)))
@@ -36,7 +36,7 @@ def raw(value: Any) -> msgspec.Raw:
 def tool(name: str = "read", server: str = SERVER, **members: Any) -> Tool:
     """A tool with these members in its definition."""
     definition = {"name": raw(name), **{key: raw(value) for key, value in members.items()}}
-    return Tool.of(ServerName(server), ToolName(name), definition)
+    return Tool.of(ServerName(server), FeatureName(name), definition)
 
 
 def ready(*tools: Tool, server: str = SERVER) -> Standing:

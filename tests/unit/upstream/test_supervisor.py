@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 
 import msgspec
 import pytest
@@ -11,20 +11,22 @@ import pytest
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.view import TOPICS, Topic
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Lost
-from isthmus.model.names import ServerName, ToolName
-from isthmus.model.tools import Tool
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.telemetry.counters import Counters
-from isthmus.upstream import supervisor as module
+from isthmus.upstream import keeper as module
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.settings import Era, ServerSettings, StdioSettings
+from isthmus.upstream.listing import Listing
+from isthmus.upstream.settings import Carrier, Era, ServerSettings, StdioSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.waiters import Waiter
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.tools import Implementation
+from isthmus.wire.mcp.messages import Implementation
 
 NAME = ServerName("files")
 ME = Implementation("test", "1")
@@ -52,10 +54,10 @@ class Scripted(BaseLink):
         if era != "legacy":
             self.dialect = ModernDialect(ME)
 
-    async def list_tools(self) -> tuple[list[Tool], list[str]]:
+    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
         self.listings += 1
         definition = {"inputSchema": msgspec.Raw(b'{"type":"object"}')}
-        return [Tool.of(NAME, ToolName(name), definition) for name in self.names], []
+        return Listing(tools=tuple(Tool.of(NAME, FeatureName(name), definition) for name in self.names))
 
     async def ping(self, within: float) -> None:
         self.pings += 1
@@ -90,7 +92,7 @@ class Stage:
         self.refusal: str | None = None
         self.supervisor = Supervisor(self.hub, self.crew, self._connect)
 
-    async def _connect(self, settings: ServerSettings) -> BaseLink:
+    async def _connect(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:
         if self.refusal is not None:
             raise ConnectFailed(self.refusal)
         link = Scripted()
@@ -134,7 +136,7 @@ async def test_an_announced_change_is_listed_once_however_often_it_is_announced(
     link = stage.links[0]
     link.names.append("write")
     for _ in range(1000):
-        link.on_changed()
+        link.on_changed("tools")
     await stage.until(lambda: len(stage.standing.tools) == 2)
     assert link.listings == 2
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from isthmus.model.callers import Grants
-from isthmus.model.names import ServerName, ToolName, parse_server_name
+from isthmus.model.names import FeatureName, ServerName, parse_server_name
 
 
 class Policy:
@@ -31,9 +31,13 @@ class Policy:
         self._allowed = _Patterns(grants.allow)
         self._denied = _Patterns(grants.deny)
 
-    def allows(self, server: ServerName, tool: ToolName) -> bool:
+    def allows(self, server: ServerName, tool: FeatureName) -> bool:
         """Say whether this tool may be seen and called."""
         return self._allowed.cover(server, tool) and not self._denied.cover(server, tool)
+
+    def denies(self, server: ServerName, tool: FeatureName) -> bool:
+        """Say whether this is refused by name, whatever is allowed."""
+        return self._denied.cover(server, tool)
 
     def may_see_server(self, server: ServerName) -> bool:
         """Say whether any tool of this server, known yet or not, could be allowed."""
@@ -52,7 +56,7 @@ class _Patterns:
     def __init__(self, patterns: Iterable[str]) -> None:
         self._everything = False
         self._servers: set[ServerName] = set()
-        self._tools: dict[ServerName, set[ToolName]] = defaultdict(set)
+        self._tools: dict[ServerName, set[FeatureName]] = defaultdict(set)
         for pattern in patterns:
             self._add(pattern)
         self._tools = dict(self._tools)  # lookups must not grow it
@@ -66,13 +70,13 @@ class _Patterns:
         else:
             self._tools[server].add(tool)
 
-    def cover(self, server: ServerName, tool: ToolName) -> bool:
+    def cover(self, server: ServerName, tool: FeatureName) -> bool:
         return self.cover_all_of(server) or tool in self._tools.get(server, ())
 
     def cover_all_of(self, server: ServerName) -> bool:
         return self._everything or server in self._servers
 
-    def tools_of(self, server: ServerName) -> set[ToolName]:
+    def tools_of(self, server: ServerName) -> set[FeatureName]:
         return self._tools.get(server, set())
 
 
@@ -85,7 +89,7 @@ def check_pattern(text: str) -> None:
     _parse(text)
 
 
-def _parse(pattern: str) -> tuple[ServerName | None, ToolName | None]:
+def _parse(pattern: str) -> tuple[ServerName | None, FeatureName | None]:
     """Split a pattern into server and tool, None standing for all of them."""
     if pattern == "*":
         return None, None
@@ -98,7 +102,7 @@ def _parse(pattern: str) -> tuple[ServerName | None, ToolName | None]:
         name = parse_server_name(server)
     except ValueError:
         raise _malformed(pattern, "no server can have that name") from None
-    return name, None if tool in ("", "*") else ToolName(tool)
+    return name, None if tool in ("", "*") else FeatureName(tool)
 
 
 def _malformed(pattern: str, why: str) -> ValueError:

@@ -11,15 +11,21 @@ import structlog
 from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.recall import Recall
 from isthmus.core.calls.stages import STAGES
-from isthmus.core.catalog.snapshot import CheckCache, Snapshot, Standing, View
+from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.view import View
 from isthmus.core.ports.exchange import Exchange
 from isthmus.core.ports.recorder import Recorder
 from isthmus.core.settings import Limits
+from isthmus.core.watch.levels import Levels
+from isthmus.core.watch.subscriptions import Subscriptions
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Call, Surface
 from isthmus.model.faults import Bug
 from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
 
@@ -30,10 +36,16 @@ class Hub:
     def __init__(self, limits: Limits, recorder: Recorder) -> None:
         self.limits = limits
         self.lanes: dict[ServerName, Lane] = {}
+        self._leaving: set[Lane] = set()
+        """Lanes that were closed or replaced and still have calls."""
         self.is_draining = False
         self._recorder = recorder
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         self.deadlines = Deadlines(self._loop)
+        self.recall = Recall()
+        self.subscriptions = Subscriptions()
+        self.levels = Levels()
         self._checks = CheckCache(limit_bytes=limits.schema_bytes)
         self.snapshot = Snapshot(0, {}, self._checks)
         self._settling: dict[ServerName, asyncio.Future[None]] = {}
@@ -46,8 +58,8 @@ class Hub:
         inflight = InFlight(call, exchange, self._recorder, self._loop)
         try:
             for stage in STAGES:
-                if (fault := stage(self, inflight)) is not None:
-                    inflight.finish(fault)
+                if (outcome := stage(self, inflight)) is not None:
+                    inflight.finish(outcome)
                     break
         except Exception:  # a defect here must cost one call, not the connection that brought it
             incident = secrets.token_hex(6)
@@ -55,14 +67,35 @@ class Hub:
             inflight.finish(Bug(incident))
         return inflight
 
+    def keep(self, inflight: InFlight, outcome: Outcome) -> None:
+        """Remember how a call ended, if it may be given again."""
+        self.recall.keep(inflight, outcome, inflight.target.keep_seconds, self.now())
+
     # -- servers -------------------------------------------------------------------------------------------------
 
     def open_lane(self, lane: Lane, standing: Standing) -> None:
-        """Make room for a server; listings wait a moment for it until its first attempt has ended."""
+        """Make room for a server, or for a changed one in place of what it was.
+
+        Listings wait a moment for it until its first attempt has ended.
+        """
+        self._leave(self.lanes.get(lane.server))
         self.lanes[lane.server] = lane
         if not standing.is_settled:
             self._settling[lane.server] = self._loop.create_future()
         self.publish(standing)
+
+    def close_lane(self, server: ServerName) -> None:
+        """Forget a server: from now on nobody sees it. Its calls in flight are not touched."""
+        self._leave(self.lanes.pop(server))
+        self.recall.forget(server)
+        if (settling := self._settling.pop(server, None)) is not None:
+            settling.set_result(None)
+        self._swap({name: standing for name, standing in self.snapshot.standings.items() if name != server})
+
+    def _leave(self, lane: Lane | None) -> None:
+        self._leaving = {left for left in self._leaving if left.running or left.queued}
+        if lane is not None:
+            self._leaving.add(lane)
 
     def publish(self, standing: Standing) -> None:
         """Swap in a snapshot with this server's new standing, and tell the watchers."""
@@ -70,7 +103,9 @@ class Hub:
             settling.set_result(None)
         if self.snapshot.standings.get(standing.server) == standing:
             return
-        standings = {**self.snapshot.standings, standing.server: standing}
+        self._swap({**self.snapshot.standings, standing.server: standing})
+
+    def _swap(self, standings: dict[ServerName, Standing]) -> None:
         self.snapshot = Snapshot(self.snapshot.version + 1, standings, self._checks)
         for watcher in tuple(self._watchers):
             try:
@@ -109,7 +144,7 @@ class Hub:
 
     def running(self) -> int:
         """Calls sent or waiting for a slot."""
-        return sum(lane.running + lane.queued for lane in self.lanes.values())
+        return sum(lane.running + lane.queued for lane in (*self.lanes.values(), *self._leaving))
 
     def cancel_all(self, why: str) -> None:
         """Withdraw every call that is still in flight; each is answered so."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
 
 from isthmus.core.calls.deadlines import Bucket, Deadlines
-from isthmus.core.catalog.snapshot import Route
+from isthmus.core.catalog.view import Route
 from isthmus.core.ports.exchange import Exchange
 from isthmus.core.ports.link import Link
 from isthmus.core.ports.recorder import Recorder
@@ -26,8 +27,9 @@ log = structlog.get_logger(__name__)
 class InFlight:
     """Ends exactly once, by the first of: the server's answer, a fault, the deadline, the caller's withdrawal.
 
-    `lane` and `route` are set by the stages, `link` by the lane when the call leaves its queue, `carriage` by the
-    link for its own use (a request id, a connection).
+    `route`, `name` and `lane` are set by the stages, `link` by the lane when the call leaves its queue, `carriage`
+    by the link for its own use (a request id, a connection). `name` is what the server calls what is asked for.
+    `keep`, if it is set, is given the outcome, to remember it.
     """
 
     __slots__ = (
@@ -38,8 +40,10 @@ class InFlight:
         "call",
         "carriage",
         "exchange",
+        "keep",
         "lane",
         "link",
+        "name",
         "outcome",
         "route",
         "timeout",
@@ -49,6 +53,8 @@ class InFlight:
         self.call = call
         self.exchange = exchange
         self.route: Route | None = None
+        self.name = call.name
+        self.keep: Callable[[InFlight, Outcome], None] | None = None
         self.lane: Lane | None = None
         self.link: Link | None = None
         self.carriage: object = None
@@ -60,7 +66,7 @@ class InFlight:
         self._bucket: Bucket | None = None
 
     @property
-    def tool(self) -> Route:
+    def target(self) -> Route:
         """Where the call goes; only asked once the stages have found it."""
         assert self.route is not None
         return self.route
@@ -84,15 +90,17 @@ class InFlight:
         route = self.route
         if self.outcome is not None:
             if route is not None:
-                self._recorder.late(route.tool.server)
+                self._recorder.late(route.feature.server)
             return False
         self.outcome = outcome
         if self._bucket is not None:
             self._bucket.pop(self, None)
         if self.lane is not None:
             self.lane.released(self, outcome)
-        server = None if route is None else route.tool.server
+        server = None if route is None else route.feature.server
         self._recorder.ended(self.call, server, outcome, self._loop.time() - self._started)
+        if self.keep is not None:
+            self.keep(self, outcome)
         try:
             self.exchange.end(outcome)
         except Exception:  # one caller's broken exchange must not reach the link, which serves others
@@ -102,21 +110,20 @@ class InFlight:
     def cancel(self, why: str) -> None:
         """Withdraw the call: end it here and tell the server to stop."""
         if self.outcome is None:
-            server = None if self.route is None else self.route.tool.server
+            server = None if self.route is None else self.route.feature.server
             self._give_up(Cancelled(why, executed=self._executed(), server=server), why)
 
     def expire(self) -> None:
         """The deadline has passed: end the call and tell the server to stop."""
         if self.outcome is None:
-            fault = TimedOut(self.tool.tool.server, self.timeout, executed=self._executed())
+            fault = TimedOut(self.target.feature.server, self.timeout, executed=self._executed())
             self._give_up(fault, f"no answer within {self.timeout:g} s")
 
     def _give_up(self, fault: Fault, reason: str) -> None:
-        link = self.link
-        self.finish(fault)
-        if link is not None:
-            link.withdraw(self, reason)
+        if self.link is not None:
+            self.link.withdraw(self, reason)
             self.carriage = None
+        self.finish(fault)
 
     def _executed(self) -> Executed:
         if self.link is None or not self.link.may_have_run(self):

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
+from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from isthmus.core.access.breaker import Breaker
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.link import Link
 from isthmus.core.settings import Limits
+from isthmus.model.events import LogLevel
 from isthmus.model.faults import BadReply, BreakerOpen, Bug, Cancelled, Fault, Lost, NotConnected, Overloaded, TimedOut
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome
@@ -26,6 +29,17 @@ _FAILURES = (TimedOut, Lost, BadReply)
 _SILENT = (Cancelled, NotConnected, Overloaded)
 """Outcomes that say nothing about whether the server works."""
 
+HEARD_MAX = 100
+"""Lines that a server logged, as many as the operator is shown."""
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """A line that a server logged and that is no caller's: when (since the epoch), how grave, and what."""
+
+    at: float
+    level: LogLevel
+    text: str
+
 
 class Lane:
     """At most `max_calls` running and `max_queued` waiting; integers count, nothing locks."""
@@ -33,13 +47,17 @@ class Lane:
     __slots__ = (
         "_breaker",
         "_is_sending",
+        "_limits",
         "_link",
         "_loop",
         "_queue",
         "_why_not",
         "answered",
+        "heard",
         "max_calls",
         "max_queued",
+        "on_idle",
+        "on_released",
         "opened_at",
         "running",
         "server",
@@ -56,10 +74,18 @@ class Lane:
         timeout: float | None = None,
     ) -> None:
         self.server = server
-        self.max_calls = limits.max_calls if max_calls is None else max_calls
-        self.max_queued = limits.max_queued if max_queued is None else max_queued
-        self.timeout = min(limits.call_seconds if timeout is None else timeout, limits.hard_seconds)
+        self._limits = limits
+        self.adjust(
+            limits.max_calls if max_calls is None else max_calls,
+            limits.max_queued if max_queued is None else max_queued,
+            limits.call_seconds if timeout is None else timeout,
+        )
         self.running = 0
+        self.heard: deque[Heard] = deque(maxlen=HEARD_MAX)
+        self.on_released: Callable[[InFlight], None] | None = None
+        """Hears of every call that ends, where links are not shared."""
+        self.on_idle: Callable[[], None] | None = None
+        """Hears when the last call has ended, for who waits to take the lane away."""
         self.answered = 0
         """Calls that the present link has answered; the supervisor takes them for a sign of health."""
         self._queue: deque[InFlight] = deque()
@@ -69,6 +95,12 @@ class Lane:
         self._why_not = "it has not been started"
         self._loop = asyncio.get_running_loop()
         self.opened_at = self._loop.time()
+
+    def adjust(self, max_calls: int, max_queued: int, timeout: float) -> None:
+        """Allow more or less from now on; what runs or waits already is not touched."""
+        self.max_calls = max_calls
+        self.max_queued = max_queued
+        self.timeout = min(timeout, self._limits.hard_seconds)
 
     @property
     def queued(self) -> int:
@@ -113,11 +145,15 @@ class Lane:
         """A call of this lane has ended: take its slot back and let the next one go."""
         if inflight.link is None:
             self._leave_queue(inflight)
-            return
-        self.running -= 1
-        if inflight.link is self._link:  # what a lost link's calls say was counted when it was lost
-            self._judge(outcome)
-        self._send_waiting()
+        else:
+            self.running -= 1
+            if self.on_released is not None:
+                self.on_released(inflight)
+            if inflight.link is self._link:  # what a lost link's calls say was counted when it was lost
+                self._judge(outcome)
+            self._send_waiting()
+        if self.on_idle is not None and not self.running and not self._queue:
+            self.on_idle()
 
     def _leave_queue(self, inflight: InFlight) -> None:
         # A call that was refused, or ended while waiting; at most `max_queued` entries are looked at.

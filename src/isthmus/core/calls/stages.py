@@ -1,4 +1,4 @@
-"""What every call passes before it is sent: small synchronous functions that return None or the fault.
+"""What every call passes before it is sent: small synchronous functions that return None or how the call ends.
 
 Adding a capability is adding a stage to `STAGES`, not a branch to another one. Stages only decide and note what
 they found on the in-flight entry; sending is the lane's.
@@ -9,13 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from isthmus.core.calls.inflight import InFlight
-from isthmus.model.faults import BadArguments, Draining, Fault, NotConnected, UnknownTool
+from isthmus.core.catalog.defaults import filled
+from isthmus.core.catalog.view import View
+from isthmus.model.calls import Call
+from isthmus.model.faults import (
+    BadArguments,
+    Draining,
+    Fault,
+    NotConnected,
+    UnknownPrompt,
+    UnknownResource,
+    UnknownTool,
+)
+from isthmus.model.outcomes import Outcome
 
 if TYPE_CHECKING:
     from isthmus.core.calls.hub import Hub
 
-Stage: TypeAlias = "Callable[[Hub, InFlight], Fault | None]"
+Stage: TypeAlias = "Callable[[Hub, InFlight], Outcome | None]"
 
 
 def admit(hub: Hub, _: InFlight) -> Fault | None:
@@ -29,13 +43,52 @@ def find(hub: Hub, inflight: InFlight) -> Fault | None:
     A tool that the caller may not see is not in the view: denied and unknown are one answer.
     """
     call = inflight.call
-    inflight.route = hub.snapshot.view(call.caller.grants, call.surface).routes.get(call.name)
-    return UnknownTool(call.name) if inflight.route is None else None
+    view = hub.snapshot.view(call.caller.grants, call.surface)
+    if call.kind == "tool":  # nearly all are, and spared the detour
+        route = inflight.route = view.routes.get(call.name)
+        if route is None:
+            return UnknownTool(call.name)
+        inflight.name = route.feature.name
+        return None
+    found = view.find(call.kind, call.name)
+    if found is None:
+        return _unknown(call, view)
+    inflight.route, inflight.name = found.route, found.name
+    return None
+
+
+def _unknown(call: Call, view: View) -> Fault:
+    match call.kind:
+        case "tool":
+            return UnknownTool(call.name)
+        case "prompt" | "prompt_argument":
+            return UnknownPrompt(call.name)
+        case "resource" | "uri_argument":
+            return UnknownResource(call.name, view.candidates(call.name))
+
+
+def fill(_: Hub, inflight: InFlight) -> Fault | None:
+    """Add the arguments that the operator gave and the caller left out."""
+    defaults = inflight.target.defaults
+    if defaults:
+        arguments = filled(inflight.call.arguments, defaults)
+        inflight.call = msgspec.structs.replace(inflight.call, arguments=arguments)
+    return None
+
+
+def recall(hub: Hub, inflight: InFlight) -> Outcome | None:
+    """Answer with what was answered before, where that is allowed; else see to it that the answer is kept."""
+    if not inflight.target.keep_seconds and inflight.call.kind != "resource":
+        return None
+    known = hub.recall.find(inflight, hub.now())
+    if known is None:
+        inflight.keep = hub.keep
+    return known
 
 
 def assign(hub: Hub, inflight: InFlight) -> Fault | None:
     """Find the lane of the tool's server and start the clock."""
-    server = inflight.tool.tool.server
+    server = inflight.target.feature.server
     lane = hub.lanes.get(server)
     if lane is None:
         return NotConnected(server, "it was removed")
@@ -47,7 +100,7 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
 
 def validate(_: Hub, inflight: InFlight) -> Fault | None:
     """Check the arguments against the tool's own schema."""
-    detail = inflight.tool.check(inflight.call.arguments)
+    detail = inflight.target.check(inflight.call.arguments)
     return None if detail is None else BadArguments(inflight.call.name, detail)
 
 
@@ -57,4 +110,4 @@ def submit(_: Hub, inflight: InFlight) -> Fault | None:
     return inflight.lane.submit(inflight)
 
 
-STAGES: tuple[Stage, ...] = (admit, find, validate, assign, submit)
+STAGES: tuple[Stage, ...] = (admit, find, fill, validate, recall, assign, submit)

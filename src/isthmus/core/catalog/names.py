@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.names import FeatureName, ServerName
 
-Pair: TypeAlias = tuple[ServerName, ToolName]
+Pair: TypeAlias = tuple[ServerName, FeatureName]
 
 LLM_LENGTH_MAX = 64
 """What the providers of language models accept as the name of a function."""
@@ -82,7 +82,7 @@ def resolve(name: str, pairs: Iterable[Pair]) -> Pair | None:
     server, dot, rest = name.partition(".")
     if dot and server == "mcp":
         return _only(name, [pair for pair in table.values() if pair[1] == rest and pair[0] != BUILTIN])
-    if (own := (BUILTIN, ToolName(name))) in set(table.values()):
+    if (own := (BUILTIN, FeatureName(name))) in set(table.values()):
         return own
     return _only(name, [pair for pair in table.values() if pair[1] == name])
 

@@ -1,4 +1,4 @@
-"""Names, tools and states at one moment: immutable, swapped whole.
+"""Names, features and states at one moment: immutable, swapped whole.
 
 A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface. Listing and calling
 read the same view, which is what makes "callable" and "listed" the same set.
@@ -6,29 +6,32 @@ read the same view, which is what makes "callable" and "listed" the same set.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from isthmus.core.access.policy import Policy
+from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.defaults import as_listed, compile_defaults
 from isthmus.core.catalog.names import Pair, canonical_table, llm_table
-from isthmus.core.catalog.schema import Check, Unchecked, compile_check
+from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.catalog.uris import uri_table
+from isthmus.core.catalog.view import Ability, Missing, Route, ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
+from isthmus.model.features import Feature, Prompt, Resource, Template, Tool
 from isthmus.model.names import ServerName
-from isthmus.model.tools import Tool
-
-ServerState: TypeAlias = Literal["starting", "ready", "retrying", "stopped", "disabled"]
-"""`starting`: the first attempt runs. `retrying`: lost or never reached, tried again by itself."""
 
 VIEWS_MAX = 256
 """Views kept per snapshot; more permission sets than this at once are compiled again when they return."""
 
+Listed: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
+"""The lists that a server has, as the fields of a `Standing` are called."""
+
 
 class Standing(msgspec.Struct, frozen=True):
-    """How one server stands: its state, why, and the tools it last listed (kept while it is away).
+    """How one server stands: its state, why, and what it last listed (kept while it is away).
 
     `reason` is told to callers; `detail` (what a process last said, say) only to the operator.
     """
@@ -38,53 +41,23 @@ class Standing(msgspec.Struct, frozen=True):
     reason: str | None = None
     detail: str | None = None
     tools: tuple[Tool, ...] = ()
+    prompts: tuple[Prompt, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    templates: tuple[Template, ...] = ()
+    abilities: frozenset[Ability] = frozenset()
     is_settled: bool = False
     """Its first attempt to connect has ended, one way or the other."""
     era: str | None = None
+    carrier: str | None = None
+    """What carries messages to it: stdio, http, sse and so on."""
     notes: tuple[str, ...] = ()
     """What the operator should know of it: tools left out, schemas that cannot be checked."""
+    rules: Rules = NO_RULES
 
-
-class Route(msgspec.Struct, frozen=True, eq=False):
-    """Where an exposed name leads."""
-
-    tool: Tool
-    exposed: str
-    check: Callable[[msgspec.Raw], str | None]
-
-
-class Missing(msgspec.Struct, frozen=True):
-    """A server that the caller may see and whose tools are absent from a listing, or listed though it is away."""
-
-    state: ServerState
-    reason: str | None
-    is_listed: bool
-
-
-class View:
-    """What one permission set sees on one surface. `memo` holds what faces rendered from it.
-
-    `servers` are those that the permissions reach at all, with tools or without.
-    """
-
-    __slots__ = ("digest", "memo", "missing", "routes", "servers")
-
-    def __init__(
-        self, routes: dict[str, Route], missing: dict[ServerName, Missing], servers: frozenset[ServerName]
-    ) -> None:
-        self.routes = routes
-        self.missing = missing
-        self.servers = servers
-        self.memo: dict[str, bytes] = {}
-        self.digest = _digest(routes)
-
-
-def _digest(routes: Mapping[str, Route]) -> bytes:
-    """Changes exactly when the listed tools, their names or their descriptions do."""
-    total = hashlib.blake2b(digest_size=16)
-    for exposed, route in routes.items():
-        total.update(exposed.encode("utf-8", "surrogatepass") + b"\0" + route.tool.digest)
-    return total.digest()
+    @property
+    def has_lists(self) -> bool:
+        """Whether it offers anything by name."""
+        return bool(self.tools or self.prompts or self.resources or self.templates)
 
 
 class Snapshot:
@@ -95,7 +68,7 @@ class Snapshot:
         self.standings = standings
         self._checks = checks
         self._views: dict[tuple[Grants, Surface], View] = {}
-        self._names: dict[str, dict[Pair, str]] = {}
+        self._names: dict[tuple[str, Listed], dict[Pair, str]] = {}
 
     def view(self, grants: Grants, surface: Surface) -> View:
         """The table for these permissions on this surface, compiled on first use."""
@@ -108,18 +81,35 @@ class Snapshot:
         return view
 
     def _compile(self, policy: Policy, surface: Surface) -> View:
-        names = self._names_of(surface)
-        routes: dict[str, Route] = {}
-        missing: dict[ServerName, Missing] = {}
         shown = self._shown(policy, surface)
+        view = View(policy, {standing.server: standing.abilities for standing in shown})
         for standing in shown:
+            self._add_tools(view, standing, policy, self._names_of(surface, "tools"))
+            _add(view.prompts, standing.prompts, policy, self._names_of(surface, "prompts"))
+            _add(view.resources, standing.resources, policy, self._names_of(surface, "resources"))
+            _add(view.templates, standing.templates, policy, self._names_of(surface, "templates"))
+            if standing.state != "ready":
+                view.missing[standing.server] = Missing(standing.state, standing.reason, standing.has_lists)
+        return view
+
+    def _add_tools(self, view: View, standing: Standing, policy: Policy, names: dict[Pair, str] | None) -> None:
+        rules = standing.rules
+        if rules is NO_RULES:
             for tool in standing.tools:
                 if policy.allows(tool.server, tool.name):
-                    exposed = names[tool.server, tool.name] if names else str(tool.name)
-                    routes[exposed] = Route(tool, exposed, self._checks.of(tool))
-            if standing.state != "ready":
-                missing[standing.server] = Missing(standing.state, standing.reason, bool(standing.tools))
-        return View(routes, missing, frozenset(standing.server for standing in shown))
+                    exposed = tool.name if names is None else names[tool.server, tool.name]
+                    view.routes[exposed] = Route(tool, exposed, self._checks.of(tool))
+            return
+        for tool in standing.tools:
+            if rules.shows(tool.name) and policy.allows(tool.server, tool.name):
+                exposed = tool.name if names is None else names[tool.server, tool.name]
+                view.routes[exposed] = self._ruled_route(tool, exposed, rules)
+
+    def _ruled_route(self, tool: Tool, exposed: str, rules: Rules) -> Route:
+        defaults = compile_defaults(rules.defaults.get(tool.name, {}))
+        seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
+        # Checked once the defaults are in, and so against the server's own schema.
+        return Route(as_listed(tool, defaults), exposed, self._checks.of(tool), defaults, seconds)
 
     def _shown(self, policy: Policy, surface: Surface) -> list[Standing]:
         """The servers to look at, in the order of their names: listings are deterministic."""
@@ -129,57 +119,46 @@ class Snapshot:
             if surface.server in (None, name) and policy.may_see_server(name) and standing.state != "disabled"
         ]
 
-    def _names_of(self, surface: Surface) -> dict[Pair, str]:
+    def _names_of(self, surface: Surface, listed: Listed) -> dict[Pair, str] | None:
+        """What everything of one list is called on a surface; None where servers' own names are used."""
         if surface.style == "own":
-            return {}
-        if surface.style not in self._names:
-            self._names[surface.style] = _TABLES[surface.style](self.pairs())
-        return self._names[surface.style]
+            return None
+        key = (surface.style, listed)
+        if key not in self._names:
+            make = _TABLES[surface.style] if listed in ("tools", "prompts") else uri_table
+            self._names[key] = make(self.pairs(listed))
+        return self._names[key]
 
-    def pairs(self) -> list[Pair]:
-        """Every tool of every server."""
+    def pairs(self, listed: Listed = "tools") -> list[Pair]:
+        """Everything of one list, of every server."""
         return [
-            (tool.server, tool.name)
+            (feature.server, feature.name)
             for standing in self.standings.values()
             if standing.state != "disabled"
-            for tool in standing.tools
+            for feature in _list_of(standing, listed)
         ]
+
+
+def _list_of(standing: Standing, listed: Listed) -> tuple[Feature, ...]:
+    match listed:
+        case "tools":
+            return standing.tools
+        case "prompts":
+            return standing.prompts
+        case "resources":
+            return standing.resources
+        case "templates":
+            return standing.templates
+
+
+def _add(table: dict[str, Route], features: Iterable[Feature], policy: Policy, names: dict[Pair, str] | None) -> None:
+    for feature in features:
+        if policy.allows(feature.server, feature.name):
+            exposed = feature.name if names is None else names[feature.server, feature.name]
+            table[exposed] = Route(feature, exposed)
 
 
 _TABLES: dict[str, Callable[[Iterable[Pair]], dict[Pair, str]]] = {
     "canonical": canonical_table,
     "llm": llm_table,
 }
-
-
-class CheckCache:
-    """Compiled argument checks by the tool they belong to; the same tool is compiled once, and on its first call."""
-
-    def __init__(self, *, limit_bytes: int, capacity: int = 20_000) -> None:
-        self._limit_bytes = limit_bytes
-        self._capacity = capacity
-        self._checks: dict[tuple[ServerName, bytes], Check | None] = {}
-
-    def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
-        """The check for this tool; compiling is put off until somebody calls it."""
-        return lambda arguments: self._run(tool, arguments)
-
-    def _run(self, tool: Tool, arguments: msgspec.Raw) -> str | None:
-        key = (tool.server, tool.digest)
-        try:
-            check = self._checks[key]
-        except KeyError:
-            check = self._compile(tool)
-            if len(self._checks) >= self._capacity:
-                self._checks.clear()
-            self._checks[key] = check
-        return None if check is None else check(arguments)
-
-    def _compile(self, tool: Tool) -> Check | None:
-        schema = tool.definition.get("inputSchema")
-        if schema is None:
-            return None
-        try:
-            return compile_check(schema, limit_bytes=self._limit_bytes)
-        except Unchecked:
-            return None  # the server makes its own check; see `catalog.schema`

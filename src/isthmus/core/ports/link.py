@@ -22,4 +22,4 @@ class Link(Protocol):
         """False only if the request provably never left this process whole."""
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Forget the call, which has ended here, and tell the server to stop working on it."""
+        """Forget the call, which ends here, and tell the server to stop working on it."""

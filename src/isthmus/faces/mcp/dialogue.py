@@ -5,34 +5,34 @@ The HTTP and stdio carriers read a message, ask here what to do, and deliver the
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Iterable
 
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.snapshot import View
-from isthmus.faces.mcp.faults import code_of, error_reply
+from isthmus.core.catalog.view import Route, View
+from isthmus.faces.mcp.faults import Era, code_of, error_reply
+from isthmus.faces.mcp.interests import Interests
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call, Surface
-from isthmus.model.events import Event
+from isthmus.model.calls import Call, Kind, Surface
+from isthmus.model.events import LOG_LEVELS, Event, LogLevel, Progress
 from isthmus.model.faults import Cancelled, Fault
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Payload, Request
+from isthmus.wire.jsonrpc import Payload, Request, render
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.tools import (
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
+from isthmus.wire.mcp.messages import (
+    LOGGED,
     PROGRESS,
     PROGRESS_TOKEN,
-    CallRequest,
     Implementation,
     Members,
     progress_params,
-    read_call,
-    tool_array,
-    tool_definition,
+    read_level,
+    read_string,
 )
-
-Era: TypeAlias = Literal["legacy", "modern"]
+from isthmus.wire.mcp.requests import CallRequest, read_request
 
 VERSIONS = (*modern.VERSIONS, *reversed(legacy.VERSIONS))
 """Every version spoken here, newest first."""
@@ -76,41 +76,64 @@ class Dialogue:
         """Answer everything that is not a call and not a stream."""
         match (request.method, era):
             case ("initialize", "legacy"):
-                return self._initialize(request)
+                return await self._initialize(request, caller, surface)
             case ("ping", "legacy"):
                 return Answer(jsonrpc.result(request.id, b"{}"))
             case ("server/discover", "modern"):
-                result = modern.discover_result(VERSIONS, self._me, self._instructions)
+                view = await self.hub.view(caller.grants, surface)
+                result = modern.discover_result(VERSIONS, self._me, view.abilities, self._instructions)
                 return Answer(jsonrpc.result(request.id, result))
-            case ("tools/list", _):
-                return await self._list(request, caller, surface, era)
+            case _ if (shape := SHAPES.get(request.method)) is not None:
+                return await self._list(shape, request, caller, surface, era)
             case _:
                 text = f"Method not found: {request.method}"
                 return refuse(request.id, jsonrpc.METHOD_NOT_FOUND, text)
 
-    def _initialize(self, request: Request) -> Answer:
+    async def _initialize(self, request: Request, caller: Caller, surface: Surface) -> Answer:
         requested = legacy.requested_version(request.params)
         if requested is None:
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "initialize needs a protocolVersion, a string")
-        result = legacy.initialize_result(legacy.negotiate(requested), self._me, self._instructions)
+        view = await self.hub.view(caller.grants, surface)
+        version = legacy.negotiate(requested)
+        result = legacy.initialize_result(version, self._me, view.abilities, self._instructions)
         return Answer(jsonrpc.result(request.id, result))
 
     # -- listing ---------------------------------------------------------------------------------------------------
 
-    async def _list(self, request: Request, caller: Caller, surface: Surface, era: Era) -> Answer:
+    async def _list(self, shape: ListShape, request: Request, caller: Caller, surface: Surface, era: Era) -> Answer:
         if bytes(request.params.get("cursor", b"null")) != b"null":
             # The whole list is one page, so no cursor of ours is out there.
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
         view = await self.hub.view(caller.grants, surface)
-        return Answer(jsonrpc.result(request.id, list_bytes(view, era)))
+        return Answer(jsonrpc.result(request.id, list_bytes(view, era, shape)))
+
+    # -- what a legacy caller wants beside its calls ---------------------------------------------------------------
+
+    async def note(self, request: Request, interests: Interests) -> Answer | None:
+        """Take what the caller wants to be told from now on; None if the request is about something else."""
+        match request.method:
+            case "logging/setLevel":
+                return _set_level(request, interests)
+            case "resources/subscribe" | "resources/unsubscribe":
+                return await _follow(request, interests)
+            case _:
+                return None
 
     # -- calling ---------------------------------------------------------------------------------------------------
 
     def read_call(
-        self, request: Request, caller: Caller, surface: Surface, meta: Members | None
+        self,
+        request: Request,
+        caller: Caller,
+        surface: Surface,
+        meta: Members | None,
+        level: LogLevel | None = None,
     ) -> tuple[Call, msgspec.Raw | None] | Answer:
-        """Make a call of a `tools/call`, with the caller's own token for progress."""
-        asked = read_call(request.params, meta)
+        """Make a call of a request for one, with the caller's own token for progress.
+
+        `meta` is a modern request's envelope; `level` is what an earlier caller said once for all its calls.
+        """
+        asked = read_request(request.method, request.params, meta)
         if isinstance(asked, str):
             return refuse(request.id, jsonrpc.INVALID_PARAMS, asked)
         token = asked.meta.get(PROGRESS_TOKEN)
@@ -122,8 +145,29 @@ class Dialogue:
             meta=_passed_on(asked),
             extra=asked.extra,
             wants_progress=token is not None,
+            kind=asked.kind,
+            log_level=level if meta is None else read_level(meta.get(modern.LOG_KEY)),
         )
         return call, token
+
+
+def _set_level(request: Request, interests: Interests) -> Answer:
+    level = read_level(request.params.get("level"))
+    if level is None:
+        return refuse(request.id, jsonrpc.INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
+    interests.set_level(level)
+    return Answer(jsonrpc.result(request.id, b"{}"))
+
+
+async def _follow(request: Request, interests: Interests) -> Answer:
+    uri = read_string(request.params.get("uri"))
+    if uri is None:
+        return refuse(request.id, jsonrpc.INVALID_PARAMS, f"{request.method} needs a uri, a string")
+    if request.method == "resources/unsubscribe":
+        interests.unfollow(uri)
+    elif (fault := await interests.follow(uri)) is not None:
+        return answer_call(request.id, fault, "legacy")
+    return Answer(jsonrpc.result(request.id, b"{}"))
 
 
 _HOP_KEYS = frozenset(key.casefold() for key in (*modern.OWN_KEYS, PROGRESS_TOKEN))
@@ -137,14 +181,25 @@ def _passed_on(asked: CallRequest) -> dict[str, msgspec.Raw]:
     return {key: value for key, value in asked.meta.items() if key.casefold() not in _HOP_KEYS}
 
 
-def list_bytes(view: View, era: Era) -> bytes:
-    """The result of `tools/list`, rendered once per view and era."""
-    rendered = view.memo.get(era)
+def list_bytes(view: View, era: Era, shape: ListShape = TOOLS) -> bytes:
+    """A list's result, rendered once per view and era."""
+    key = f"{era} {shape.method}"
+    rendered = view.memo.get(key)
     if rendered is None:
-        tools = tool_array(tool_definition(route.exposed, route.tool.definition) for route in view.routes.values())
+        entries = array_of(write_entry(shape, route.exposed, route.feature.definition) for route in _of(view, shape))
         write = modern.list_result if era == "modern" else legacy.list_result
-        rendered = view.memo[era] = write(tools, _missing(view))
+        rendered = view.memo[key] = write(shape.member, entries, _missing(view))
     return rendered
+
+
+def _of(view: View, shape: ListShape) -> Iterable[Route]:
+    tables = {
+        TOOLS.method: view.routes,
+        PROMPTS.method: view.prompts,
+        RESOURCES.method: view.resources,
+        TEMPLATES.method: view.templates,
+    }
+    return tables[shape.method].values()
 
 
 def _missing(view: View) -> bytes | None:
@@ -162,21 +217,29 @@ def withdrawn(id: Payload) -> Answer:
     return answer_call(id, Cancelled("by the caller", executed="no"), "legacy")
 
 
-def answer_call(id: Payload, outcome: Outcome, era: Era) -> Answer:
+def answer_call(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") -> Answer:
     """How a call ended, in the caller's era."""
     if isinstance(outcome, Fault):
-        return Answer(error_reply(id, outcome), code_of(outcome))
-    return Answer(jsonrpc.result(id, _in_era(outcome, era)))
+        return Answer(error_reply(id, outcome, era), code_of(outcome, era))
+    return Answer(jsonrpc.result(id, _in_era(outcome, era, kind)))
 
 
-def _in_era(result: Result, era: Era) -> Payload:
+def _in_era(result: Result, era: Era, kind: Kind) -> Payload:
     if result.is_typed == (era == "modern"):
         return result.payload
-    translate = modern.as_modern if era == "modern" else modern.as_legacy
     # Only an object was accepted as a result, so there is always something to translate.
-    return translate(result.payload) or result.payload
+    if era == "modern":
+        return modern.as_modern(result.payload, is_cacheable=kind == "resource") or result.payload
+    return modern.as_legacy(result.payload) or result.payload
 
 
-def event_notification(event: Event, token: Payload) -> bytes:
-    """An event of a call as the caller hears it, under the caller's own token."""
-    return jsonrpc.notification(PROGRESS, progress_params(token, event.members))
+def event_notification(event: Event, token: Payload | None) -> bytes | None:
+    """An event of a call as the caller hears it, progress under the caller's own token; None if it has none."""
+    if isinstance(event, Progress):
+        return None if token is None else jsonrpc.notification(PROGRESS, progress_params(token, event.members))
+    return jsonrpc.notification(LOGGED, render(event.members))
+
+
+def updated_params(uri: str) -> dict[str, Payload]:
+    """What a caller is told of a resource that was updated."""
+    return {"uri": msgspec.json.encode(uri)}

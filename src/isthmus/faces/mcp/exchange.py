@@ -8,8 +8,10 @@ from collections.abc import Callable
 import msgspec
 
 from isthmus.faces.http.turn import Peer, header_lines
-from isthmus.faces.mcp.dialogue import Answer, Era, answer_call, event_notification
-from isthmus.model.events import Event
+from isthmus.faces.mcp.dialogue import Answer, answer_call, event_notification
+from isthmus.faces.mcp.faults import Era
+from isthmus.model.calls import Kind
+from isthmus.model.events import Event, Log, LogLevel, is_at_least
 from isthmus.model.outcomes import Outcome
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp import modern
@@ -18,7 +20,7 @@ KEEP_ALIVE_SECONDS = 15.0
 """An open stream says something at least this often, or a proxy in between may close it."""
 
 CROWDED_BYTES = 64 * 1024
-"""With this much unsent, progress is skipped: a later report replaces it anyway."""
+"""With this much unsent, events are skipped: a later report replaces an earlier one, and nobody waits for a log."""
 
 JSON = header_lines([(b"content-type", b"application/json")])
 STREAM = header_lines(
@@ -48,7 +50,7 @@ def status_of(answer: Answer, era: Era) -> int:
 class HttpExchange:
     """One call's caller. The answer is plain JSON unless an event precedes it; then it is a stream of events."""
 
-    __slots__ = ("_alive", "_era", "_id", "_loop", "_peer", "_token", "on_end", "patience")
+    __slots__ = ("_alive", "_era", "_id", "_kind", "_level", "_loop", "_peer", "_token", "on_end", "patience")
 
     def __init__(
         self,
@@ -57,12 +59,16 @@ class HttpExchange:
         era: Era,
         token: msgspec.Raw | None,
         loop: asyncio.AbstractEventLoop,
+        level: LogLevel | None = None,
+        kind: Kind = "tool",
     ) -> None:
-        """`token` is the caller's own for progress, if it asked for it and can take a stream."""
+        """`token` is the caller's own for progress, `level` that of the lines it wants to hear, if it can take them."""
         self._peer = peer
         self._id = id
         self._era = era
         self._token = token
+        self._level = level
+        self._kind = kind
         self._loop = loop
         self._alive: KeepAlive | None = None
         self.on_end: Callable[[], None] | None = None
@@ -70,21 +76,24 @@ class HttpExchange:
         """Runs while a caller that left may still come back."""
 
     def emit(self, event: Event) -> None:
-        """Pass progress on, if the caller asked for it; the first report makes the answer a stream."""
-        if self._token is None:
+        """Pass an event on, if the caller asked for it; the first makes the answer a stream."""
+        if isinstance(event, Log) and (self._level is None or not is_at_least(event.level, self._level)):
+            return
+        message = event_notification(event, self._token)
+        if message is None:
             return
         if self._alive is None:
             self._peer.begin(200, STREAM)
             self._alive = KeepAlive(self._peer, self._loop)
         elif self._peer.buffered_bytes() > CROWDED_BYTES:
             return
-        self._peer.push(sse.frame(event_notification(event, self._token)))
+        self._peer.push(sse.frame(message))
 
     def end(self, outcome: Outcome) -> None:
         """Answer."""
         if self.patience is not None:
             self.patience.cancel()
-        answer = answer_call(self._id, outcome, self._era)
+        answer = answer_call(self._id, outcome, self._era, self._kind)
         if self._alive is None:
             self._peer.answer(status_of(answer, self._era), JSON, answer.body)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 from isthmus.model.faults import (
@@ -17,10 +19,17 @@ from isthmus.model.faults import (
     Overloaded,
     ServerError,
     TimedOut,
+    UnknownPrompt,
+    UnknownResource,
     UnknownTool,
 )
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, object_members, render
+
+Era: TypeAlias = Literal["legacy", "modern"]
+
+RESOURCE_NOT_FOUND = -32002
+"""What the earlier era answers where the modern one says that a parameter is wrong."""
 
 REFUSED = -32010
 NOT_CONNECTED = -32011
@@ -29,6 +38,8 @@ SENT_AND_LOST = -32012
 CODES: dict[type[Fault], int] = {
     BadArguments: jsonrpc.INVALID_PARAMS,
     UnknownTool: jsonrpc.INVALID_PARAMS,
+    UnknownPrompt: jsonrpc.INVALID_PARAMS,
+    UnknownResource: jsonrpc.INVALID_PARAMS,
     Overloaded: REFUSED,
     BreakerOpen: REFUSED,
     Draining: REFUSED,
@@ -47,10 +58,12 @@ OURS = frozenset({"executed", "reason", "server", "retryAfter"})
 """Members of an error's data that are the hub's word; a server cannot speak for it."""
 
 
-def code_of(fault: Fault) -> int:
+def code_of(fault: Fault, era: Era = "modern") -> int:
     """The JSON-RPC code of a fault; what was lost before it was sent found no server."""
     if isinstance(fault, ServerError):
         return fault.code
+    if era == "legacy" and isinstance(fault, UnknownResource):
+        return RESOURCE_NOT_FOUND
     if fault.executed == "no" and isinstance(fault, Lost | TimedOut):
         return NOT_CONNECTED
     return CODES[type(fault)]
@@ -63,6 +76,8 @@ def data_of(fault: Fault) -> bytes:
         told["server"] = fault.server
     if fault.retry_after is not None:
         told["retryAfter"] = round(fault.retry_after, 3)
+    if isinstance(fault, UnknownResource):
+        told["uri"] = fault.uri
     own = fault.data if isinstance(fault, ServerError) else None
     return msgspec.json.encode(told) if own is None else _beside(own, told)
 
@@ -77,6 +92,6 @@ def _beside(own: msgspec.Raw, told: dict[str, object]) -> bytes:
     return render(members)
 
 
-def error_reply(id: Payload | None, fault: Fault) -> bytes:
+def error_reply(id: Payload | None, fault: Fault, era: Era) -> bytes:
     """The whole JSON-RPC error for a call that ended in a fault."""
-    return jsonrpc.error(id, code_of(fault), fault.message, data_of(fault))
+    return jsonrpc.error(id, code_of(fault, era), fault.message, data_of(fault))

@@ -7,24 +7,30 @@ are nearly everything, are taken without a task (`take`); the rest is an ASGI ap
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.view import TOPICS, Topic
 from isthmus.faces.http.gate import Denied, Gate, Headers
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.mcp.changes import ChangeFeed
-from isthmus.faces.mcp.dialogue import Answer, Dialogue, Era, refuse, withdrawn
+from isthmus.faces.mcp.dialogue import Answer, Dialogue, refuse, updated_params, withdrawn
 from isthmus.faces.mcp.exchange import JSON, STREAM, HttpExchange, KeepAlive, status_of
+from isthmus.faces.mcp.faults import Era
+from isthmus.faces.mcp.interests import Interests
+from isthmus.faces.mcp.marked import MarkedStream, follow_all
 from isthmus.faces.mcp.sessions import Session, Sessions
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.tools import CANCELLED, TOOLS_CHANGED, Members
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
+from isthmus.wire.mcp.messages import CANCELLED, CHANGED, UPDATED, Members
+from isthmus.wire.mcp.requests import CALLS
 
 RESUME_SECONDS = 30.0
 """How long a legacy caller's call goes on after its connection broke: by its protocol, that is no cancellation."""
@@ -36,6 +42,14 @@ SESSION_HEADER = legacy.SESSION_HEADER.encode()
 
 ROUTING = (VERSION_HEADER, METHOD_HEADER, NAME_HEADER, SESSION_HEADER)
 """Headers that somebody may route on: given twice, two readers could see two values."""
+
+_LISTED: dict[str, Topic] = {
+    TOOLS.method: "tools",
+    PROMPTS.method: "prompts",
+    RESOURCES.method: "resources",
+    TEMPLATES.method: "resources",
+}
+"""Which list a caller has seen once it was answered."""
 
 NOT_FOUND = "Not found: MCP is at /mcp and /mcp/{server}"
 
@@ -68,7 +82,7 @@ class McpHttp:
         if visit.is_refused():
             return False
         request = jsonrpc.decode(arrival.body, max_depth=self.hub.limits.depth)
-        if not isinstance(request, Request) or request.method != "tools/call":
+        if not isinstance(request, Request) or request.method not in CALLS:
             return False
         visit.start_call(request)
         return True
@@ -153,7 +167,7 @@ class _Visit:
         return None
 
     async def _request(self, request: Request) -> None:
-        if request.method == "tools/call":
+        if request.method in CALLS:
             return await self._call_when_settled(request)
         checked = self._checked(request)
         if checked is None:
@@ -161,6 +175,8 @@ class _Visit:
         era, session, _ = checked
         if request.method == modern.LISTEN and era == "modern":
             return await self._subscribe(request)
+        if session is not None and (noted := await self._dialogue.note(request, _interests(session))) is not None:
+            return self._answer(noted, 200)
         answer = await self._dialogue.answer(request, self._caller, self._surface, era)
         headers = self._remember(request, answer, session) if era == "legacy" else ()
         return self._answer(answer, status_of(answer, era), headers)
@@ -207,9 +223,10 @@ class _Visit:
         """Open a session for a caller that was just greeted; note what list a session was given."""
         if request.method == "initialize" and answer.code is None:
             opened = self._face.sessions.open(self._caller, self._surface, self._face.loop.time())
+            opened.interests = Interests(self._hub, self._caller, self._surface, opened.updated)
             return ((SESSION_HEADER, opened.id.encode()),)
-        if request.method == "tools/list" and session is not None:
-            session.seen = self._hub.snapshot.view(self._caller.grants, self._surface).digest
+        if session is not None and (topic := _LISTED.get(request.method)) is not None:
+            session.seen[topic] = self._hub.snapshot.view(self._caller.grants, self._surface).digest_of(topic)
         return ()
 
     def _session(self, id: bytes) -> Session | None:
@@ -237,14 +254,18 @@ class _Visit:
         if checked is None:
             return on_end() if on_end is not None else None
         era, session, meta = checked
-        read = self._dialogue.read_call(request, self._caller, self._surface, meta)
+        level = None if session is None else _interests(session).level
+        read = self._dialogue.read_call(request, self._caller, self._surface, meta, level)
         if isinstance(read, Answer):
             self._answer(read, status_of(read, era))
             return on_end() if on_end is not None else None
         call, token = read
-        if token is not None and not self._accepts(b"text/event-stream"):
-            token = None
-        exchange = HttpExchange(self._peer, request.id, era, token, self._face.loop)
+        level = call.log_level
+        if era == "legacy" and level is None:
+            level = "debug"  # who never chose hears what the server says by itself
+        if not self._accepts(b"text/event-stream"):
+            token = level = None
+        exchange = HttpExchange(self._peer, request.id, era, token, self._face.loop, level, call.kind)
         exchange.on_end = on_end
         inflight = self._hub.start(call, exchange)
         if inflight.outcome is None:
@@ -268,52 +289,68 @@ class _Visit:
             return say(self._peer, 406, "Accept must include text/event-stream")
         if self._header(VERSION_HEADER) in modern.VERSIONS:
             return say(self._peer, 405, "Use subscriptions/listen", ((b"allow", b"POST"),))
-        news = sse.frame(jsonrpc.notification(TOOLS_CHANGED, None))
         if (id := self._headers.get(SESSION_HEADER)) is None:
-            return await self._hold_open(sse.comment(), news, b"", None)
+            self._open_stream(sse.comment())
+            return await self._stay(b"", TOPICS, self._tell_change, {})
         session = self._session(id)
         if session is None:
             return self._no_session(None)
-        session.streams += 1
+        tell = self._tell_update
+        self._open_stream(sse.comment())
+        session.listen(tell)
         try:
-            return await self._hold_open(sse.comment(), news, b"", session.seen)
+            return await self._stay(b"", TOPICS, self._tell_change, session.seen)
         finally:
-            session.streams -= 1
+            session.stop_listening(tell)
             session.used_at = self._face.loop.time()
+
+    def _tell_change(self, topic: Topic) -> None:
+        self._peer.push(sse.frame(jsonrpc.notification(CHANGED[topic], None)))
+
+    def _tell_update(self, uri: str) -> None:
+        self._peer.push(sse.frame(jsonrpc.notification(UPDATED, jsonrpc.render(updated_params(uri)))))
 
     async def _subscribe(self, request: Request) -> None:
         """A modern caller's stream: acknowledged first, every message marked with the subscription's id."""
-        wanted = modern.wants_tool_changes(request.params)
+        wanted = modern.read_wanted(request.params)
         if wanted is None:
             text = "subscriptions/listen needs notifications, an object"
             return self._answer(refuse(request.id, jsonrpc.INVALID_PARAMS, text), 400)
         if not self._accepts(b"text/event-stream"):
             return say(self._peer, 406, "Accept must include text/event-stream")
-        params = modern.acknowledged_params(request.id, tools=wanted)
-        first = sse.frame(jsonrpc.notification(modern.ACKNOWLEDGED, params))
-        news = sse.frame(jsonrpc.notification(TOOLS_CHANGED, modern.marked_params(request.id)))
-        last = sse.frame(jsonrpc.result(request.id, modern.listen_result(request.id)))
-        return await self._hold_open(first, news if wanted else None, last, None)
+        stream = MarkedStream(request.id, self._peer.push)
+        interests = Interests(self._hub, self._caller, self._surface, stream.tell_update)
+        try:
+            honoured = await follow_all(interests, wanted)
+            self._open_stream(stream.acknowledge(honoured))
+            stream.release()
+            return await self._stay(stream.last_word(), honoured.topics, stream.tell_change, {})
+        finally:
+            interests.close()
 
-    async def _hold_open(self, first: bytes, news: bytes | None, last: bytes, seen: bytes | None) -> None:
-        """Keep a stream open until the caller leaves or the hub does; `news` is told at every change."""
+    def _open_stream(self, first: bytes) -> None:
+        self._peer.begin(200, STREAM)
+        self._peer.push(first)
+
+    async def _stay(
+        self,
+        last: bytes,
+        topics: Iterable[Topic],
+        tell: Callable[[Topic], None],
+        seen: Mapping[Topic, bytes],
+    ) -> None:
+        """Keep a stream open until the caller leaves or the hub does; `tell` is called for every list that changes."""
         over = self._face.loop.create_future()
         self._face.streams.add(over)
         self._peer.on_disconnect(partial(_set, over))
-        self._peer.begin(200, STREAM)
-        self._peer.push(first)
-        feed = None
-        if news is not None:
-            tell = partial(self._peer.push, news)
-            feed = ChangeFeed(self._hub, self._caller.grants, self._surface, tell, seen=seen)
+        feed = ChangeFeed(self._hub, self._caller.grants, self._surface, tell, topics, seen=seen)
         alive = KeepAlive(self._peer, self._face.loop)
         try:
             await over
         finally:
             alive.stop()
             self._face.streams.discard(over)
-            if feed is not None:
-                feed.close()
+            feed.close()
         self._peer.end(last)
 
     # -- DELETE, and answering -------------------------------------------------------------------------------------
@@ -342,6 +379,11 @@ class _Visit:
 
     def _accepts_something(self) -> bool:
         return self._accepts(b"application/json") or self._accepts(b"text/event-stream")
+
+
+def _interests(session: Session) -> Interests:
+    assert session.interests is not None, "a session is opened with them"
+    return session.interests
 
 
 def _set(future: asyncio.Future[None]) -> None:

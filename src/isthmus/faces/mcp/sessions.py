@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.view import Topic
+from isthmus.faces.mcp.interests import Interests
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 
@@ -43,8 +45,34 @@ class Session:
     """Calls that were not started yet, because a server only starts."""
     streams: int = 0
     """Streams of changes that are open; a session that listens is in use."""
-    seen: bytes | None = None
-    """The digest of the list it was last given."""
+    seen: dict[Topic, bytes] = field(default_factory=dict)
+    """The digests of the lists it was last given."""
+    interests: Interests | None = None
+    push: Callable[[str], None] | None = None
+    """Tells of an updated resource on the stream that is open now."""
+    missed: set[str] = field(default_factory=set)
+    """Resources that were updated while no stream was open."""
+
+    def updated(self, uri: str) -> None:
+        """Tell that a resource was updated, now or as soon as the caller listens."""
+        if self.push is None:
+            self.missed.add(uri)
+        else:
+            self.push(uri)
+
+    def listen(self, push: Callable[[str], None]) -> None:
+        """Tell on this stream from now on, and what was missed first."""
+        self.streams += 1
+        self.push = push
+        missed, self.missed = self.missed, set()
+        for uri in sorted(missed):
+            push(uri)
+
+    def stop_listening(self, push: Callable[[str], None]) -> None:
+        """A stream is over."""
+        self.streams -= 1
+        if self.push is push:
+            self.push = None
 
     def cancel(self, id: bytes) -> None:
         """Withdraw the call that the caller knows by this id, if there is one."""
@@ -79,11 +107,19 @@ class Sessions:
     def open(self, caller: Caller, surface: Surface, now: float) -> Session:
         """A new session."""
         own = self._of.setdefault(caller.name, OrderedDict())
-        if len(own) >= SESSIONS_MAX:
-            own.popitem(last=False)
+        self._sweep(own, now)
         session = Session(secrets.token_urlsafe(24), caller, surface, now)
         own[session.id] = session
         return session
+
+    def _sweep(self, own: OrderedDict[str, Session], now: float) -> None:
+        """Forget what was unused for too long, and the one unused for longest if there is no room."""
+        for session in list(own.values()):
+            if not _is_idle(session, now):
+                break
+            self.close(session)
+        if len(own) >= SESSIONS_MAX:
+            self.close(next(iter(own.values())))
 
     def find(self, id: str, caller: Caller, surface: Surface, now: float) -> Session | None:
         """The caller's own session; None if it is unknown, forgotten, or another's."""
@@ -91,7 +127,7 @@ class Sessions:
         session = own.get(id)
         if session is None or session.caller != caller or session.surface != surface:
             return None
-        if now - session.used_at > IDLE_SECONDS and not session.calls and not session.streams:
+        if _is_idle(session, now):
             self.close(session)
             return None
         session.used_at = now
@@ -101,5 +137,11 @@ class Sessions:
     def close(self, session: Session) -> None:
         """End a session and the calls in it."""
         self._of[session.caller.name].pop(session.id, None)
+        if session.interests is not None:
+            session.interests.close()
         for inflight in list(session.calls.values()):
             inflight.cancel("the session was ended")
+
+
+def _is_idle(session: Session, now: float) -> bool:
+    return now - session.used_at > IDLE_SECONDS and not session.calls and not session.streams

@@ -9,49 +9,39 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
-from urllib.parse import urljoin
 
 import structlog
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.view import TOPICS
 from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
-from isthmus.model.faults import Fault, NotConnected
+from isthmus.model.events import Log
+from isthmus.model.faults import BadReply, Fault, NotConnected
+from isthmus.model.features import Feature
 from isthmus.model.names import ServerName
-from isthmus.model.tools import Tool
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import HttpClient, header_lines, request_head
 from isthmus.transport.http_connection import Lost, Ticket
-from isthmus.upstream.link import BaseLink, ConnectFailed, reply_to
+from isthmus.upstream.address import target_within
+from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier, reply_to
+from isthmus.upstream.notices import Notices
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.changes import Changes
 from isthmus.upstream.streamable.post import EVENT_STREAM, LINGER_SECONDS, Post
-from isthmus.upstream.waiters import CallWaiter, Waiter, turned_away
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
 from isthmus.wire.mcp.params import Places, annotated, param_headers
-from isthmus.wire.mcp.tools import (
-    CANCELLED,
-    PROGRESS,
-    TOOLS_CHANGED,
-    Implementation,
-    Members,
-    cancelled_params,
-    token_of,
-)
+from isthmus.wire.mcp.requests import METHODS
 
 log = structlog.get_logger(__name__)
 
 SPARE_CONNECTIONS = 8
 """Connections beside those for calls: pings, listings, the stream of changes."""
-
-NOTICES_MAX = 256
-"""Notifications and answers of ours under way; a server that asks faster than it listens gets no more of them."""
-
-NOTICE_SECONDS = 5.0
-"""How long a server may take to acknowledge one, before the connection is taken back."""
 
 RELISTEN_SECONDS = 30.0
 """The longest pause before the stream of changes is opened again."""
@@ -63,6 +53,7 @@ HOPS_MAX = 3
 class StreamableLink(BaseLink):
     """A server's endpoint: its session, if it has one, and the requests on their way."""
 
+    carrier = "http"
     start_seconds = 20.0
 
     def __init__(
@@ -91,14 +82,17 @@ class StreamableLink(BaseLink):
         )
         self._session: str | None = None
         self._is_greeted = False
+        self._is_endpoint: bool | None = None
         self._location: str | None = None
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._posts: dict[int, Post] = {}
         self._places: dict[bytes, Places] = {}
-        self._notices: set[_Notice] = set()
+        self._notices = Notices(self._client)
         self._expired: list[Post] | None = None
-        self._stream: Ticket | None = None
-        """The request on which the server announces changes."""
+        self._changes: Changes | None = None
+        """The stream on which the server announces changes."""
+        self._next_changes: Changes | None = None
+        """One that takes its place as soon as the server tells on it."""
         self._relisten: asyncio.TimerHandle | None = None
         self._pause = 1.0
         self._heard_at = 0.0
@@ -141,10 +135,13 @@ class StreamableLink(BaseLink):
         for _ in range(HOPS_MAX):
             try:
                 await super().greet(era)
-            except NotConnected:
+            except (NotConnected, BadReply):
                 if self._location is None:
+                    self._check_carrier()
                     raise
-                self._follow(self._location)
+                # Only within the origin: credentials must not reach another.
+                self._target = target_within(self._origin, self._target, self._location, "redirects to")
+                self._location = None
             else:
                 self._is_greeted = True
                 return
@@ -155,31 +152,31 @@ class StreamableLink(BaseLink):
         if not self._is_greeted:
             self._location = location
 
-    def _follow(self, location: str) -> None:
-        """Go where the server points, if that is the same origin: credentials must not reach another."""
-        try:
-            origin, target = parse_url(urljoin(f"{self._origin}{self._target}", location))
-        except ValueError as error:
-            raise ConnectFailed(f"it redirects to something that is no address ({error})") from error
-        if origin != self._origin:
-            raise ConnectFailed(f"it redirects to {origin}; configure that address if it is the right one")
-        self._target = target
-        self._location = None
+    def judged(self, *, is_endpoint: bool) -> None:
+        """A reply tells whether this is an MCP endpoint; one that ever looked like it is taken for one."""
+        if not self._is_greeted:
+            self._is_endpoint = is_endpoint or bool(self._is_endpoint)
+
+    def _check_carrier(self) -> None:
+        """Raise `WrongCarrier` if whoever answered knows nothing of Streamable HTTP."""
+        if self._is_endpoint is False:
+            raise WrongCarrier("it takes no POSTs of MCP at this address")
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
         """POST the call."""
         id = self.next_id()
-        tool = inflight.tool.tool
-        body = jsonrpc.request(id, "tools/call", self.dialect.call_params(inflight.call, tool.name, id))
-        post = Post(self, id, "tools/call", tool.name, body, CallWaiter(inflight))
-        if self.dialect.era == "modern" and (places := self._places_of(tool)):
+        call, name = inflight.call, inflight.name
+        method = METHODS[call.kind]
+        body = jsonrpc.request(id, method, self.dialect.call_params(call, name, id))
+        post = Post(self, id, method, name, body, CallWaiter(inflight))
+        if self.dialect.era == "modern" and (places := self._places_of(inflight.target.feature)):
             post.lines = header_lines(param_headers(places, inflight.call.arguments))
         inflight.carriage = post
         self._send(post)
 
-    def _places_of(self, tool: Tool) -> Places:
+    def _places_of(self, tool: Feature) -> Places:
         """Which arguments of a tool are repeated in headers; found out once per description."""
         places = self._places.get(tool.digest)
         if places is None:
@@ -207,10 +204,7 @@ class StreamableLink(BaseLink):
         self._tell(method, jsonrpc.notification(method, params))
 
     def _tell(self, method: str, message: bytes) -> None:
-        """Send what has no answer worth reading; a server that does not take it costs little, and not for long."""
-        if len(self._notices) < NOTICES_MAX:
-            notice = _Notice(self._notices)
-            notice.watch(self._client.send(self._head(method), message, notice))
+        self._notices.send(self._head(method), message)
 
     def over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
@@ -237,12 +231,17 @@ class StreamableLink(BaseLink):
 
     def noted(self, method: str, params: Members) -> None:
         """The server tells something: a change, or progress of a call that it did not tell on the call's stream."""
-        if method == TOOLS_CHANGED:
-            self.on_changed()
-        elif method == PROGRESS:
+        if method == PROGRESS:
             post = self._posts.get(token_of(params))
             if post is not None:
                 post.waiter.progress(params)
+        else:
+            super().noted(method, params)
+
+    def _logged(self, line: Log) -> None:
+        """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
+        if not log_alone(line, (post.waiter for post in self._posts.values())):
+            self.on_log(line)
 
     def asked(self, request: Request) -> None:
         """A server's own request; the answer travels by a POST of its own."""
@@ -281,7 +280,7 @@ class StreamableLink(BaseLink):
             if not post.is_over:
                 self._transmit(post)
         self.listen()  # the stream of changes was the old session's
-        self.on_changed()  # a server that forgot the session may have changed in the meantime
+        self.on_renewed()  # a server that forgot the session forgot what it was asked, and may have changed
 
     # -- hearing of changes ----------------------------------------------------------------------------------------
 
@@ -292,22 +291,49 @@ class StreamableLink(BaseLink):
         """
         if self.lost.done() or not (self.capabilities.announces_changes or self._session is not None):
             return
-        if self._stream is not None:
-            self._stream.abort()
+        self._settle_changes()
+        self._next_changes = changes = Changes(self, self.dialect.era)
         if self.dialect.era == "modern":
-            params = self.dialect.params({"notifications": b'{"toolsListChanged":true}'})
-            body = jsonrpc.request(self.next_id(), modern.LISTEN, params)
-            self._stream = self._client.send(self._head(modern.LISTEN), body, Changes(self))
+            self._expect_hearing()
+            body = jsonrpc.request(self.next_id(), modern.LISTEN, self._listen_params())
+            changes.ticket = self._client.send(self._head(modern.LISTEN), body, changes)
         else:
             head = self._request_head("GET", {"accept": EVENT_STREAM, **self._state_headers("", None)})
-            self._stream = self._client.send(head, None, Changes(self))
+            changes.ticket = self._client.send(head, None, changes)
 
-    def heard(self) -> None:
-        """The stream of changes is open."""
-        self._heard_at = asyncio.get_running_loop().time()
+    def _settle_changes(self) -> None:
+        """Make room for another stream: of two, the newer stays if it is open at all."""
+        newer, self._next_changes = self._next_changes, None
+        if newer is not None and newer.is_stream:
+            self._replace_changes(newer)
+        elif newer is not None:
+            newer.close()
 
-    def deaf(self) -> None:
+    def _replace_changes(self, newer: Changes) -> None:
+        if self._changes is not None:
+            self._changes.close()
+        self._changes = newer
+
+    def heard(self, changes: Changes) -> None:
+        """The server tells on a stream of changes; only now is the one before it given up."""
+        if changes is self._next_changes:
+            self._next_changes = None
+            self._replace_changes(changes)
+            self._heard_at = asyncio.get_running_loop().time()
+            self._heard()
+
+    def unheard(self, changes: Changes, refusal: Fault) -> None:
+        """The server does not announce after all, or not this; what was open before stays so."""
+        if changes is self._next_changes:
+            self._next_changes = None
+            self._heard(refusal)
+
+    def deaf(self, changes: Changes) -> None:
         """The stream of changes ended: open it again in a while, and look for what was missed."""
+        if changes is self._changes:
+            self._changes = None
+        if changes is self._next_changes:
+            self._next_changes = None
         if self.lost.done() or self._relisten is not None:
             return
         if asyncio.get_running_loop().time() - self._heard_at > RELISTEN_SECONDS:
@@ -320,7 +346,8 @@ class StreamableLink(BaseLink):
         self._relisten = None
         if not self.lost.done():
             self.listen()
-            self.on_changed()
+            for topic in TOPICS:
+                self.on_changed(topic)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -341,45 +368,15 @@ class StreamableLink(BaseLink):
         await asyncio.wait([done.over], timeout=LINGER_SECONDS)
 
 
-class _Ignored:
-    """The reply to a notification, which has none worth reading."""
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
-    def on_body(self, chunk: bytes) -> None: ...
-    def on_end(self) -> None: ...
-    def on_lost(self, lost_: Lost) -> None: ...
-
-
-class _Notice(_Ignored):
-    """A message of ours that nobody waits for, until it is taken or its time is over."""
-
-    def __init__(self, under_way: set[_Notice]) -> None:
-        self._under_way = under_way
-        self._timer: asyncio.TimerHandle | None = None
-        under_way.add(self)
-
-    def watch(self, ticket: Ticket) -> None:
-        """Give it up after a while."""
-        self._timer = asyncio.get_running_loop().call_later(NOTICE_SECONDS, self._expire, ticket)
-
-    def _expire(self, ticket: Ticket) -> None:
-        self._under_way.discard(self)
-        ticket.abort()
-
-    def on_end(self) -> None:
-        self._under_way.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def on_lost(self, lost_: Lost) -> None:
-        self.on_end()
-
-
-class _Ended(_Ignored):
+class _Ended:
     """Tells when the reply is there, whatever it is."""
 
     def __init__(self) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
+
+    def on_body(self, chunk: bytes) -> None: ...
 
     def on_end(self) -> None:
         self.over.set_result(None)

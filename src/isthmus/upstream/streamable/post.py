@@ -16,7 +16,7 @@ from isthmus.upstream.waiters import Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
 from isthmus.wire.mcp import legacy
-from isthmus.wire.mcp.tools import PROGRESS, PROGRESS_TOKEN, Members
+from isthmus.wire.mcp.messages import LOGGED, PROGRESS, PROGRESS_TOKEN, Members, read_log
 from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder
 
@@ -26,6 +26,9 @@ NOT_FOUND = 404
 REDIRECTS = (307, 308)
 TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
 """Statuses with which a server says that it did not run the request."""
+
+NO_ENDPOINT = (400, 404, 405)
+"""What an address answers, without a word of JSON-RPC, that does not know what a POST of MCP is."""
 
 EVENT_STREAM = "text/event-stream"
 
@@ -48,6 +51,9 @@ class PostOwner(Protocol):
 
     def redirected(self, location: str) -> None:
         """The server points elsewhere."""
+
+    def judged(self, *, is_endpoint: bool) -> None:
+        """A reply tells whether this is an MCP endpoint."""
 
     def session_gone(self, post: Post) -> None:
         """The session is unknown to the server, so the request did not run: it waits for a new one."""
@@ -170,14 +176,16 @@ class Post:
         message = jsonrpc.decode(body, max_depth=self._link.limits.depth) if body else None
         if self._status == OK and isinstance(message, Response | ErrorReply):
             self._answer(message)
-        elif self._status == NOT_FOUND and self.session is not None:
+            return
+        self._link.judged(is_endpoint=isinstance(message, ErrorReply) or self._status not in NO_ENDPOINT)
+        if self._status == NOT_FOUND and self.session is not None:
             self._session_gone()
         elif self._is_session_refused(message):
             # Many servers say so instead of 404. It proves nothing about the request, but the link is no good.
             self._link.on_doubt()
             self.fail(BadReply(self._link.server, f"HTTP 400{_words(message)}"))
         elif self._status in TURNED_AWAY:
-            detail = f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
+            detail = f"it answered HTTP {self._status}{_words(message)}{ADVICE.get(self._status, '')}"
             self.fail(turned_away(self._link.server, detail, self._status))
         elif isinstance(message, ErrorReply):
             self._answer(message)
@@ -215,7 +223,13 @@ class Post:
             if isinstance(event, Oversized):
                 self._spoil(f"an event of over {event.limit_bytes} bytes")
                 return
-            if event.data and not self.is_over:
+            if self.is_over:
+                return
+            if event.event == "endpoint":
+                # The earlier HTTP+SSE transport, at an address that takes any verb.
+                self._link.judged(is_endpoint=False)
+                self._spoil("a stream of the earlier HTTP+SSE transport")
+            elif event.data:
                 self._read_event(event.data)
 
     def _read_event(self, data: bytes) -> None:
@@ -224,10 +238,7 @@ class Post:
                 self._answer(message)
                 self._linger()
             case Notification(method=method, params=params):
-                if method == PROGRESS and _is_own(params.get(PROGRESS_TOKEN), self.id):
-                    self.waiter.progress(params)
-                else:
-                    self._link.noted(method, params)
+                self._noted(method, params)
             case Request() as request:
                 self._link.asked(request)
                 self._useless += 1
@@ -235,6 +246,16 @@ class Post:
                 self._useless += 1  # an answer to nobody, or no message at all: the real one may still come
         if self._useless > USELESS_MAX:
             self._spoil(f"over {USELESS_MAX} messages that are not its answer")
+
+    def _noted(self, method: str, params: Members) -> None:
+        """On a request's own stream, progress and logs are that request's."""
+        if method == PROGRESS and _is_own(params.get(PROGRESS_TOKEN), self.id):
+            self.waiter.progress(params)
+        elif method == LOGGED:
+            if (line := read_log(params)) is not None:
+                self.waiter.log(line)
+        else:
+            self._link.noted(method, params)
 
     def _linger(self) -> None:
         """Let the server end its stream, so that the connection can be used again; but not for ever."""
@@ -248,11 +269,12 @@ class Post:
             ticket.abort()
 
 
-_ADVICE = {
+ADVICE = {
     401: "; check the credentials in its headers",
     403: "; check the credentials in its headers",
     405: "; check that its url is an MCP endpoint",
 }
+"""What an operator may do about a status."""
 
 
 def _words(message: object) -> str:

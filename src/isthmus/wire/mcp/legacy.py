@@ -5,12 +5,14 @@ Pure readers and writers for both ends of the handshake. Sessions themselves are
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import msgspec
 
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.tools import Capabilities, Implementation
+from isthmus.wire.mcp.capabilities import Ability, Capabilities, capabilities_of
+from isthmus.wire.mcp.messages import Implementation
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 LATEST = VERSIONS[-1]
@@ -53,11 +55,11 @@ def negotiate(requested: str) -> str:
     return requested if requested in VERSIONS else LATEST
 
 
-def initialize_result(version: str, me: Implementation, instructions: str | None) -> bytes:
+def initialize_result(version: str, me: Implementation, abilities: Set[Ability], instructions: str | None) -> bytes:
     """What the hub answers to `initialize`."""
     answer: dict[str, Any] = {
         "protocolVersion": version,
-        "capabilities": {"tools": {"listChanged": True}},
+        "capabilities": capabilities_of(abilities),
         "serverInfo": me,
     }
     if instructions:
@@ -65,6 +67,7 @@ def initialize_result(version: str, me: Implementation, instructions: str | None
     return msgspec.json.encode(answer)
 
 
-def list_result(tools: bytes, meta: Payload | None) -> bytes:
-    """A `tools/list` result around the rendered array."""
-    return b"".join((b'{"tools":', tools, b"}" if meta is None else b"".join((b',"_meta":', meta, b"}"))))
+def list_result(member: str, entries: bytes, meta: Payload | None) -> bytes:
+    """A list's result around its rendered entries."""
+    tail = b"}" if meta is None else b"".join((b',"_meta":', meta, b"}"))
+    return b"".join((b'{"%b":' % member.encode(), entries, tail))

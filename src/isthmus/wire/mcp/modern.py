@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import msgspec
 
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
-from isthmus.wire.mcp.tools import Capabilities, Implementation, Members, read_string
+from isthmus.wire.mcp.capabilities import Ability, Capabilities, capabilities_of
+from isthmus.wire.mcp.messages import Implementation, Members, Topic, read_string
 
 VERSION = "2026-07-28"
 VERSIONS = (VERSION,)
@@ -108,12 +109,14 @@ def _mismatch(request: Request, version: str | None, claims: Claims) -> str | No
     return None
 
 
-def discover_result(supported: tuple[str, ...], me: Implementation, instructions: str | None) -> bytes:
+def discover_result(
+    supported: tuple[str, ...], me: Implementation, abilities: Set[Ability], instructions: str | None
+) -> bytes:
     """What the hub answers to `server/discover`."""
     answer: dict[str, Any] = {
         "resultType": "complete",
         "supportedVersions": supported,
-        "capabilities": {"tools": {"listChanged": True}},
+        "capabilities": capabilities_of(abilities),
         "ttlMs": 0,
         "cacheScope": "private",
         "_meta": {SERVER_KEY: me},
@@ -154,18 +157,25 @@ def request_meta(own: bytes, passed_on: Mapping[str, Payload]) -> bytes:
     return b"{" + own + b"," + render(passed_on)[1:]
 
 
-def list_result(tools: bytes, meta: Payload | None) -> bytes:
-    """A `tools/list` result around the rendered array. Lists differ by caller and may change at any moment."""
+def list_result(member: str, entries: bytes, meta: Payload | None) -> bytes:
+    """A list's result around its rendered entries. Lists differ by caller and may change at any moment."""
     tail = b"}" if meta is None else b"".join((b',"_meta":', meta, b"}"))
-    return b"".join((b'{"resultType":"complete","tools":', tools, b',"ttlMs":0,"cacheScope":"private"', tail))
+    head = b'{"resultType":"complete","%b":' % member.encode()
+    return b"".join((head, entries, b',"ttlMs":0,"cacheScope":"private"', tail))
 
 
-def as_modern(result: Payload) -> Payload | None:
-    """A legacy server's result as this era writes it; None if it is not an object."""
+def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
+    """A legacy server's result as this era writes it; None if it is not an object.
+
+    What can be kept by whoever reads it must say how long; an earlier server says nothing, and so not at all.
+    """
     members = object_members(result)
     if members is None:
         return None
-    return render({"resultType": b'"complete"', **{key: members[key] for key in members if key != "resultType"}})
+    written: dict[str, Payload] = {"resultType": b'"complete"'}
+    if is_cacheable:
+        written.update({"ttlMs": b"0", "cacheScope": b'"private"'})
+    return render({**written, **{key: members[key] for key in members if key != "resultType"}})
 
 
 def as_legacy(result: Payload) -> Payload | None:
@@ -178,22 +188,50 @@ def as_legacy(result: Payload) -> Payload | None:
     return render({key: value for key, value in members.items() if key != "resultType"})
 
 
-class _Filter(msgspec.Struct):
+class _Filter(msgspec.Struct, omit_defaults=True):
     toolsListChanged: bool | None = False
+    promptsListChanged: bool | None = False
+    resourcesListChanged: bool | None = False
+    resourceSubscriptions: list[str] | None = None
 
 
-def wants_tool_changes(params: Mapping[str, msgspec.Raw]) -> bool | None:
-    """Whether a `subscriptions/listen` asks for tool changes; None if it is malformed."""
+class Wanted(msgspec.Struct, frozen=True):
+    """What a `subscriptions/listen` asks to be told of: changes of lists, and updates of single resources."""
+
+    topics: frozenset[Topic]
+    uris: tuple[str, ...] = ()
+
+
+def read_wanted(params: Mapping[str, msgspec.Raw]) -> Wanted | None:
+    """What a caller's `subscriptions/listen` asks for; None if it is malformed."""
     try:
         asked = msgspec.json.decode(params["notifications"], type=_Filter)
     except (KeyError, msgspec.MsgspecError):
         return None
-    return bool(asked.toolsListChanged)
+    flags: dict[Topic, bool | None] = {
+        "tools": asked.toolsListChanged,
+        "prompts": asked.promptsListChanged,
+        "resources": asked.resourcesListChanged,
+    }
+    topics = frozenset(topic for topic, is_wanted in flags.items() if is_wanted)
+    return Wanted(topics, tuple(dict.fromkeys(asked.resourceSubscriptions or ())))
 
 
-def acknowledged_params(subscription: Payload, *, tools: bool) -> bytes:
+def write_wanted(wanted: Wanted) -> bytes:
+    """The `notifications` member of a `subscriptions/listen`, or of its acknowledgement."""
+    return msgspec.json.encode(
+        _Filter(
+            "tools" in wanted.topics,
+            "prompts" in wanted.topics,
+            "resources" in wanted.topics,
+            list(wanted.uris) or None,
+        )
+    )
+
+
+def acknowledged_params(subscription: Payload, wanted: Wanted) -> bytes:
     """The first message of a subscription's stream: what will be told on it."""
-    honoured = b'{"toolsListChanged":true}' if tools else b"{}"
+    honoured = write_wanted(wanted)
     return b"".join((b'{"_meta":', subscription_meta(subscription), b',"notifications":', honoured, b"}"))
 
 
@@ -202,9 +240,15 @@ def subscription_meta(subscription: Payload) -> bytes:
     return render({SUBSCRIPTION_KEY: subscription})
 
 
-def marked_params(subscription: Payload) -> bytes:
-    """Parameters that hold only the mark."""
-    return b"".join((b'{"_meta":', subscription_meta(subscription), b"}"))
+def read_subscription(params: Mapping[str, msgspec.Raw]) -> bytes | None:
+    """Which subscription a message belongs to, as the text of its id; None if it does not say."""
+    meta = object_members(params.get("_meta", b"")) or {}
+    return bytes(meta[SUBSCRIPTION_KEY]) if SUBSCRIPTION_KEY in meta else None
+
+
+def marked_params(subscription: Payload, members: Mapping[str, Payload] = {}) -> bytes:
+    """The parameters of a message on a subscription's stream."""
+    return render({**members, "_meta": subscription_meta(subscription)})
 
 
 def listen_result(subscription: Payload) -> bytes:

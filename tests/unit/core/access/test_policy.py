@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from isthmus.core.access.policy import Policy, check_pattern
 from isthmus.model.callers import Grants
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.names import FeatureName, ServerName
 
 # Few names, so that grants and questions meet often.
 SERVERS = st.sampled_from(["files", "search", "web-2"]).map(ServerName)
-TOOLS = st.sampled_from(["read", "write", "read.all", "ä b"]).map(ToolName)
+TOOLS = st.sampled_from(["read", "write", "read.all", "ä b"]).map(FeatureName)
 PATTERNS = st.one_of(
     st.just("*"),
     SERVERS.map(str),
@@ -29,7 +29,7 @@ def covers(pattern: str, server: str, tool: str) -> bool:
 
 @given(LISTS, LISTS, SERVERS, TOOLS)
 def test_a_tool_is_allowed_if_a_pattern_allows_it_and_none_denies_it(
-    allow: tuple[str, ...], deny: tuple[str, ...], server: ServerName, tool: ToolName
+    allow: tuple[str, ...], deny: tuple[str, ...], server: ServerName, tool: FeatureName
 ) -> None:
     is_allowed = any(covers(pattern, server, tool) for pattern in allow)
     is_denied = any(covers(pattern, server, tool) for pattern in deny)
@@ -38,7 +38,7 @@ def test_a_tool_is_allowed_if_a_pattern_allows_it_and_none_denies_it(
 
 @given(LISTS, LISTS, SERVERS, TOOLS)
 def test_deny_wins_whatever_is_allowed(
-    allow: tuple[str, ...], deny: tuple[str, ...], server: ServerName, tool: ToolName
+    allow: tuple[str, ...], deny: tuple[str, ...], server: ServerName, tool: FeatureName
 ) -> None:
     for denial in (f"{server}.{tool}", f"{server}.*", server, "*"):
         assert not Policy(Grants(allow, (*deny, denial))).allows(server, tool)
@@ -46,7 +46,7 @@ def test_deny_wins_whatever_is_allowed(
 
 @given(LISTS, LISTS, SERVERS, TOOLS)
 def test_a_server_with_an_allowed_tool_can_be_seen(
-    allow: tuple[str, ...], deny: tuple[str, ...], server: ServerName, tool: ToolName
+    allow: tuple[str, ...], deny: tuple[str, ...], server: ServerName, tool: FeatureName
 ) -> None:
     policy = Policy(Grants(allow, deny))
     if policy.allows(server, tool):
@@ -76,13 +76,13 @@ def test_a_server_is_seen_exactly_if_a_tool_of_it_could_be_allowed(
 
 def test_names_are_compared_letter_by_letter() -> None:
     policy = Policy(Grants(("files.read",)))
-    assert not policy.allows(ServerName("Files"), ToolName("read"))
-    assert not policy.allows(ServerName("files"), ToolName("read "))
-    assert not policy.allows(ServerName("files"), ToolName("readme"))
+    assert not policy.allows(ServerName("Files"), FeatureName("read"))
+    assert not policy.allows(ServerName("files"), FeatureName("read "))
+    assert not policy.allows(ServerName("files"), FeatureName("readme"))
 
 
 def test_a_tool_called_star_is_no_wildcard() -> None:
-    assert not Policy(Grants(("files.read",))).allows(ServerName("files"), ToolName("*"))
+    assert not Policy(Grants(("files.read",))).allows(ServerName("files"), FeatureName("*"))
 
 
 @given(PATTERNS)

@@ -31,7 +31,7 @@ async def test_a_call_goes_to_the_link_of_its_server_with_its_deadline() -> None
     stage = Stage()
     inflight, listener = stage.start()
     assert stage.link.sent == [inflight]
-    assert (inflight.tool.tool.name, inflight.timeout) == ("read", 30.0)
+    assert (inflight.target.feature.name, inflight.timeout) == ("read", 30.0)
     assert not listener.ends
 
 
@@ -126,7 +126,7 @@ async def test_a_call_keeps_the_tool_that_it_found() -> None:
     stage = Stage()
     inflight, _ = stage.start()
     stage.hub.publish(ready())
-    assert inflight.tool.tool == tool()
+    assert inflight.target.feature == tool()
     assert isinstance(stage.start()[1].fault, UnknownTool)
 
 

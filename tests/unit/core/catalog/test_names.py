@@ -6,11 +6,11 @@ import pytest
 
 from isthmus.core.catalog import names
 from isthmus.core.catalog.names import Ambiguous, Pair, canonical, llm_table, resolve
-from isthmus.model.names import ServerName, ToolName
+from isthmus.model.names import FeatureName, ServerName
 
 
 def pair(server: str, tool: str) -> Pair:
-    return ServerName(server), ToolName(tool)
+    return ServerName(server), FeatureName(tool)
 
 
 PAIRS = [pair("web", "search"), pair("files", "search"), pair("files", "read.all"), pair("builtin", "echo")]

@@ -9,21 +9,42 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from isthmus.faces.http.connection import Connection
 from isthmus.faces.http.door import PEER, App, Door, DoorSettings, Peer
 from isthmus.faces.http.turn import Message, Receive, Send
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 30.0
+"""How long what must come may take; only a machine that stands still is slower."""
+
+LONG = 60.0
+"""A limit that passes in no test by itself, however slow the machine: `look_later` lets it pass."""
+
+_UNHURRIED = {"header_seconds": LONG, "body_seconds": LONG, "stall_seconds": LONG}
 
 
 @asynccontextmanager
 async def opened(app: App, **limits: Any) -> AsyncIterator[tuple[Door, int]]:
-    """A door around `app` on a port of the system's choice."""
-    door = Door(app, DoorSettings(port=0, **limits))
+    """A door around `app` on a port of the system's choice, in no hurry unless `limits` say so."""
+    door = Door(app, DoorSettings(port=0, **{**_UNHURRIED, **limits}))
     port = await door.open()
     try:
         yield door, port
     finally:
         await door.close()
+
+
+def inside(door: Door) -> list[Connection]:
+    """The door's own ends of its connections."""
+    return [connection for connection in door._state.connections if isinstance(connection, Connection)]
+
+
+def look_later(door: Door, seconds: float) -> None:
+    """Have the door look at its connections as if it were so much later; it does not look by itself any more."""
+    assert door._timer is not None
+    door._timer.cancel()
+    later = asyncio.get_running_loop().time() + seconds
+    for connection in inside(door):
+        connection.inspect(later)
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,10 @@ class Visitor:
     async def hear_chunk(self) -> bytes:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await anext(self.hear_chunks())
+
+    async def hear_exactly(self, size: int) -> bytes:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self._reader.readexactly(size)
 
     async def hear_rest(self) -> bytes:
         """Whatever comes until the door closes the connection; a reset counts as that."""

@@ -1,0 +1,75 @@
+"""The kinds of things that can be wrong with a configuration, each under a number that stays the same.
+
+Texts change, numbers do not: a script may look for one, and `docs/configuration.md` lists them all. What is
+wrong in a given file is a `config.findings.Finding`, which has one of these. Read by every module of this
+room, and by the commands that print findings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One kind of finding."""
+
+    number: str
+    name: str
+    mend: str
+    """What to do about it, where the finding itself has no better advice."""
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.name}"
+
+
+# -- what a file borrows from elsewhere ----------------------------------------------------------------------
+
+UNRESOLVED_VARIABLE = Code(
+    "ISC-101", "unresolved-variable", "set the variable where the hub starts, or in the .env beside the file"
+)
+UNREADABLE_SECRET = Code("ISC-102", "unreadable-secret", "make the file that it names, readable for the hub")
+CODE_NOT_RUN = Code("ISC-103", "code-not-run", "run it yourself and give its output by a variable")
+UNANSWERED_INPUT = Code("ISC-104", "unanswered-input", "set the variable that the finding names")
+ENV_FILE = Code("ISC-105", "env-file", "write it as lines of NAME=value in UTF-8")
+
+# -- servers -------------------------------------------------------------------------------------------------
+
+BAD_VALUE = Code("ISC-201", "bad-value", "write what the finding asks for, then: isthmus config check")
+UNKNOWN_KEY = Code("ISC-202", "unknown-key", "correct its spelling or take it out")
+IDLE_KEY = Code("ISC-203", "idle-key", "take it out")
+NO_WAY = Code("ISC-204", "no-way-to-reach", "give it one of command, url, rpc or python")
+SEVERAL_WAYS = Code("ISC-205", "several-ways-to-reach", "leave one of command, url, rpc and python")
+TRANSPORT_WORD = Code("ISC-206", "transport-word", "correct type, or take it out: the hub finds out by itself")
+LOOKS_LIKE_SSE = Code("ISC-207", "looks-like-sse", 'write type = "sse", or take type out')
+RENAMED = Code("ISC-208", "server-renamed", "give the server a name of letters, digits, _ and -")
+LOOK_ALIKES = Code("ISC-210", "names-look-alike", "rename one of them")
+TAKEN_NAME = Code("ISC-211", "name-taken", "rename one of the two servers")
+MILLISECONDS = Code("ISC-212", "milliseconds", "write the timeout in seconds")
+CAPPED = Code("ISC-213", "timeout-capped", "ask for 600 seconds at most; longer work belongs to tasks")
+REPEATED_KEY = Code("ISC-214", "repeated-key", "take one of the two out")
+NOT_A_SERVER = Code("ISC-215", "not-a-server", "nothing: only that client can run it")
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+MISSING_FILE = Code("ISC-301", "missing-file", "correct the path, or make the file")
+UNREADABLE_FILE = Code("ISC-302", "unreadable-file", "make it a text file that the hub may read")
+SYNTAX = Code("ISC-303", "syntax", "correct the line that the finding names")
+NO_SERVERS = Code("ISC-304", "no-servers", "put servers under mcpServers")
+UNKNOWN_TABLE = Code("ISC-305", "unknown-table", "correct its spelling or take it out")
+UNKNOWN_CLIENT = Code("ISC-306", "unknown-client", "see the names with: isthmus import --help")
+NOTHING_TO_IMPORT = Code("ISC-307", "nothing-to-import", "take the client out of import, or install it")
+OTHER_PROJECTS = Code("ISC-308", "other-projects", "start in the folder whose servers you want")
+SERVER_MAP = Code("ISC-309", "server-map", 'write MCP_SERVER_MAP as JSON: {"name": "http://host:port"}')
+
+# -- callers -------------------------------------------------------------------------------------------------
+
+BAD_CALLER = Code("ISC-401", "bad-caller", "mend the entry: until then its owner is refused")
+WEAK_KEY = Code("ISC-402", "weak-key", "make one with: openssl rand -hex 32")
+MAY_CALL_NOTHING = Code("ISC-403", "may-call-nothing", 'give it allow = ["server.*"], or take it out')
+SHARED_KEY = Code("ISC-404", "shared-key", "give each caller a key of its own")
+NO_USABLE_CALLER = Code("ISC-405", "no-usable-caller", "mend one of the callers")
+OPEN_TO_NETWORK = Code("ISC-406", "open-to-network", "add a caller, or listen on 127.0.0.1")
+
+CODES: tuple[Code, ...] = tuple(code for code in list(globals().values()) if isinstance(code, Code))
+"""All of them, in the order of their numbers."""

@@ -1,0 +1,1 @@
+"""How each client writes its servers down, and where; `clients.CLIENTS` is the table."""

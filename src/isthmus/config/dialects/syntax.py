@@ -1,0 +1,79 @@
+"""Other clients' ways to write a variable, put into the one way that `config.variables` reads.
+
+`$VAR`, `%VAR%` and `{env:VAR}` become `${VAR}`; what an editor knows, such as `${workspaceFolder}`, becomes the
+text it stands for; `${input:id}`, for which an editor asks its user, becomes a variable that can be set.
+No value is looked up here. Called by `config.entries`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.config.dialects.dialect import Dialect
+
+INPUT_PREFIX = "ISTHMUS_INPUT_"
+"""In front of an input's id, it is the variable that answers it."""
+
+_EDITOR = re.compile(r"\$\{(userHome|workspaceFolder|workspaceRoot|workspaceFolderBasename|cwd|pathSeparator|/)\}")
+_INPUT = re.compile(r"\$\{input:([^{}]*)\}")
+_NO_NAME = re.compile(r"[^A-Z0-9]+")
+_WAYS = {
+    "dollar": re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)"),
+    "percent": re.compile(r"%([A-Za-z_][A-Za-z0-9_]*)%"),
+    "curly": re.compile(r"(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"),
+}
+_CURLY_FILE = re.compile(r"(?<!\$)\{file:([^{}]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a client knows of where it runs, and what it would ask its user."""
+
+    folder: Path
+    """The folder that is open in the client."""
+    home: Path
+    inputs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """By id, as the file declares them."""
+
+
+def in_our_words(text: str, dialect: Dialect, around: Surroundings) -> str:
+    """Return `text` with its variables written as `${VAR}`."""
+    for way in dialect.syntax:
+        text = _WAYS[way].sub(r"${\1}", text)
+    if "curly" in dialect.syntax:
+        text = _CURLY_FILE.sub(r"${file:\1}", text)
+    text = _EDITOR.sub(lambda found: _known_to_editor(found[1], around), text)
+    return _INPUT.sub(lambda found: _asked(found[1], around), text)
+
+
+def _known_to_editor(word: str, around: Surroundings) -> str:
+    match word:
+        case "userHome":
+            return str(around.home)
+        case "workspaceFolderBasename":
+            return around.folder.name
+        case "pathSeparator" | "/":
+            return os.sep
+        case _:
+            return str(around.folder)
+
+
+def _asked(id: str, around: Surroundings) -> str:
+    default = around.inputs.get(id, {}).get("default")
+    # Inside a placeholder there is no way to write a brace.
+    stands_in = f":-{default}" if isinstance(default, str) and not set(default) & set("{}") else ""
+    return f"${{{input_variable(id)}{stands_in}}}"
+
+
+def input_variable(id: str) -> str:
+    """Return the name of the variable that answers an input."""
+    return INPUT_PREFIX + _NO_NAME.sub("_", id.upper()).strip("_")
+
+
+def inputs_used(text: str) -> list[str]:
+    """Return the ids of the inputs that a text asks for."""
+    return _INPUT.findall(text)

@@ -1,0 +1,117 @@
+"""The files of other clients: found by a client's name or by a path.
+
+They are named in `import` of our own file, or on the command line of `isthmus import`. A file that cannot be
+read costs only its own servers. Called by `config.load` and the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.config import codes, values
+from isthmus.config.dialects.clients import CLIENTS
+from isthmus.config.dialects.dialect import Dialect
+from isthmus.config.dialects.places import places_of
+from isthmus.config.files import Document, located, read
+from isthmus.config.findings import ConfigError, Finding, Place, nearest
+from isthmus.config.formats import PARSERS
+
+KEY = "import"
+ALL = "all"
+"""Stands for every client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The folders and the environment that names are looked up in."""
+
+    environment: Mapping[str, str]
+    cwd: Path
+    home: Path
+
+
+@dataclass(slots=True)
+class Imported:
+    """What was found under some names."""
+
+    documents: list[Document] = field(default_factory=list)
+    unread: list[Path] = field(default_factory=list)
+    """Files that are there and cannot be read."""
+    sought: list[Path] = field(default_factory=list)
+    """Files that were looked for, there or not."""
+    findings: list[Finding] = field(default_factory=list)
+
+
+def named_imports(document: Document) -> tuple[str, ...]:
+    """Return what our own file imports.
+
+    Raises:
+        ConfigError: it is not a list of texts.
+    """
+    if not document.dialect.is_own:
+        return ()
+    try:
+        return values.texts(KEY, document.table.get(KEY, []))
+    except ValueError as error:
+        raise ConfigError(Place(document.file).mistake(error)) from error
+
+
+def look_up(
+    names: Iterable[str], place: Place, folder: Path, around: Around, dialect: Dialect | None = None
+) -> Imported:
+    """Read the files of clients and the files at paths; paths are seen from `folder`."""
+    found = Imported()
+    for position, name in enumerate(names):
+        if _is_path(name):
+            _take_file(found, located(name, folder, around.home), place.at(position), dialect)
+        else:
+            _take_client(found, name, place.at(position), around)
+    return found
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or "\\" in name or Path(name).suffix.lower() in PARSERS or name.startswith((".", "~"))
+
+
+def _take_file(found: Imported, file: Path, place: Place, dialect: Dialect | None) -> None:
+    found.sought.append(file)
+    if file.is_file():
+        _take(found, file, dialect)
+    else:
+        told = place.finding("must name a file that is there", value=repr(str(file)), code=codes.MISSING_FILE)
+        found.findings.append(told)
+
+
+def _take_client(found: Imported, name: str, place: Place, around: Around) -> None:
+    chosen = list(CLIENTS.values()) if name == ALL else [CLIENTS[name]] if name in CLIENTS else []
+    if not chosen:
+        meant = nearest(name, CLIENTS)
+        advice = f"did you mean {meant}?" if meant else f"known are {', '.join(CLIENTS)}"
+        told = place.finding(
+            "is no client and no path", value=values.shown(name), advice=advice, code=codes.UNKNOWN_CLIENT
+        )
+        found.findings.append(told)
+        return
+    files = {
+        file: client for client in chosen for file in places_of(client, around.home, around.cwd, around.environment)
+    }
+    found.sought += files
+    present = [file for file in files if file.is_file()]
+    for file in present:
+        _take(found, file, files[file])
+    if not present and name != ALL:
+        said = f"has no file of {chosen[0].title} to read"
+        found.findings.append(place.finding(said, code=codes.NOTHING_TO_IMPORT))
+
+
+def _take(found: Imported, file: Path, dialect: Dialect | None) -> None:
+    try:
+        document = read(file, dialect)
+    except ConfigError as error:
+        found.findings += error.findings
+        found.unread.append(file)
+    else:
+        found.findings += document.warnings
+        found.documents.append(document)

@@ -1,0 +1,230 @@
+"""How an entry says its server is reached: the word for the transport, and what stands in for it.
+
+Whether the values make sense is checked by `upstream.settings`; nothing is started or dialled. Called by
+`config.servers`, with variables already replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, assert_never, cast, get_args
+from urllib.parse import urlsplit
+
+from isthmus.config import codes, values
+from isthmus.config.entries import PYTHON_KEYS, REACH_KEYS, RPC_KEYS, STDIO_KEYS, TRANSPORT_KEYS, URL_KEYS, Entry
+from isthmus.config.files import located
+from isthmus.config.findings import Finding, Mistake
+from isthmus.config.tool_rules import declared_tools
+from isthmus.upstream.settings import (
+    Carrier,
+    Era,
+    HttpSettings,
+    PythonSettings,
+    Reach,
+    RpcSettings,
+    SocketSettings,
+    StdioSettings,
+)
+
+Word = Literal["stdio", "http", "sse", "ws", "rpc", "python", "auto"]
+Way = Literal["command", "url", "rpc", "python"]
+
+_WORDS: Mapping[str, Word] = {
+    "stdio": "stdio",
+    "local": "stdio",
+    "http": "http",
+    "https": "http",
+    "streamable-http": "http",
+    "streamable_http": "http",
+    "streamablehttp": "http",  # also streamableHttp: words are compared in lower case
+    "streaming": "http",
+    "sse": "sse",
+    "ws": "ws",
+    "websocket": "ws",
+    "rpc": "rpc",
+    "python": "python",
+    "auto": "auto",
+    "remote": "auto",
+}
+_ALLOWED: Mapping[Way, tuple[Word, ...]] = {
+    "command": ("stdio",),
+    "url": ("http", "sse", "ws", "rpc", "auto"),
+    "rpc": ("rpc",),
+    "python": ("python",),
+}
+_READ: Mapping[Way, frozenset[str]] = {
+    "command": STDIO_KEYS,
+    "url": URL_KEYS,
+    "rpc": RPC_KEYS,
+    "python": PYTHON_KEYS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An entry whose variables are replaced, and the folders that its paths are seen from."""
+
+    entry: Entry
+    fields: Mapping[str, object]
+    findings: list[Finding]
+    folder: Path
+    home: Path
+    env_of: Callable[[Path], Mapping[str, str]]
+    """Returns the variables in a file, and remembers what is secret and odd about it."""
+
+
+def reach_of(reading: Reading) -> Reach:
+    """Return how the server is reached.
+
+    Raises:
+        ValueError: it cannot be told, or a value makes no sense, in the words "<key> must …".
+    """
+    way = _way(reading.fields)
+    word = _word(way, reading.fields)
+    _tell_of_idle_keys(reading, way, word)
+    match way:
+        case "command":
+            return _stdio(reading)
+        case "url":
+            return _dialled(word, reading)
+        case "rpc":
+            return _rpc("rpc", reading)
+        case "python":
+            return _python(reading)
+        case _:
+            assert_never(way)
+
+
+def _way(fields: Mapping[str, object]) -> Way:
+    # An empty text is how some programs write that there is none.
+    given = [way for way in get_args(Way) if fields.get(way, "") != ""]
+    if not given:
+        raise Mistake(codes.NO_WAY, "must have a command or a url, not neither")
+    if len(given) > 1:
+        told = "both" if given == ["command", "url"] else " and ".join(given)
+        raise Mistake(codes.SEVERAL_WAYS, f"must have a command or a url, not {told}")
+    return cast(Way, given[0])
+
+
+def _word(way: Way, fields: Mapping[str, object]) -> Word | None:
+    """Return the word for the transport, None if there is none, and refuse one that says otherwise."""
+    found: Word | None = None
+    for key in TRANSPORT_KEYS:
+        if fields.get(key, "") != "":
+            found = _checked(key, fields[key], way)
+    return found
+
+
+def _checked(key: str, value: object, way: Way) -> Word:
+    word = _WORDS.get(values.text(key, value).strip().lower())
+    if word is None:
+        known = ", ".join(dict.fromkeys(_WORDS.values()))
+        raise Mistake(codes.TRANSPORT_WORD, f"{key} must be one of {known}, not {values.shown(value)}")
+    if word not in _ALLOWED[way]:
+        known = " or ".join(", ".join(_ALLOWED[way]).rsplit(", ", 1))
+        raise Mistake(codes.TRANSPORT_WORD, f"{key} must be {known} beside {way}, not {values.shown(value)}")
+    return word
+
+
+def _tell_of_idle_keys(reading: Reading, way: Way, word: Word | None) -> None:
+    entry = reading.entry
+    # In a file that other programs read too, what has no effect here may have one there.
+    if entry.dialect.is_own:
+        read = _READ[way] | (RPC_KEYS if word == "rpc" else frozenset())
+        for key in sorted(reading.fields.keys() & (REACH_KEYS - read)):
+            told = entry.at(key).finding(f"has no effect beside {way}", code=codes.IDLE_KEY)
+            reading.findings.append(told)
+
+
+# -- each way ------------------------------------------------------------------------------------------------
+
+
+def _stdio(reading: Reading) -> StdioSettings:
+    fields, home = reading.fields, reading.home
+    command = values.text("command", fields["command"])
+    cwd = values.text("cwd", fields.get("cwd", ""))
+    return StdioSettings(
+        command=str(located(command, home, home)) if command.startswith("~/") else command,
+        args=values.words("args", fields.get("args", [])),
+        env={**_env_file(reading), **values.table_of_words("env", fields.get("env", {}))},
+        cwd=str(located(cwd, reading.folder, home)) if cwd else None,
+        era=_era(fields),
+    )
+
+
+def _env_file(reading: Reading) -> Mapping[str, str]:
+    named = values.text("env_file", reading.fields.get("env_file", ""))
+    return reading.env_of(located(named, reading.folder, reading.home)) if named else {}
+
+
+def _dialled(word: Word | None, reading: Reading) -> HttpSettings | SocketSettings | RpcSettings:
+    url = values.text("url", reading.fields["url"])
+    if word == "rpc":
+        return _rpc("url", reading)
+    if word == "ws" or (word in (None, "auto") and url.lower().startswith(("ws:", "wss:"))):
+        return SocketSettings(url, _headers(reading.fields), _era(reading.fields))
+    return HttpSettings(url, _headers(reading.fields), _era(reading.fields), _carrier(word, url, reading))
+
+
+def _carrier(word: Word | None, url: str, reading: Reading) -> Carrier:
+    dialect, is_sse = reading.entry.dialect, _ends_with_sse(url)
+    match word:
+        case "sse":
+            return "sse"
+        case "http":
+            if is_sse and dialect.http == "http":
+                told = "says http, but an address that ends in /sse is usually of the earlier transport"
+                reading.findings.append(
+                    reading.entry.at(_transport_key(reading)).finding(told, code=codes.LOOKS_LIKE_SSE)
+                )
+            return dialect.http
+        case None if dialect.bare_url == "path":
+            return "sse" if is_sse else "http"
+        case None:
+            return cast(Carrier, dialect.bare_url)
+        case _:
+            return "auto"
+
+
+def _ends_with_sse(url: str) -> bool:
+    try:
+        return urlsplit(url).path.rstrip("/").endswith("/sse")
+    except ValueError:
+        return False  # the settings refuse it, with a reason
+
+
+def _transport_key(reading: Reading) -> str:
+    return next(key for key in TRANSPORT_KEYS if key in reading.fields)
+
+
+def _rpc(key: str, reading: Reading) -> RpcSettings:
+    try:
+        return RpcSettings(
+            url=values.text(key, reading.fields[key]),
+            headers=_headers(reading.fields),
+            tools=declared_tools(reading.fields, reading.entry, reading.findings),
+        )
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(f"{key}{text.removeprefix('rpc')}" if text.startswith("rpc ") else text) from error
+
+
+def _python(reading: Reading) -> PythonSettings:
+    path = values.text("path", reading.fields.get("path", ""))
+    return PythonSettings(
+        target=values.text("python", reading.fields["python"]),
+        path=str(located(path, reading.folder, reading.home)) if path else None,
+    )
+
+
+def _headers(fields: Mapping[str, object]) -> dict[str, str]:
+    return values.table_of_words("headers", fields.get("headers", {}))
+
+
+def _era(fields: Mapping[str, object]) -> Era:
+    era = fields.get("era", "auto")
+    if era not in get_args(Era):
+        raise ValueError(f"era must be one of {', '.join(get_args(Era))}, not {values.shown(era)}")
+    return cast(Era, era)

@@ -1,0 +1,113 @@
+"""Results that may be given again: of tools that the operator named, and of resources whose server allows it.
+
+A result belongs to one caller and exact arguments, unless its server says that it is the same for everybody. What
+was an error is never kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import TypeAlias
+
+import msgspec
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.model.calls import Call
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome, Result
+
+KEPT_BYTES_MAX = 64 * 1024 * 1024
+"""All kept results together; the one unused for longest goes first."""
+
+RESULT_BYTES_MAX = 4 * 1024 * 1024
+"""A larger one is not kept: it would push out too many others."""
+
+SECONDS_MAX = 86_400.0
+
+CACHED_KEY = "isthmus/cached"
+"""Where a result says in `_meta` that it was given before, and how long ago."""
+
+Key: TypeAlias = tuple[ServerName, str, bytes]
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Kept(msgspec.Struct):
+    result: Result
+    kept_at: float
+    until: float
+
+
+class Recall:
+    """What may be given again. Time comes in."""
+
+    def __init__(self, limit_bytes: int = KEPT_BYTES_MAX) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+
+    def find(self, inflight: InFlight, now: float) -> Result | None:
+        """What this call was answered before, if that still holds."""
+        for owner in (_owner(inflight.call), ""):
+            key = _key(inflight, owner)
+            kept = self._kept.get(key)
+            if kept is not None and kept.until > now:
+                self._kept.move_to_end(key)
+                return _marked(kept.result, now - kept.kept_at)
+            if kept is not None:
+                self._forget(key)
+        return None
+
+    def keep(self, inflight: InFlight, outcome: Outcome, seconds: float, now: float) -> None:
+        """Keep how a call ended, if it may be kept: as long as the operator says, else as the server does."""
+        if not isinstance(outcome, Result) or outcome.is_error:
+            return
+        seconds = min(seconds or outcome.ttl_seconds, SECONDS_MAX)
+        size_bytes = len(memoryview(outcome.payload))
+        if seconds <= 0 or size_bytes > RESULT_BYTES_MAX:
+            return
+        key = _key(inflight, "" if outcome.is_public else _owner(inflight.call))
+        self._forget(key)
+        # A copy: the payload may be a part of a much larger body.
+        result = msgspec.structs.replace(outcome, payload=outcome.payload.copy())
+        self._kept[key] = _Kept(result, now, now + seconds)
+        self._size_bytes += size_bytes
+        while self._size_bytes > self._limit_bytes:
+            self._forget(next(iter(self._kept)))
+
+    def forget(self, server: ServerName, name: str | None = None) -> None:
+        """Forget what a server answered, or what it answered under one of its names."""
+        for key in [key for key in self._kept if key[0] == server and name in (None, key[1])]:
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._size_bytes -= len(memoryview(kept.result.payload))
+
+
+def _owner(call: Call) -> str:
+    return f"{call.caller.tenant}\0{call.caller.name}"
+
+
+def _key(inflight: InFlight, owner: str) -> Key:
+    call = inflight.call
+    digest = hashlib.blake2b(inflight.target.feature.digest, digest_size=16)
+    for part in (call.kind.encode(), owner.encode("utf-8", "surrogatepass"), bytes(call.arguments)):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    for name, value in sorted(call.extra.items()):
+        digest.update(name.encode("utf-8", "surrogatepass") + b"\0" + bytes(value) + b"\0")
+    return inflight.target.feature.server, inflight.name, digest.digest()
+
+
+def _marked(result: Result, age: float) -> Result:
+    """The result with the mark that it is not fresh, beside whatever its server put into `_meta`."""
+    members = _MEMBERS.decode(result.payload)
+    try:
+        meta = _MEMBERS.decode(members.get("_meta", b"{}"))
+    except msgspec.MsgspecError:
+        meta = {}
+    meta[CACHED_KEY] = msgspec.Raw(msgspec.json.encode({"ageSeconds": round(age, 3)}))
+    members["_meta"] = msgspec.Raw(msgspec.json.encode(meta))
+    return msgspec.structs.replace(result, payload=msgspec.Raw(msgspec.json.encode(members)))

@@ -1,0 +1,49 @@
+"""Compiled argument checks, kept by the tool they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from isthmus.core.catalog.schema import Check, Unchecked, compile_check
+from isthmus.model.features import Tool
+from isthmus.model.names import ServerName
+
+
+class CheckCache:
+    """Compiled argument checks by the tool they belong to; the same tool is compiled once, and on its first call."""
+
+    def __init__(self, *, limit_bytes: int, capacity: int = 20_000) -> None:
+        self._limit_bytes = limit_bytes
+        self._capacity = capacity
+        self._checks: dict[tuple[ServerName, bytes], Check | None] = {}
+
+    def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
+        """The check for this tool; compiling is put off until somebody calls it."""
+        return lambda arguments: self._run(tool, arguments)
+
+    def _run(self, tool: Tool, arguments: msgspec.Raw) -> str | None:
+        key = (tool.server, tool.digest)
+        try:
+            check = self._checks[key]
+        except KeyError:
+            check = self._compile(tool)
+            if len(self._checks) >= self._capacity:
+                self._checks.clear()
+            self._checks[key] = check
+        return None if check is None else check(arguments)
+
+    def _compile(self, tool: Tool) -> Check | None:
+        schema = tool.definition.get("inputSchema")
+        if schema is None:
+            return None
+        try:
+            return compile_check(schema, limit_bytes=self._limit_bytes)
+        except Unchecked:
+            return None  # the server makes its own check; see `catalog.schema`
+
+
+def unchecked(_: msgspec.Raw) -> str | None:
+    """The check of whatever has no schema here: its server makes its own."""
+    return None

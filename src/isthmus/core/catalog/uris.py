@@ -1,0 +1,63 @@
+"""URIs of resources: how they are shown where several servers meet, and which template one belongs to.
+
+A URI is passed on as its server spells it, because servers also write it into their results. Only where two servers
+have the same one must the name say whose it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from isthmus.core.catalog.names import Pair
+from isthmus.model.names import ServerName
+
+_PREFIX = "isthmus://hub/"
+_EXPRESSION = re.compile(r"\{[^{}]*\}")
+
+
+def qualified(server: ServerName, uri: str) -> str:
+    """A URI that says whose it is; a template stays one."""
+    return f"{_PREFIX}{server}/{uri}"
+
+
+def uri_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
+    """The URI under which every resource is shown: its own, unless servers share it.
+
+    Then none of them keeps it: a server must not be able to stand in for another by listing its URIs.
+    """
+    ordered = sorted(set(pairs))
+    shared = Counter(uri for _, uri in ordered)
+    return {pair: pair[1] if shared[pair[1]] == 1 else qualified(*pair) for pair in ordered}
+
+
+class Shape:
+    """What a template's URIs look like: its literal parts, in order, with anything in between.
+
+    It takes more than the template means (a variable may stand for anything), which is for the server to say. It
+    looks for texts and not by a regular expression, because a server may send a template that takes one ages.
+    """
+
+    __slots__ = ("_parts", "weight")
+
+    def __init__(self, template: str) -> None:
+        self._parts = _EXPRESSION.split(template)
+        self.weight = sum(map(len, self._parts))
+        """The more of a template is literal, the better it says which URIs it means."""
+
+    def fits(self, uri: str) -> bool:
+        """Whether the template may stand for this URI."""
+        first, *middle = self._parts
+        if not middle:
+            return uri == first
+        last = middle.pop()
+        if not uri.startswith(first) or not uri.endswith(last):
+            return False
+        position, end = len(first), len(uri) - len(last)
+        for part in middle:
+            found = uri.find(part, position, end)
+            if found < 0:
+                return False
+            position = found + len(part)
+        return position <= end

@@ -1,0 +1,265 @@
+"""A conversation with one MCP caller, whatever carries it: both eras, many messages each way on one stream.
+
+It knows no sockets and no frames: whoever carries it hands over whole messages and is handed whole messages to
+deliver. The standard streams and the earlier HTTP+SSE transport are carried so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.view import TOPICS, Topic
+from isthmus.core.crew import Crew
+from isthmus.faces.mcp.changes import ChangeFeed
+from isthmus.faces.mcp.dialogue import (
+    Answer,
+    Dialogue,
+    answer_call,
+    event_notification,
+    refuse,
+    updated_params,
+    withdrawn,
+)
+from isthmus.faces.mcp.faults import Era
+from isthmus.faces.mcp.interests import Interests
+from isthmus.faces.mcp.marked import MarkedStream, follow_all
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Kind, Surface
+from isthmus.model.events import Event, Log, LogLevel, is_at_least
+from isthmus.model.outcomes import Outcome
+from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request
+from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.messages import CANCELLED, CHANGED, UPDATED
+from isthmus.wire.mcp.requests import CALLS
+
+INITIALIZED = "notifications/initialized"
+
+
+class Conversation:
+    """One caller's. `deliver` takes finished messages; `take` is given what was read."""
+
+    def __init__(
+        self,
+        dialogue: Dialogue,
+        caller: Caller,
+        surface: Surface,
+        crew: Crew,
+        deliver: Callable[[bytes], None],
+        is_crowded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_crowded` says that the caller reads slowly: events are then skipped, as a later report replaces one."""
+        self._is_crowded = is_crowded
+        self._dialogue = dialogue
+        self._hub = dialogue.hub
+        self._caller = caller
+        self._surface = surface
+        self._crew = crew
+        self._say = deliver
+        self._calls: dict[bytes, InFlight] = {}
+        self._waiting: set[bytes] = set()
+        """Calls that wait for servers which only start."""
+        self._interests = Interests(self._hub, caller, surface, self._tell_update)
+        self._feed: ChangeFeed | None = None
+        self._streams: dict[bytes, tuple[ChangeFeed, Interests]] = {}
+        """Subscriptions of a modern caller, by their ids."""
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def finish(self) -> None:
+        """Wait until everything asked so far has been answered."""
+        self.stop_telling()
+        await self._idle.wait()
+
+    def stop_telling(self) -> None:
+        """Tell nothing any more but answers."""
+        if self._feed is not None:
+            self._feed.close()
+        for id in list(self._streams):
+            self._unsubscribe(id)
+        self._interests.close()
+
+    def cancel_all(self, why: str) -> None:
+        """Withdraw every call: the caller has gone."""
+        for inflight in list(self._calls.values()):
+            inflight.cancel(why)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def take(self, body: bytes) -> None:
+        """Take one message of the caller's."""
+        message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
+        match message:
+            case Request(method=method) if method in CALLS and not self._hub.is_settling():
+                # Now and not in a task: its cancellation may be the next line.
+                self._begin()
+                self._call(message)
+            case Request():
+                self._begin()
+                if message.method in CALLS:
+                    self._waiting.add(bytes(message.id))
+                crashed = partial(self._crashed, message.id)
+                self._crew.spawn(f"answer to {message.method}", self._answer(message), on_crash=crashed)
+            case Notification():
+                self._noted(message)
+            case Malformed():
+                self.refuse(message.code, message.message, message.id)
+            case Batch():
+                self.refuse(jsonrpc.INVALID_REQUEST, "Batches are not supported")
+            case _:
+                pass  # an answer, though nothing was asked
+
+    def refuse(self, code: int, message: str, id: Payload | None = None) -> None:
+        """Tell the caller that what it sent is no message."""
+        self._say(refuse(id, code, message).body)
+
+    def _noted(self, notification: Notification) -> None:
+        if notification.method == INITIALIZED:
+            if self._feed is None:
+                self._feed = ChangeFeed(self._hub, self._caller.grants, self._surface, self._tell_change, TOPICS)
+        elif notification.method == CANCELLED and "requestId" in notification.params:
+            id = bytes(notification.params["requestId"])
+            if (inflight := self._calls.get(id)) is not None:
+                inflight.cancel("by the caller")
+            self._unsubscribe(id)
+            self._waiting.discard(id)
+
+    def _tell_change(self, topic: Topic) -> None:
+        self._say(jsonrpc.notification(CHANGED[topic], None))
+
+    def _tell_update(self, uri: str) -> None:
+        self._say(jsonrpc.notification(UPDATED, jsonrpc.render(updated_params(uri))))
+
+    # -- answering -------------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: Request) -> None:
+        if request.method in CALLS:
+            return await self._call_when_settled(request)
+        era = self._dialogue.era_of(request, None)
+        meta = self._dialogue.check(request, None) if era == "modern" else None
+        if isinstance(meta, Answer):
+            self._reply(meta)
+        elif request.method == modern.LISTEN and era == "modern":
+            await self._listen(request)
+        elif era == "legacy" and (noted := await self._dialogue.note(request, self._interests)) is not None:
+            self._reply(noted)
+        else:
+            self._reply(await self._dialogue.answer(request, self._caller, self._surface, era))
+        return None
+
+    async def _call_when_settled(self, request: Request) -> None:
+        """Start a call once servers that only start were given their moment, unless it is withdrawn meanwhile."""
+        id = bytes(request.id)
+        await self._hub.settle(self._surface)
+        if id in self._waiting:
+            self._waiting.discard(id)
+            self._call(request)
+        else:
+            self._reply(withdrawn(request.id))
+
+    def _call(self, request: Request) -> None:
+        era = self._dialogue.era_of(request, None)
+        meta = self._dialogue.check(request, None) if era == "modern" else None
+        if isinstance(meta, Answer):
+            return self._reply(meta)
+        read = self._dialogue.read_call(request, self._caller, self._surface, meta, self._interests.level)
+        if isinstance(read, Answer):
+            return self._reply(read)
+        call, token = read
+        id = bytes(request.id)
+        level = call.log_level if era == "modern" else call.log_level or "debug"
+        inflight = self._hub.start(call, _Exchange(self, id, era, token, level, call.kind))
+        if inflight.outcome is None:
+            self._calls[id] = inflight
+        return None
+
+    def ended(self, id: bytes, outcome: Outcome, era: Era, kind: Kind) -> None:
+        """A call is over."""
+        self._calls.pop(id, None)
+        self._reply(answer_call(id, outcome, era, kind))
+
+    async def _listen(self, request: Request) -> None:
+        wanted = modern.read_wanted(request.params)
+        if wanted is None:
+            text = "subscriptions/listen needs notifications, an object"
+            self._reply(refuse(request.id, jsonrpc.INVALID_PARAMS, text))
+            return
+        id = bytes(request.id)
+        self._unsubscribe(id)
+        stream = MarkedStream(request.id, self._say, frame=bytes)
+        interests = Interests(self._hub, self._caller, self._surface, stream.tell_update)
+        honoured = await follow_all(interests, wanted)
+        self._say(stream.acknowledge(honoured))
+        stream.release()
+        self._done()  # it has no answer while the conversation lasts
+        feed = ChangeFeed(self._hub, self._caller.grants, self._surface, stream.tell_change, honoured.topics)
+        self._streams[id] = (feed, interests)
+
+    def _unsubscribe(self, id: bytes) -> None:
+        stream = self._streams.pop(id, None)
+        if stream is not None:
+            feed, interests = stream
+            feed.close()
+            interests.close()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def say_event(self, event: Event, token: Payload | None) -> None:
+        """Tell the caller what happens during a call."""
+        message = event_notification(event, token)
+        if message is not None and not self._is_crowded():
+            self._say(message)
+
+    def _reply(self, answer: Answer) -> None:
+        self._say(answer.body)
+        self._done()
+
+    def _begin(self) -> None:
+        self._open += 1
+        self._idle.clear()
+
+    def _done(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self._idle.set()
+
+    def _crashed(self, id: Payload, _: BaseException) -> None:
+        self._reply(refuse(id, jsonrpc.INTERNAL_ERROR, "Internal error; the hub's log says more"))
+
+
+class _Exchange:
+    """The caller's side of a call on this conversation."""
+
+    __slots__ = ("_era", "_face", "_id", "_kind", "_level", "_token")
+
+    def __init__(
+        self,
+        face: Conversation,
+        id: bytes,
+        era: Era,
+        token: msgspec.Raw | None,
+        level: LogLevel | None,
+        kind: Kind,
+    ) -> None:
+        self._face = face
+        self._id = id
+        self._era = era
+        self._token = token
+        self._level = level
+        self._kind = kind
+
+    def emit(self, event: Event) -> None:
+        """Pass an event on, if the caller asked for it."""
+        if isinstance(event, Log) and (self._level is None or not is_at_least(event.level, self._level)):
+            return
+        self._face.say_event(event, self._token)
+
+    def end(self, outcome: Outcome) -> None:
+        """Answer."""
+        self._face.ended(self._id, outcome, self._era, self._kind)

@@ -1,0 +1,69 @@
+"""What one caller wants beside its calls: updates of resources, and how much servers should log.
+
+Held by whatever lasts on a face (a session, a conversation, a subscription's stream) and given up with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.view import Found
+from isthmus.core.watch.subscriptions import Key, Tell
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Surface
+from isthmus.model.events import LogLevel
+from isthmus.model.faults import Fault, Overloaded, UnknownResource
+
+SUBSCRIPTIONS_MAX = 1_000
+"""Resources that one session may follow."""
+
+
+class Interests:
+    """One caller's. `tell` is called with the URI, as the caller spelt it, of whatever was updated."""
+
+    def __init__(self, hub: Hub, caller: Caller, surface: Surface, tell: Callable[[str], None]) -> None:
+        self._hub = hub
+        self._caller = caller
+        self._surface = surface
+        self._tell = tell
+        self._followed: dict[str, tuple[Key, Tell]] = {}
+        self.level: LogLevel | None = None
+
+    def set_level(self, level: LogLevel) -> None:
+        """Hear what servers log from this level on."""
+        self.level = level
+        self._hub.levels.want(self, level)
+
+    async def follow(self, uri: str) -> Fault | None:
+        """Hear of updates of a resource; the fault if it cannot be found or its server does not agree."""
+        found = self._find(uri)
+        if found is None:
+            return UnknownResource(uri)
+        server = found.route.feature.server
+        if uri in self._followed:
+            return None
+        if len(self._followed) >= SUBSCRIPTIONS_MAX:
+            return Overloaded(server, len(self._followed), 0)
+        key, tell = (server, found.name), partial(self._tell, uri)
+        self._followed[uri] = (key, tell)
+        fault = await self._hub.subscriptions.add(key, tell)
+        if fault is not None:
+            self._followed.pop(uri, None)
+        return fault
+
+    def _find(self, uri: str) -> Found | None:
+        return self._hub.snapshot.view(self._caller.grants, self._surface).find_resource(uri)
+
+    def unfollow(self, uri: str) -> None:
+        """Hear no more of a resource."""
+        followed = self._followed.pop(uri, None)
+        if followed is not None:
+            self._hub.subscriptions.remove(*followed)
+
+    def close(self) -> None:
+        """Want nothing any more."""
+        for uri in list(self._followed):
+            self.unfollow(uri)
+        self._hub.levels.want(self, None)

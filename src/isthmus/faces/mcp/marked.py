@@ -1,0 +1,58 @@
+"""A modern caller's subscription: acknowledged first, and every message marked with its id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from isthmus.core.catalog.view import Topic
+from isthmus.faces.mcp.dialogue import updated_params
+from isthmus.faces.mcp.interests import Interests
+from isthmus.wire import jsonrpc, sse
+from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.messages import CHANGED, UPDATED
+
+
+async def follow_all(interests: Interests, wanted: modern.Wanted) -> modern.Wanted:
+    """Follow every resource that is asked for; returns what will be honoured, without those that cannot be."""
+    uris = [uri for uri in wanted.uris if await interests.follow(uri) is None]
+    return modern.Wanted(wanted.topics, tuple(uris))
+
+
+class MarkedStream:
+    """What is told on one subscription, framed by `frame`. Updates that come before the acknowledgement wait for it."""
+
+    def __init__(
+        self, id: msgspec.Raw, push: Callable[[bytes], None], frame: Callable[[bytes], bytes] = sse.frame
+    ) -> None:
+        self._id = id
+        self._push = push
+        self._frame = frame
+        self._early: dict[str, None] | None = {}
+
+    def acknowledge(self, honoured: modern.Wanted) -> bytes:
+        """The first message."""
+        return self._frame(jsonrpc.notification(modern.ACKNOWLEDGED, modern.acknowledged_params(self._id, honoured)))
+
+    def release(self) -> None:
+        """The acknowledgement is out: tell what came before it, and the rest as it comes."""
+        early, self._early = self._early or {}, None
+        for uri in early:
+            self.tell_update(uri)
+
+    def tell_change(self, topic: Topic) -> None:
+        """A list changed."""
+        self._push(self._frame(jsonrpc.notification(CHANGED[topic], modern.marked_params(self._id))))
+
+    def tell_update(self, uri: str) -> None:
+        """A resource was updated."""
+        if self._early is not None:
+            self._early[uri] = None
+            return
+        params = modern.marked_params(self._id, updated_params(uri))
+        self._push(self._frame(jsonrpc.notification(UPDATED, params)))
+
+    def last_word(self) -> bytes:
+        """What ends the stream in good order."""
+        return self._frame(jsonrpc.result(self._id, modern.listen_result(self._id)))

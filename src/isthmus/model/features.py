@@ -1,0 +1,51 @@
+"""What servers offer: tools, prompts, resources and templates of resources, as their servers describe them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+
+from isthmus.model.names import FeatureName, ServerName
+
+F = TypeVar("F", bound="Feature")
+
+
+class Feature(msgspec.Struct, frozen=True):
+    """Something that one server offers; its kind and the pair (server, name) are its only identity.
+
+    `definition` is the server's own description, one level deep and otherwise untouched, so that fields this
+    hub has never heard of reach the caller. `digest` changes exactly when the description does.
+    """
+
+    server: ServerName
+    name: FeatureName
+    definition: dict[str, msgspec.Raw]
+    digest: bytes
+
+    @classmethod
+    def of(cls: type[F], server: ServerName, name: FeatureName, definition: dict[str, msgspec.Raw]) -> F:
+        """Make one and compute its digest."""
+        return cls(server, name, definition, digest_of(definition))
+
+
+class Tool(Feature, frozen=True):
+    """Something that can be done."""
+
+
+class Prompt(Feature, frozen=True):
+    """A text to begin a conversation with."""
+
+
+class Resource(Feature, frozen=True):
+    """Something that can be read; its name is its URI."""
+
+
+class Template(Feature, frozen=True):
+    """A family of resources; its name is the template of their URIs."""
+
+
+def digest_of(definition: dict[str, msgspec.Raw]) -> bytes:
+    """A short fingerprint of a definition, the same for the same members in the same order."""
+    return hashlib.blake2b(msgspec.json.encode(definition), digest_size=12).digest()

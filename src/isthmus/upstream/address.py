@@ -1,0 +1,23 @@
+"""Where a server points to: a redirect, or the endpoint that it names. The hub goes there only within the origin."""
+
+from __future__ import annotations
+
+from urllib.parse import urljoin
+
+from isthmus.transport.egress import Origin, parse_url
+from isthmus.upstream.link import ConnectFailed
+
+
+def target_within(origin: Origin, target: str, reference: str, does: str) -> str:
+    """The request target that `reference` means at `origin` and `target`; `does` says in words what the server did.
+
+    Raises:
+        ConnectFailed: it is no address, or another origin's, which the credentials must not reach.
+    """
+    try:
+        place, found = parse_url(urljoin(f"{origin}{target}", reference))
+    except ValueError as error:
+        raise ConnectFailed(f"it {does} something that is no address ({error})") from error
+    if place != origin:
+        raise ConnectFailed(f"it {does} {place}, which is not {origin}; configure that address if it is the right one")
+    return found

@@ -1,0 +1,240 @@
+"""What links share whose answers come back on one stream: stdio, WebSocket, and the HTTP+SSE of the earlier era.
+
+Messages of all requests arrive mixed; answers find who asked by their id, progress by its token. How a message
+travels is the kind's: it adds `_dispatch`, `_say` and what it knows of a request that has left or not. Streamable
+HTTP, where each answer belongs to its own POST, is no such link.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.settings import Limits
+from isthmus.model.events import Log
+from isthmus.model.faults import Fault, ServerError
+from isthmus.model.names import ServerName
+from isthmus.upstream.link import BaseLink, reply_to
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost
+from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
+from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
+from isthmus.wire.mcp.requests import METHODS
+
+log = structlog.get_logger(__name__)
+
+GARBAGE_MAX = 10_000
+"""Pieces in a row that are no messages: more than any banner, and a server that writes so is no server."""
+
+
+class Sent:
+    """One request, and who waits for its answer."""
+
+    __slots__ = ("id", "waiter")
+
+    def __init__(self, id: int, waiter: Waiter) -> None:
+        self.id = id
+        self.waiter = waiter
+
+
+S = TypeVar("S", bound=Sent)
+
+
+class DuplexLink(BaseLink, Generic[S]):
+    """One stream of messages from a server, shared by every request to it."""
+
+    def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
+        super().__init__(server, me, limits)
+        self._pending: dict[int, S] = {}
+        self._garbage = 0
+        self._is_garbage_told = False
+        self._listening: int | None = None
+        """The request on which a modern server announces changes."""
+
+    # -- what a kind adds ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _say(self, message: bytes) -> None:
+        """Send what has no answer."""
+
+    @abstractmethod
+    def _can_reply(self) -> bool:
+        """Whether the server takes what it is sent: one that asks and does not read would fill our memory."""
+
+    @abstractmethod
+    def _has_gone(self, sent: S) -> bool:
+        """False while the request can still be kept from the server, for certain."""
+
+    @abstractmethod
+    def _take_back(self, sent: S) -> None:
+        """Nobody waits any more: what has not gone stays here."""
+
+    @abstractmethod
+    def _may_have_left(self, sent: S, *, is_dead: bool) -> bool:
+        """Whether a lost link's request may have reached the server, which lives on unless `is_dead`."""
+
+    @abstractmethod
+    def _cut(self) -> None:
+        """End the carrier at once."""
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def send(self, inflight: InFlight) -> None:
+        """See `core.ports.link.Link`."""
+        id = self.next_id()
+        inflight.carriage = id
+        params = self.dialect.call_params(inflight.call, inflight.name, id)
+        self._dispatch(id, METHODS[inflight.call.kind], params, CallWaiter(inflight))
+
+    def _notify(self, method: str, params: Payload | None) -> None:
+        self._say(jsonrpc.notification(method, params))
+
+    def listen(self) -> None:
+        """A modern server announces changes only to those who ask; the request stays open for the link's life."""
+        if self.dialect.era != "modern" or not self.capabilities.announces_changes or self.lost.done():
+            return
+        before, self._listening = self._listening, self.next_id()
+        self._expect_hearing()
+        self._dispatch(self._listening, modern.LISTEN, self._listen_params(), _Listening(self))
+        if before is not None:  # only now, so that nothing is missed in between
+            self._pending.pop(before, None)
+            self._notify(CANCELLED, cancelled_params(str(before).encode(), "another takes its place"))
+
+    # -- giving up -------------------------------------------------------------------------------------------------
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        """See `core.ports.link.Link`."""
+        sent = self._pending.get(_id_of(inflight))
+        return sent is None or self._has_gone(sent)
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        """Take a request back, or ask the server to stop."""
+        sent = self._pending.pop(_id_of(inflight), None)
+        if sent is None:
+            return
+        if self._has_gone(sent):
+            self._notify(CANCELLED, cancelled_params(str(sent.id).encode(), reason))
+        self._take_back(sent)
+
+    def _forget(self, waiter: Waiter) -> None:
+        for id, sent in self._pending.items():
+            if sent.waiter is waiter:
+                del self._pending[id]
+                self._take_back(sent)
+                return
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def read(self, text: bytes) -> None:
+        """Take one message of the server."""
+        message = jsonrpc.decode(text, max_depth=self.limits.depth)
+        match message:
+            case Response(id=id):
+                if (sent := self._answered(id)) is not None:
+                    sent.waiter.result(message.result)
+            case ErrorReply(id=id):
+                if (sent := self._answered(id)) is not None:
+                    sent.waiter.error(message)
+            case Notification():
+                self.noted(message.method, message.params)
+            case Request():
+                if self._can_reply():
+                    self._say(reply_to(message))
+            case _:
+                self._tell_garbage(text)
+                return
+        self._garbage = 0
+
+    def _answered(self, id: Payload | None) -> S | None:
+        """The request that an answer is for. Ids that are not ours, or not ours any more, are nobody's."""
+        if id is None:
+            return None
+        try:
+            return self._pending.pop(int(bytes(id)), None)
+        except ValueError:
+            return None
+
+    def noted(self, method: str, params: Members) -> None:
+        """Progress names its request; nothing else does."""
+        if method == PROGRESS:
+            sent = self._pending.get(token_of(params))
+            if sent is not None:
+                sent.waiter.progress(params)
+        elif method == modern.ACKNOWLEDGED:
+            self._acknowledged(params)
+        else:
+            super().noted(method, params)
+
+    def _acknowledged(self, params: Members) -> None:
+        """The server tells from now on; what it says of an earlier subscription is no news."""
+        named = modern.read_subscription(params)
+        if named is None or named == str(self._listening).encode():
+            self._heard()
+
+    def _logged(self, line: Log) -> None:
+        """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
+        if not log_alone(line, (sent.waiter for sent in self._pending.values())):
+            self.on_log(line)
+
+    def _tell_garbage(self, text: bytes) -> None:
+        # Many servers print a banner to the wrong stream; once is news, the rest is noise.
+        self._garbage += 1
+        if self._garbage > GARBAGE_MAX:
+            self._fail(f"it wrote over {GARBAGE_MAX} lines in a row that are no messages")
+        elif not self._is_garbage_told:
+            self._is_garbage_told = True
+            log.warning("server wrote something that is no message", server=self.server, text=repr(text[:120]))
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, reason: str) -> None:
+        """The stream cannot be trusted any more: end it, and with it what was on the way."""
+        self._broke(reason)
+        self._cut()
+
+    def _broke(self, reason: str, *, is_dead: bool = True) -> None:
+        if self.lost.done():
+            return
+        self._lose(reason)
+        self._heard()
+        pending, self._pending = self._pending, {}
+        for sent in pending.values():
+            sent.waiter.fail(lost(self.server, reason, may_have_left=self._may_have_left(sent, is_dead=is_dead)))
+
+    def _reason(self) -> str:
+        return self.lost.result() if self.lost.done() else "it is not running"
+
+    def refused_to_tell(self, reply: ErrorReply) -> None:
+        """The server does not announce after all."""
+        self._heard(ServerError(self.server, reply.code, reply.message, reply.data))
+
+
+class _Listening:
+    """Waits for the end of a subscription, which nobody needs to know; a refusal is told to who asked for it."""
+
+    def __init__(self, link: DuplexLink[Any]) -> None:
+        self._link = link
+
+    def result(self, payload: Payload) -> None:
+        """The stream was ended in good order."""
+
+    def error(self, reply: ErrorReply) -> None:
+        """The server does not announce after all."""
+        self._link.refused_to_tell(reply)
+
+    def fail(self, fault: Fault) -> None:
+        """The link is gone, which its owner hears elsewhere."""
+
+    def progress(self, params: Members) -> None:
+        """Nobody asked for progress."""
+
+    def log(self, line: Log) -> None:
+        """Nobody reads it."""
+
+
+def _id_of(inflight: InFlight) -> int:
+    return inflight.carriage if isinstance(inflight.carriage, int) else -1

@@ -1,0 +1,381 @@
+"""Keeps one server up: connects, lists, watches, tries again when it is lost, and publishes how it stands.
+
+What a server does costs only its own tools, because each has a keeper of its own. The keeper decides when there is
+a link; the lane decides what goes on it. Kept by the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+import structlog
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.lane import Heard, Lane
+from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.view import TOPICS, Topic
+from isthmus.core.crew import Crew
+from isthmus.core.ports.link import Link
+from isthmus.model.events import Log
+from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
+from isthmus.upstream.backoff import Backoff
+from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
+from isthmus.upstream.listing import Listing
+from isthmus.upstream.pool import Pool
+from isthmus.upstream.settings import Carrier, Era, HttpSettings, ServerSettings
+
+log = structlog.get_logger(__name__)
+
+Connect: TypeAlias = Callable[[ServerSettings, Carrier], Awaitable[BaseLink]]
+"""Makes a link that has not been greeted yet, by this carrier if the address leaves a choice.
+
+Raises `ConnectFailed`."""
+
+PING_SECONDS = 30.0
+"""A link without calls is asked this often whether the server is still there."""
+
+REFRESH_SECONDS = 60.0
+"""A list this old is asked for anew, unless its server says how long it holds: many servers change their tools
+and cannot say so."""
+
+REFRESH_SECONDS_MAX = 3600.0
+"""No server's word on how long its lists hold is taken for longer."""
+
+PONG_SECONDS = 10.0
+HEALTHY_SECONDS = 10.0
+"""A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
+
+REASON_LENGTH_MAX = 300
+"""A reason may quote the server, and every listing repeats it to every caller."""
+
+LINE_LENGTH_MAX = 500
+"""How much of a line that a server logged the operator is shown."""
+
+LOOK_AGAIN_SECONDS = 1.0
+"""After the first, a server's announcements of change are followed at most this often, and so are doubts about it."""
+
+
+class Keeper:
+    """Keeps one server: connect, greet, list, watch, and again when it is lost.
+
+    `is_hidden` keeps it to itself: one that is to take another's place, until it does, and one that has lost it.
+    `tried` ends when its first attempt has.
+    """
+
+    def __init__(self, hub: Hub, crew: Crew, lane: Lane, settings: ServerSettings, connect: Connect) -> None:
+        self.lane = lane
+        self.settings = settings
+        self.is_hidden = False
+        self.is_leaving = False
+        self.standing = Standing(settings.name, reason="it has not answered yet", rules=settings.rules)
+        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hub = hub
+        self._crew = crew
+        self._connect = connect
+        self._backoff = Backoff()
+        self._era: Era = settings.reach.era
+        self._carrier: Carrier | None = None
+        self._link: BaseLink | None = None
+        self._pool = self._make_pool()
+        self._listing = Listing()
+        self._stale: set[Topic] = set()
+        self._is_doubtful = False
+        self._due = 0.0
+        """When the lists are to be asked for again."""
+        self._news: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Keep the server up until cancelled, or until it is lost while it is leaving."""
+        unwatch = self._hub.levels.watch(self._set_level)
+        try:
+            while not self.is_leaving:
+                await self._attempt()
+                await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
+        finally:
+            unwatch()
+            if self._pool is not None:
+                await self._pool.aclose()
+
+    def show(self) -> None:
+        """Take the place of whoever kept the server before, or be the first."""
+        self.is_hidden = False
+        self._hub.open_lane(self.lane, self.standing)
+        self._hub.subscriptions.attach(self.settings.name, self._link)
+        self._resubscribe()
+
+    def adjust(self, settings: ServerSettings) -> None:
+        """Take settings that ask for nothing to be started anew."""
+        self.settings = settings
+        self.lane.adjust(settings.max_calls, settings.max_queued, settings.timeout)
+        self._stand(rules=settings.rules)
+
+    def crashed(self, error: BaseException) -> None:
+        """A defect in the keeper itself: say so instead of looking merely slow."""
+        self.lane.detach("a defect in the hub stopped it; see the log", is_failure=True)
+        self._stand(state="stopped", reason=f"a defect in the hub: {error}", is_settled=True)
+
+    def leave(self) -> None:
+        """Tell who still waits that the hub goes; the link is closed when `run` is cancelled."""
+        self.is_leaving = True
+        self.lane.detach("the hub is shutting down", is_failure=False)
+
+    # -- one life of a link ----------------------------------------------------------------------------------------
+
+    async def _attempt(self) -> None:
+        """Connect and watch until the link is lost, by whichever carrier the server speaks."""
+        refusals: list[str] = []
+        for carrier in self._carriers():
+            try:
+                await self._attempt_by(carrier)
+            except WrongCarrier as wrong:
+                refusals.append(str(wrong))
+            else:
+                return
+        self._carrier = None
+        self._give_up("; ".join(refusals), None)
+
+    def _carriers(self) -> Sequence[Carrier]:
+        """What to try: what worked before, what is configured, or both in turn."""
+        reach = self.settings.reach
+        if not isinstance(reach, HttpSettings):
+            return ("auto",)
+        if self._carrier is not None:
+            return (self._carrier,)
+        return ("http", "sse") if reach.carrier == "auto" else (reach.carrier,)
+
+    async def _attempt_by(self, carrier: Carrier) -> None:
+        """Raises `WrongCarrier` if the server speaks another."""
+        try:
+            link = await self._connect(self.settings, carrier)
+        except WrongCarrier:
+            raise
+        except ConnectFailed as failed:
+            self._give_up(str(failed), None)
+            return
+        # Heard before the calls on the link end, so that a lost link counts as one failure and not as many.
+        link.on_lost = lambda reason: self._give_up(reason, link.last_words)
+        try:
+            await self._live(link, carrier)
+        except WrongCarrier:
+            raise
+        except (Fault, ConnectFailed) as failed:
+            self._give_up(self._why(link, failed), link.last_words)
+        finally:
+            self._link = None
+            link.on_lost = lambda _reason: None
+            await link.aclose()
+
+    async def _live(self, link: BaseLink, carrier: Carrier) -> None:
+        await link.greet(self._known_era())
+        self._era, self._carrier = link.dialect.era, carrier
+        self._listing = await link.list_features()
+        self._attach(link)
+        self._stand(
+            state="ready",
+            reason=None,
+            detail=None,
+            abilities=link.abilities(),
+            era=link.dialect.version,
+            carrier=link.carrier,
+            is_settled=True,
+            **_offer(self._listing),
+        )
+        log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
+        link.listen()
+        self._set_level()
+        self._resubscribe()
+        began = asyncio.get_running_loop().time()
+        self._plan_refresh()
+        try:
+            await self._watch(link)
+        finally:
+            if self.lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
+                self._backoff.reset()
+
+    def _attach(self, link: BaseLink) -> None:
+        link.on_changed = self._note_change
+        link.on_renewed = self._renewed
+        link.on_updated = self._updated
+        link.on_log = self._heard
+        link.on_doubt = self._note_doubt
+        self._link = link
+        carried_by: Link = link if self._pool is None else self._pool
+        self.lane.attach(carried_by)
+        self.lane.on_released = None if self._pool is None else self._pool.ended
+        if not self.is_hidden:
+            self._hub.subscriptions.attach(link.server, link)
+
+    def _known_era(self) -> Era:
+        """The configured era, or what the last attempt taught."""
+        configured = self.settings.reach.era
+        return self._era if configured == "auto" else configured
+
+    def _why(self, link: BaseLink, failed: Exception) -> str:
+        """Words for a failed attempt; if it died of the probe, the next one does without."""
+        self._era = "legacy" if link.is_probing and link.lost.done() else "auto"
+        return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
+
+    # -- links for single callers ----------------------------------------------------------------------------------
+
+    def _make_pool(self) -> Pool | None:
+        if self.settings.isolation == "shared":
+            return None
+        return Pool(self.settings, self._crew, self._connect_greeted, self._heard)
+
+    async def _connect_greeted(self) -> BaseLink:
+        """A link beside the keeper's own, to the same server in the same way."""
+        link = await self._connect(self.settings, self._carrier or "auto")
+        try:
+            await link.greet(self._known_era())
+            if (level := self._hub.levels.lowest) is not None:
+                await link.set_level(level)
+        except BaseException:
+            await link.aclose()
+            raise
+        return link
+
+    # -- watching --------------------------------------------------------------------------------------------------
+
+    async def _watch(self, link: BaseLink) -> None:
+        """Follow changes, ping a link that is idle or in doubt, and refresh old lists, until it is lost."""
+        loop = asyncio.get_running_loop()
+        while not link.lost.done():
+            news = self._news = loop.create_future()
+            if self._is_doubtful:
+                await self._ping(link)
+            elif self._stale:
+                await self._relist(link)
+            else:
+                patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
+                await asyncio.wait({link.lost, news}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not news.done() and loop.time() >= self._due:
+                    self._stale |= {*TOPICS}
+                elif not news.done():
+                    self._is_doubtful |= not self.lane.running
+
+    def _plan_refresh(self) -> None:
+        """Lists are asked for anew when the first of them goes stale by its server's own word, or in a minute."""
+        promised = [seconds for seconds in self._listing.ttl_seconds.values() if seconds > 0]
+        seconds = min(min(promised, default=REFRESH_SECONDS), REFRESH_SECONDS_MAX)
+        self._due = asyncio.get_running_loop().time() + seconds
+
+    def _note_change(self, topic: Topic) -> None:
+        """The server announced a change: list again, once, however often it says so."""
+        self._stale.add(topic)
+        self._wake()
+
+    def _renewed(self) -> None:
+        """The server forgot what it was asked: ask again."""
+        self._stale |= {*TOPICS}
+        self._set_level()
+        self._resubscribe()
+        self._wake()
+
+    def _note_doubt(self) -> None:
+        """A request found nobody: see whether the server is still there, instead of letting every call find out."""
+        self._is_doubtful = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _ping(self, link: BaseLink) -> None:
+        self._is_doubtful = False
+        try:
+            await link.ping(PONG_SECONDS)
+        except Fault as silent:
+            # One that works may be too busy to answer, or has stopped listening and finishes what it has.
+            if not self.lane.running:
+                raise ConnectFailed(_in_words(silent)) from silent
+            await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
+
+    async def _relist(self, link: BaseLink) -> None:
+        """List again: one at a time, the first at once and then at most one a second, however many were announced."""
+        topics, self._stale = self._stale, set()
+        try:
+            self._listing = await link.list_features(topics, self._listing)
+        except Fault as failed:
+            # A list that it cannot give now is no reason to take the calls from it that it works on.
+            log.warning("server announced a change and gave no list", server=link.server, reason=str(failed))
+            if not isinstance(failed, BadReply | ServerError):
+                self._stale |= topics
+                self._is_doubtful = True
+        else:
+            self._stand(state="ready", reason=None, **_offer(self._listing))
+        self._plan_refresh()
+        await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
+
+    # -- what callers want beside their calls ----------------------------------------------------------------------
+
+    def _set_level(self) -> None:
+        level = self._hub.levels.lowest
+        if self._link is not None and level is not None:
+            self._spawn("log level", self._link.set_level(level))
+
+    def _resubscribe(self) -> None:
+        if self._link is not None and not self.is_hidden:
+            for uri in self._hub.subscriptions.wanted(self.settings.name):
+                self._spawn("subscription", self._link.subscribe(uri))
+
+    def _spawn(self, what: str, asking: Awaitable[None]) -> None:
+        self._crew.spawn(f"{what} of {self.settings.name}", _contained(asking, what, self.settings.name))
+
+    def _updated(self, uri: str) -> None:
+        self._hub.recall.forget(self.settings.name, uri)
+        self._hub.subscriptions.updated(self.settings.name, uri)
+
+    def _heard(self, line: Log) -> None:
+        """The server logged what belongs to no call, or to several: the operator can read it."""
+        text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
+        self.lane.heard.append(Heard(time.time(), line.level, text[:LINE_LENGTH_MAX]))
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    def _give_up(self, reason: str, last_words: str | None) -> None:
+        """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
+        reason = self.settings.redact(reason)[:REASON_LENGTH_MAX]
+        detail = None if last_words is None else self.settings.redact(last_words)
+        if reason != self.standing.reason:
+            log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)
+        self.lane.detach(reason, is_failure=True)
+        if not self.is_hidden:
+            self._hub.subscriptions.attach(self.settings.name, None)
+        self._stand(state="retrying", reason=reason, detail=detail, is_settled=True)
+
+    def _stand(self, **changes: object) -> None:
+        self.standing = msgspec.structs.replace(self.standing, **changes)
+        if not self.is_hidden:
+            self._hub.publish(self.standing)
+        if self.standing.is_settled and not self.tried.done():
+            self.tried.set_result(None)
+
+
+def _offer(listing: Listing) -> dict[str, object]:
+    """What a listing changes in a server's standing."""
+    return {
+        "tools": listing.tools,
+        "prompts": listing.prompts,
+        "resources": listing.resources,
+        "templates": listing.templates,
+        "notes": listing.all_notes(),
+    }
+
+
+def _in_words(silent: Fault) -> str:
+    why = str(getattr(silent, "why", silent))
+    return f"it does not answer any more ({why})" if isinstance(silent, BadReply) else why
+
+
+async def _contained(asking: Awaitable[None], what: str, server: str) -> None:
+    """Ask something that can be refused without harm."""
+    try:
+        await asking
+    except Fault as fault:
+        level = log.debug if isinstance(fault, NotConnected) else log.warning
+        level(f"server refused a {what}", server=server, reason=fault.message)

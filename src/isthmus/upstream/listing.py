@@ -1,0 +1,155 @@
+"""Reading what a server offers: its four lists, page by page, within bounds.
+
+A server may list for ever, in circles, or nonsense; what comes out is what could be used, with notes on the rest.
+Called by links, on behalf of the supervisor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from isthmus.core.catalog.view import Topic
+from isthmus.core.settings import Limits
+from isthmus.model.faults import BadReply, ServerError
+from isthmus.model.features import Feature, Prompt, Resource, Template, Tool
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.upstream.dialect import Dialect
+from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, read_list
+
+PAGES_MAX = 1_000
+"""Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""
+
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+"""One page of a list: a thousand tools of four kilobytes. Reading a larger one would hold up every other call."""
+
+NOTES_MAX = 100
+"""Things wrong with one list that the operator is told."""
+
+TTL_SECONDS_MIN = 1.0
+"""A list that its server calls stale sooner is asked for again no more often than this."""
+
+F = TypeVar("F", bound=Feature)
+
+
+class Asking(Protocol):
+    """What reading a list needs of its link."""
+
+    server: ServerName
+    limits: Limits
+    dialect: Dialect
+
+    async def ask(self, method: str, params: bytes) -> msgspec.Raw:
+        """Ask and wait for the result; raises `Fault`."""
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """Everything that a server offers, as it last listed it."""
+
+    tools: tuple[Tool, ...] = ()
+    prompts: tuple[Prompt, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    templates: tuple[Template, ...] = ()
+    notes: dict[Topic, tuple[str, ...]] = {}
+    ttl_seconds: dict[Topic, float] = {}
+    """How long the server says that a list stays as it is."""
+
+    def all_notes(self) -> tuple[str, ...]:
+        """What there is to say of all lists."""
+        return tuple(note for notes in self.notes.values() for note in notes)
+
+
+async def read_topic(link: Asking, topic: Topic, known: Listing) -> Listing:
+    """Read one topic's lists anew; the others stay as they are known.
+
+    Raises:
+        Fault: the server gave no usable list.
+    """
+    reading = _Reading(link)
+    changes: dict[str, object]
+    match topic:
+        case "tools":
+            changes = {"tools": await reading.read(TOOLS, Tool)}
+        case "prompts":
+            changes = {"prompts": await reading.read(PROMPTS, Prompt)}
+        case "resources":
+            resources = await reading.read(RESOURCES, Resource)
+            changes = {"resources": resources, "templates": await reading.read_templates()}
+    notes = {**known.notes, topic: tuple(reading.notes)}
+    ttl = {name: seconds for name, seconds in known.ttl_seconds.items() if name != topic}
+    if reading.ttl_seconds is not None:
+        ttl[topic] = max(reading.ttl_seconds, TTL_SECONDS_MIN)
+    return msgspec.structs.replace(known, **changes, notes=notes, ttl_seconds=ttl)
+
+
+class _Reading:
+    """One reading of one or two lists."""
+
+    def __init__(self, link: Asking) -> None:
+        self._link = link
+        self.notes: list[str] = []
+        self.ttl_seconds: float | None = None
+
+    async def read(self, shape: ListShape, kind: type[F]) -> tuple[F, ...]:
+        found: dict[FeatureName, F] = {}
+        cursors: set[str] = set()
+        members: Mapping[str, Payload] = {}
+        for _ in range(PAGES_MAX):
+            page = await self._page(shape, members)
+            self.notes.extend(page.problems)
+            self._take(shape, kind, page.entries, found)
+            cursor = page.next_cursor
+            if cursor is None or len(found) >= self._link.limits.tools_per_server:
+                return tuple(found.values())
+            if cursor in cursors:
+                self.notes.append(f"its list of {shape.noun}s runs in a circle and was cut")
+                return tuple(found.values())
+            cursors.add(cursor)
+            members = {"cursor": msgspec.json.encode(cursor)}
+        self.notes.append(f"its list of {shape.noun}s has over {PAGES_MAX} pages and was cut")
+        return tuple(found.values())
+
+    async def read_templates(self) -> tuple[Template, ...]:
+        """Many servers have resources and have never heard of templates."""
+        try:
+            return await self.read(TEMPLATES, Template)
+        except ServerError as refused:
+            if refused.code != jsonrpc.METHOD_NOT_FOUND:
+                self.notes.append(f"it gave no list of templates: {refused.message}")
+            return ()
+
+    async def _page(self, shape: ListShape, members: Mapping[str, Payload]) -> ListPage:
+        answer = await self._link.ask(shape.method, self._link.dialect.params(members))
+        if len(memoryview(answer)) > PAGE_BYTES_MAX:
+            raise BadReply(self._link.server, f"a page of its list of {shape.noun}s has over {PAGE_BYTES_MAX} bytes")
+        page = read_list(shape, answer)
+        if isinstance(page, str):
+            raise BadReply(self._link.server, page)
+        if page.ttl_seconds is not None:
+            self.ttl_seconds = min(page.ttl_seconds, self.ttl_seconds or page.ttl_seconds)
+        return page
+
+    def _take(
+        self,
+        shape: ListShape,
+        kind: type[F],
+        entries: list[tuple[str, dict[str, msgspec.Raw]]],
+        found: dict[FeatureName, F],
+    ) -> None:
+        limits = self._link.limits
+        for text, definition in entries:
+            name = FeatureName(text)
+            if name in found:
+                if len(self.notes) < NOTES_MAX:
+                    self.notes.append(f"{text!r} is listed twice; the first is used")
+            elif len(found) >= limits.tools_per_server:
+                self.notes.append(f"it has over {limits.tools_per_server} {shape.noun}s; the rest was left out")
+                return
+            elif sum(len(memoryview(value)) for value in definition.values()) > limits.schema_bytes:
+                self.notes.append(f"{text!r} left out: its description is over {limits.schema_bytes} bytes")
+            else:
+                found[name] = kind.of(self._link.server, name, definition)

@@ -1,0 +1,189 @@
+"""Links that are not shared: one for each caller, or one for each call.
+
+To the lane, a pool is a link: a call that comes finds its own, or waits until that is made. Every link of a pool
+belongs to the pool and is closed by it; the keeper's own link, on which the server is listed, is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import structlog
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.crew import Crew
+from isthmus.model.events import Log
+from isthmus.model.faults import Fault, NotConnected, Overloaded
+from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.settings import ServerSettings
+
+log = structlog.get_logger(__name__)
+
+IDLE_SECONDS = 300.0
+"""How long a caller's link is kept without a call."""
+
+
+class LinkKey(NamedTuple):
+    """Whose link it is. Links are never shared across keys.
+
+    `scope` is a caller, or a single call. What the hub says it can do (`profile`) and the credential it shows
+    (`generation`) are the same for every link of a server so far; a change of either starts the server anew.
+    """
+
+    scope: tuple[str, ...]
+    profile: frozenset[str] = frozenset()
+    generation: int = 0
+
+
+class _Member:
+    """One link of the pool, or one that is being made, and the calls that are its."""
+
+    def __init__(self, key: LinkKey) -> None:
+        self.key = key
+        self.link: BaseLink | None = None
+        self.waiting: dict[InFlight, None] = {}
+        self.calls = 0
+        self.idle: asyncio.TimerHandle | None = None
+
+    def rouse(self) -> None:
+        if self.idle is not None:
+            self.idle.cancel()
+            self.idle = None
+
+
+class Pool:
+    """The links of one server that has one for each caller or call; at most as many as it may have calls."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        crew: Crew,
+        connect: Callable[[], Awaitable[BaseLink]],
+        on_log: Callable[[Log], None],
+    ) -> None:
+        """`connect` makes a link and greets the server; it raises `ConnectFailed` or a `Fault`."""
+        self._settings = settings
+        self._crew = crew
+        self._connect = connect
+        self._on_log = on_log
+        self._members: OrderedDict[LinkKey, _Member] = OrderedDict()
+        self._of: dict[InFlight, _Member] = {}
+        self._calls = 0
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    # -- what the lane sees ----------------------------------------------------------------------------------------
+
+    def send(self, inflight: InFlight) -> None:
+        """Send the call on its own link, or make that first."""
+        key = self._key(inflight)
+        member = self._members.get(key) or self._admit(key)
+        if member is None:
+            inflight.finish(Overloaded(self._settings.name, len(self._members), 0))
+            return
+        member.rouse()
+        member.calls += 1
+        self._of[inflight] = member
+        self._members.move_to_end(key)
+        if member.link is None:
+            member.waiting[inflight] = None
+        else:
+            member.link.send(inflight)
+
+    def _key(self, inflight: InFlight) -> LinkKey:
+        if self._settings.isolation == "caller":
+            caller = inflight.call.caller
+            return LinkKey((caller.tenant, caller.name))
+        self._calls += 1
+        return LinkKey(("call", str(self._calls)))
+
+    def _admit(self, key: LinkKey) -> _Member | None:
+        """Make room for one more, if need be by closing the one that was idle for longest."""
+        if self._is_closed:
+            return None
+        if len(self._members) >= self._settings.max_calls:
+            idle = next((member for member in self._members.values() if not member.calls), None)
+            if idle is None:
+                return None
+            self._retire(idle)
+        member = self._members[key] = _Member(key)
+        self._crew.spawn(f"link of {self._settings.name}", self._make(member))
+        return member
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        """What waits for its link has not left."""
+        member = self._of.get(inflight)
+        return member is not None and member.link is not None and member.link.may_have_run(inflight)
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        """Tell the server, if the call got that far."""
+        member = self._of.get(inflight)
+        if member is not None and member.link is not None:
+            member.link.withdraw(inflight, reason)
+
+    def ended(self, inflight: InFlight) -> None:
+        """A call is over: its link is idle, or has served its purpose."""
+        member = self._of.pop(inflight, None)
+        if member is None:
+            return
+        member.waiting.pop(inflight, None)
+        member.calls -= 1
+        if member.calls or member.link is None:
+            return
+        if self._settings.isolation == "call":
+            self._retire(member)
+        else:
+            member.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._retire, member)
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    async def _make(self, member: _Member) -> None:
+        try:
+            link = await self._connect()
+        except (Fault, ConnectFailed) as failed:
+            self._members.pop(member.key, None)
+            self._refuse(member, str(getattr(failed, "why", failed)))
+            return
+        except BaseException:
+            self._members.pop(member.key, None)
+            self._refuse(member, "it could not be connected for this call")
+            raise
+        link.on_lost = lambda _reason: self._lost(member)
+        link.on_log = self._on_log
+        member.link = link
+        waiting, member.waiting = member.waiting, {}
+        for inflight in waiting:
+            link.send(inflight)
+        if not member.calls:
+            self._retire(member)  # whoever wanted it has left meanwhile
+
+    def _refuse(self, member: _Member, why: str) -> None:
+        waiting, member.waiting = member.waiting, {}
+        for inflight in waiting:
+            inflight.finish(NotConnected(self._settings.name, self._settings.redact(why)))
+
+    def _lost(self, member: _Member) -> None:
+        """The link is gone, and tells the calls on it so itself."""
+        if self._members.get(member.key) is member:
+            self._retire(member)
+
+    def _retire(self, member: _Member) -> None:
+        member.rouse()
+        self._members.pop(member.key, None)
+        if member.link is not None and not self._is_closed:
+            self._crew.spawn(f"closing a link of {self._settings.name}", member.link.aclose())
+
+    async def aclose(self) -> None:
+        """Close every link, all at once."""
+        self._is_closed = True
+        members, self._members = list(self._members.values()), OrderedDict()
+        for member in members:
+            member.rouse()
+            self._refuse(member, "the hub gives it up")
+        links = [member.link for member in members if member.link is not None]
+        await asyncio.gather(*(link.aclose() for link in links), return_exceptions=True)

@@ -1,0 +1,351 @@
+"""A plain JSON-RPC 2.0 endpoint over HTTP, which knows nothing of MCP: the method is the tool, `params` its arguments.
+
+No handshake, no session, no notification. Its tools are declared by the operator, or learned if it answers
+`tools/list`. The supervisor owns such links; lanes send calls on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Set
+from typing import Any
+
+import msgspec
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.view import TOPICS, Topic
+from isthmus.core.crew import Crew
+from isthmus.core.ports.credentials import Credentials
+from isthmus.core.settings import Limits
+from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
+from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
+from isthmus.upstream.dialect import Dialect, LegacyDialect
+from isthmus.upstream.link import BaseLink
+from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
+from isthmus.upstream.settings import DeclaredTool, Era, RpcSettings
+from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
+from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
+from isthmus.wire.mcp.capabilities import Ability
+from isthmus.wire.mcp.lists import TOOLS
+from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.results import result_of
+
+SPARE_CONNECTIONS = 2
+"""Connections beside those for calls: a listing, a ping."""
+
+OK = 200
+TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
+"""Statuses with which a server says that it did not run the request; the same as with MCP over HTTP."""
+
+_ADVICE = {
+    307: "; configure the address that it points to",
+    308: "; configure the address that it points to",
+    401: "; check the credentials in its headers",
+    403: "; check the credentials in its headers",
+    405: "; check that its address is a JSON-RPC endpoint",
+}
+
+
+class RpcLink(BaseLink):
+    """A server's endpoint, and the requests on their way."""
+
+    start_seconds = 20.0
+
+    def __init__(
+        self,
+        server: ServerName,
+        me: Implementation,
+        limits: Limits,
+        *,
+        reach: RpcSettings,
+        credentials: Credentials,
+        egress: Egress,
+        crew: Crew,
+        max_calls: int,
+    ) -> None:
+        super().__init__(server, me, limits)
+        self.dialect = LegacyDialect("JSON-RPC 2.0")
+        self._egress = egress
+        self._origin, target = parse_url(reach.url)
+        self._client = HttpClient(
+            self._origin,
+            egress,
+            crew,
+            is_configured=True,
+            limit=max_calls + SPARE_CONNECTIONS,
+            connect_seconds=limits.connect_seconds,
+        )
+        own = {name.lower(): value for name, value in credentials.headers_for(server).items()}
+        fixed = {"accept": "application/json", "content-type": "application/json"}
+        self._head = request_head("POST", target, self._origin, {**own, **fixed})
+        self._declared = tuple(_described(server, tool) for tool in reach.tools)
+        self._inquiries: dict[Waiter, _Post] = {}
+
+    # -- greeting and listing --------------------------------------------------------------------------------------
+
+    async def greet(self, era: Era) -> None:
+        """There is nothing to say; but see whether somebody is there, unless asking for the tools will show it.
+
+        Raises:
+            Fault: nobody is.
+        """
+        if self._declared:
+            await self._knock(self.limits.connect_seconds)
+
+    async def ping(self, within: float) -> None:
+        """See whether the server is there, without running any tool of its.
+
+        One whose tools are declared may know no other method, and what it does with an unknown one is its own
+        affair: it is only connected to. Another is asked for its tools.
+        """
+        if self._declared:
+            await self._knock(within)
+            return
+        try:
+            await self.ask(TOOLS.method, b"{}", within)
+        except ServerError:
+            return
+
+    async def _knock(self, within: float) -> None:
+        """Connect, TLS included, and hang up."""
+        try:
+            transport, _ = await self._egress.dial(self._origin, asyncio.Protocol, is_configured=True, within=within)
+        except EgressRefused as refused:
+            raise NotConnected(self.server, str(refused)) from refused
+        except DialFailed as failed:
+            raise NotConnected(self.server, failed.reason) from failed
+        transport.close()
+
+    def abilities(self) -> frozenset[Ability]:
+        """Tools, and nothing else."""
+        return frozenset(("tools",))
+
+    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
+        """The declared tools, or those that the server tells of.
+
+        Raises:
+            Fault: it gave no usable list.
+        """
+        if self._declared:
+            return Listing(self._declared)
+        if "tools" not in topics and known is not None:
+            return known
+        try:
+            return await read_topic(_Lister(self), "tools", known or Listing())
+        except ServerError as refused:
+            words = f"it has no {TOOLS.method} ({refused.message}): declare its tools in the configuration"
+            raise ServerError(self.server, refused.code, words) from refused
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def send(self, inflight: InFlight) -> None:
+        """POST the call."""
+        inflight.carriage = self._post(inflight.name, inflight.call.arguments, _RpcWaiter(inflight))
+
+    def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
+        self._inquiries[waiter] = self._post(method, params, waiter, id)
+
+    def _post(self, method: str, params: Payload, waiter: Waiter, id: int | None = None) -> _Post:
+        post = _Post(self, self.next_id() if id is None else id, waiter)
+        post.ticket = self._client.send(self._head, jsonrpc.request(post.id, method, params), post)
+        return post
+
+    def _notify(self, method: str, params: Payload | None) -> None:
+        """Such a server is told nothing."""
+
+    def listen(self) -> None:
+        """Such a server tells nothing."""
+
+    # -- giving up -------------------------------------------------------------------------------------------------
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        """What waits for a connection has not left."""
+        post = inflight.carriage
+        return not isinstance(post, _Post) or post.ticket is None or post.ticket.may_have_left
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        """Close the connection: there are no words for it."""
+        if isinstance(inflight.carriage, _Post):
+            inflight.carriage.abandon()
+
+    def _forget(self, waiter: Waiter) -> None:
+        post = self._inquiries.pop(waiter, None)
+        if post is not None:
+            post.abandon()
+
+    async def aclose(self) -> None:
+        """Close every connection; whatever is still on one ends as lost."""
+        self._lose("closed by the hub")
+        await self._client.aclose()
+
+
+class _Post:
+    """One POST and its reply, which is JSON; tells the waiter how it ended."""
+
+    __slots__ = ("_chunks", "_link", "_size", "_status", "id", "is_over", "ticket", "waiter")
+
+    def __init__(self, link: RpcLink, id: int, waiter: Waiter) -> None:
+        self._link = link
+        self.id = id
+        self.waiter = waiter
+        self.ticket: Ticket | None = None
+        self.is_over = False
+        self._status = 0
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def abandon(self) -> None:
+        """Nobody waits any more: close the connection that serves this, unless it is done with it."""
+        self.is_over = True
+        if self.ticket is not None:
+            self.ticket.abort()
+
+    def _fail(self, fault: Fault) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.waiter.fail(fault)
+
+    # -- the reply, as the client hands it over --------------------------------------------------------------------
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the status; whatever kind of content is announced, only JSON is of use."""
+        self._status = status
+
+    def on_body(self, chunk: bytes) -> None:
+        """Take a part of the reply."""
+        limit = self._link.limits.reply_bytes
+        self._size += len(chunk)
+        if self._size <= limit:
+            self._chunks.append(chunk)
+        elif not self.is_over:
+            self._fail(BadReply(self._link.server, f"an answer of over {limit} bytes"))
+            self.abandon()
+
+    def on_end(self) -> None:
+        """The reply is whole."""
+        if not self.is_over:
+            self._read(b"".join(self._chunks))
+
+    def on_lost(self, lost_: Lost) -> None:
+        """The reply never became whole."""
+        if not self.is_over:
+            self._link.on_doubt()
+            self._fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
+
+    def _read(self, body: bytes) -> None:
+        message = _decode(body, self._link.limits.depth)
+        if self._status in TURNED_AWAY:
+            detail = f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
+            self._fail(turned_away(self._link.server, detail, self._status))
+        elif isinstance(message, ErrorReply) and (message.id is None or self._is_own(message.id)):
+            self.is_over = True
+            self.waiter.error(message)
+        elif isinstance(message, Response) and self._status == OK and self._is_own(message.id):
+            self.is_over = True
+            self.waiter.result(message.result)
+        else:
+            self._fail(BadReply(self._link.server, self._complaint(message)))
+
+    def _is_own(self, id: msgspec.Raw) -> bool:
+        return bytes(id) == b"%d" % self.id
+
+    def _complaint(self, message: object) -> str:
+        if self._status == OK and isinstance(message, Response | ErrorReply):
+            return "the answer to another request"
+        return f"HTTP {self._status} without a usable JSON-RPC answer"
+
+
+def _decode(body: bytes, max_depth: int) -> jsonrpc.Message | None:
+    """Read a reply; many plain servers write `"error": null` beside a result, or the other way round."""
+    if not body:
+        return None
+    message = jsonrpc.decode(body, max_depth=max_depth)
+    if isinstance(message, Response | ErrorReply):
+        return message
+    members = jsonrpc.object_members(body) or {}
+    idle = next((name for name in ("error", "result") if bytes(members.get(name, b"")) == b"null"), None)
+    if idle is None or len(members.keys() & {"error", "result"}) != 2:
+        return message
+    rest = {name: value for name, value in members.items() if name != idle}
+    return jsonrpc.decode(jsonrpc.render(rest), max_depth=max_depth)
+
+
+def _words(message: object) -> str:
+    return f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
+
+
+class _RpcWaiter(CallWaiter):
+    """A caller's call: whatever the method returned is its result."""
+
+    __slots__ = ()
+
+    def result(self, payload: msgspec.Raw) -> None:
+        """End the call with the value, as a result of MCP."""
+        self._end(result_of(payload))
+
+
+# -- tools ---------------------------------------------------------------------------------------------------------
+
+
+def _described(server: ServerName, tool: DeclaredTool) -> Tool:
+    members: dict[str, Any] = {"name": tool.name, "description": tool.description, "inputSchema": tool.input_schema}
+    definition = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in members.items() if value != ""}
+    return Tool.of(server, FeatureName(tool.name), definition)
+
+
+class _Lister:
+    """Asks for the tools as an MCP server is asked, and brings what such a server answers into MCP's shape."""
+
+    def __init__(self, link: RpcLink) -> None:
+        self._link = link
+        self.server = link.server
+        self.limits = link.limits
+        self.dialect: Dialect = link.dialect
+
+    async def ask(self, method: str, params: bytes) -> msgspec.Raw:
+        """Ask and wait for the result; raises `Fault`."""
+        answer = await self._link.ask(method, params)
+        # What is too large for a page is refused by whoever reads it.
+        return answer if len(memoryview(answer)) > PAGE_BYTES_MAX else in_mcp_shape(answer)
+
+
+def in_mcp_shape(answer: msgspec.Raw) -> msgspec.Raw:
+    """A list of tools as MCP writes it, of a list of names or a table of tools by name; anything else as it is."""
+    members = jsonrpc.object_members(answer)
+    tools = answer if members is None else members.get("tools")
+    raws = None if tools is None else _entries(tools)
+    if raws is None:
+        return answer
+    rest = {name: value for name, value in (members or {}).items() if name != "tools"}
+    return msgspec.Raw(jsonrpc.render({**rest, "tools": b"[%b]" % b",".join(map(_entry, raws))}))
+
+
+def _entries(tools: msgspec.Raw) -> list[Payload] | None:
+    """The entries of a list, or of a table with their names put in; None if it is neither."""
+    try:
+        table = msgspec.json.decode(tools, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return None
+    if isinstance(table, list):
+        return list(table)
+    return [_named(name, raw) for name, raw in table.items()]
+
+
+def _named(name: str, raw: msgspec.Raw) -> Payload:
+    """An entry of a table by name, whose value describes the tool in full or in words."""
+    members = jsonrpc.object_members(raw)
+    if members is None:
+        members = {"description": raw} if _is_string(raw) else {}
+    return jsonrpc.render({**members, "name": msgspec.json.encode(name)})
+
+
+def _entry(raw: Payload) -> Payload:
+    return b'{"name":%b}' % bytes(raw) if _is_string(raw) else raw
+
+
+def _is_string(raw: Payload) -> bool:
+    return bytes(memoryview(raw)[:1]) == b'"'

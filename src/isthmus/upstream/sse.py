@@ -1,0 +1,345 @@
+"""A server reached over the HTTP+SSE of MCP 2024-11-05: one event stream to us, one POST a message to it.
+
+The stream's first event names the endpoint that takes the POSTs; answers arrive on the stream, whichever POST asked.
+The earlier era only: nothing newer was ever carried this way. Streamable HTTP is `upstream.streamable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from isthmus.core.crew import Crew
+from isthmus.core.ports.credentials import Credentials
+from isthmus.core.settings import Limits
+from isthmus.model.faults import BadReply
+from isthmus.model.names import ServerName
+from isthmus.transport.egress import Egress, parse_url
+from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
+from isthmus.upstream.address import target_within
+from isthmus.upstream.duplex import DuplexLink, Sent
+from isthmus.upstream.link import ConnectFailed, WrongCarrier
+from isthmus.upstream.notices import Notices
+from isthmus.upstream.settings import Era
+from isthmus.upstream.streamable.post import ADVICE, EVENT_STREAM, media_type
+from isthmus.upstream.waiters import Waiter, lost, turned_away
+from isthmus.wire import jsonrpc
+from isthmus.wire.jsonrpc import ErrorReply, Payload
+from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.oversized import Oversized
+from isthmus.wire.sse import SseDecoder, SseEvent
+
+SPARE_CONNECTIONS = 8
+"""Connections beside those for calls: the stream, pings, listings, notifications."""
+
+OK = 200
+ACCEPTED = (200, 201, 202, 204)
+REDIRECTS = (301, 302, 307, 308)
+TURNED_AWAY = (301, 302, 307, 308, 401, 403, 404, 405, 406, 415)
+"""Statuses with which a server says that it did not take the message; without its session (404) it cannot have."""
+
+FORBIDDEN = (401, 403)
+SERVER_TROUBLE = 500
+HOPS_MAX = 3
+
+WORDS_BYTES = 4 * 1024
+"""How much of a refusal is read for the server's own words."""
+
+LINGER_SECONDS = 1.0
+"""How long a POST may stay open after its answer came on the stream, before its connection is taken back."""
+
+
+class SseLink(DuplexLink["Letter"]):
+    """One event stream, and the messages on their way to the endpoint that it named."""
+
+    carrier = "sse"
+    start_seconds = 20.0
+
+    def __init__(
+        self,
+        server: ServerName,
+        me: Implementation,
+        limits: Limits,
+        *,
+        url: str,
+        credentials: Credentials,
+        egress: Egress,
+        crew: Crew,
+        max_calls: int,
+    ) -> None:
+        super().__init__(server, me, limits)
+        self._credentials = credentials
+        self._origin, self._target = parse_url(url)
+        self._client = HttpClient(
+            self._origin,
+            egress,
+            crew,
+            is_configured=True,
+            limit=max_calls + SPARE_CONNECTIONS,
+            connect_seconds=limits.connect_seconds,
+        )
+        self._notices = Notices(self._client)
+        self._stream: _Stream | None = None
+        self._head: bytes | None = None
+        """The head of every POST, once the endpoint is known."""
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    async def greet(self, era: Era) -> None:
+        """Open the stream, learn the endpoint, and initialize; there is no other era to find out.
+
+        Raises:
+            WrongCarrier: what is there gives no such stream.
+            ConnectFailed: it names another origin's endpoint, or cannot be reached.
+            Fault: it did not answer `initialize`.
+        """
+        endpoint = await self._open()
+        target = target_within(self._origin, self._target, endpoint, "wants its messages sent to")
+        self._head = self._request_head("POST", target, {"content-type": "application/json"})
+        await self._initialize()
+        # Many servers refuse what they hear before `initialized`, and another connection may be faster.
+        await self._notices.quiet()
+
+    async def _open(self) -> str:
+        for _ in range(HOPS_MAX):
+            self._stream = stream = _Stream(self)
+            head = self._request_head("GET", self._target, {"accept": EVENT_STREAM, "cache-control": "no-store"})
+            stream.ticket = self._client.send(head, None, stream)
+            endpoint, location = await self._endpoint_of(stream)
+            if location is None:
+                return endpoint
+            self._target = target_within(self._origin, self._target, location, "redirects to")
+        raise ConnectFailed("it redirects in circles")
+
+    async def _endpoint_of(self, stream: _Stream) -> tuple[str, str | None]:
+        try:
+            async with asyncio.timeout(self.start_seconds):
+                return await stream.opened
+        except TimeoutError:
+            raise WrongCarrier(f"its stream named no endpoint within {self.start_seconds:g} s") from None
+
+    def _request_head(self, verb: str, target: str, headers: Mapping[str, str]) -> bytes:
+        """A head with the operator's own headers, of which the protocol's take precedence whatever their case."""
+        own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
+        return request_head(verb, target, self._origin, {**own, **headers})
+
+    def listen(self) -> None:
+        """Changes come on the stream that is open."""
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
+        if self._head is None or self.lost.done():
+            waiter.fail(lost(self.server, self._reason(), may_have_left=False))
+            return
+        self._pending[id] = letter = Letter(self, id, waiter)
+        letter.ticket = self._client.send(self._head, jsonrpc.request(id, method, params), letter)
+
+    def _say(self, message: bytes) -> None:
+        if self._head is not None and not self.lost.done():
+            self._notices.send(self._head, message)
+
+    def _can_reply(self) -> bool:
+        return self._notices.has_room()
+
+    def undelivered(self, letter: Letter, lost_: Lost) -> None:
+        """A POST broke before it was accepted; the answer may come all the same, but nobody can know."""
+        if self._is_waited_for(letter):
+            self.on_doubt()
+            letter.waiter.fail(lost(self.server, lost_.reason, may_have_left=lost_.may_have_left))
+
+    def refused(self, letter: Letter, status: int, words: str) -> None:
+        """The server did not accept a POST; its session may be gone."""
+        if self._is_waited_for(letter):
+            self.on_doubt()
+            detail = f"HTTP {status}{words}"
+            if status in TURNED_AWAY:
+                letter.waiter.fail(turned_away(self.server, f"it answered {detail}", status))
+            else:
+                letter.waiter.fail(BadReply(self.server, detail))
+
+    def _is_waited_for(self, letter: Letter) -> bool:
+        return self._pending.pop(letter.id, None) is not None
+
+    # -- giving up -------------------------------------------------------------------------------------------------
+
+    def _has_gone(self, sent: Letter) -> bool:
+        return sent.may_have_left
+
+    def _take_back(self, sent: Letter) -> None:
+        sent.abandon()
+
+    def _may_have_left(self, sent: Letter, *, is_dead: bool) -> bool:
+        """Nothing more of it leaves; what had is not known to be read or not."""
+        sent.abandon()
+        return sent.may_have_left
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def _answered(self, id: Payload | None) -> Letter | None:
+        letter = super()._answered(id)
+        if letter is not None:
+            letter.answered()
+        return letter
+
+    def spoiled(self, reason: str) -> None:
+        """The stream cannot be read any further."""
+        self._fail(reason)
+
+    def ended(self, reason: str) -> None:
+        """The stream is over, and no answer can come any more."""
+        self._broke(reason)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def _cut(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    async def aclose(self) -> None:
+        """Close the stream, which ends the session, and every connection."""
+        self._broke("closed by the hub", is_dead=False)
+        self._cut()
+        await self._client.aclose()
+
+
+class Letter(Sent):
+    """One request's POST, whose reply says only whether the message was accepted."""
+
+    __slots__ = ("_is_over", "_link", "_status", "_words", "ticket")
+
+    def __init__(self, link: SseLink, id: int, waiter: Waiter) -> None:
+        super().__init__(id, waiter)
+        self._link = link
+        self._is_over = False
+        self._status = 0
+        self._words = b""
+        self.ticket: Ticket | None = None
+
+    @property
+    def may_have_left(self) -> bool:
+        """False while the request provably has not left."""
+        return self.ticket is not None and self.ticket.may_have_left
+
+    def abandon(self) -> None:
+        """Nobody waits any more: nothing more of it is written."""
+        if self.ticket is not None:
+            self.ticket.abort()
+
+    def answered(self) -> None:
+        """The answer came on the stream, perhaps before the server got to accepting the POST."""
+        if not self._is_over and self.ticket is not None:
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Whether the message was accepted."""
+        self._status = status
+
+    def on_body(self, chunk: bytes) -> None:
+        """Only a refusal says something here."""
+        if self._status in ACCEPTED:
+            return
+        self._words += chunk
+        if len(self._words) > WORDS_BYTES:
+            self.on_end()
+            self.abandon()
+
+    def on_end(self) -> None:
+        """Accepted, or not."""
+        self._is_over = True
+        if self._status not in ACCEPTED:
+            self._link.refused(self, self._status, _words(self._words) + ADVICE.get(self._status, ""))
+
+    def on_lost(self, lost_: Lost) -> None:
+        """What was accepted is not undone by the connection's end."""
+        self._is_over = True
+        if self._status not in ACCEPTED:
+            self._link.undelivered(self, lost_)
+
+
+class _Stream:
+    """The event stream. `opened` ends with the endpoint that it names, or with where it was moved to."""
+
+    def __init__(self, link: SseLink) -> None:
+        self._link = link
+        self._decoder: SseDecoder | None = None
+        self._is_over = False
+        self._has_endpoint = False
+        self.ticket: Ticket | None = None
+        self.opened: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
+
+    def close(self) -> None:
+        """Read no further."""
+        self._is_over = True
+        if self.ticket is not None:
+            self.ticket.abort()
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """An event stream, a redirect, or something that is neither."""
+        if status == OK and media_type(headers) == EVENT_STREAM:
+            self._decoder = SseDecoder(self._link.limits.reply_bytes)
+            return
+        self._is_over = True
+        if self.opened.done():
+            return
+        if status in REDIRECTS:
+            self.opened.set_result(("", headers.get("location", "")))
+        else:
+            self.opened.set_exception(_refusal(status, headers))
+
+    def on_body(self, chunk: bytes) -> None:
+        """Take what the server tells."""
+        if self._decoder is None:
+            return
+        for event in self._decoder.feed(chunk):
+            if self._is_over:
+                return
+            if isinstance(event, Oversized):
+                self._spoil(f"it sent an event of over {event.limit_bytes} bytes")
+            else:
+                self._take(event)
+
+    def _take(self, event: SseEvent) -> None:
+        if self._has_endpoint:
+            if event.event == "message" and event.data:
+                self._link.read(event.data)
+        elif event.event == "endpoint" and not self.opened.done():
+            self._has_endpoint = True
+            self.opened.set_result((event.data.decode(errors="replace"), None))
+
+    def _spoil(self, reason: str) -> None:
+        if self._has_endpoint:
+            self._link.spoiled(reason)
+        else:
+            self._over(reason)
+            self.close()
+
+    def on_end(self) -> None:
+        """The server ended the stream."""
+        self._over("it ended its event stream")
+
+    def on_lost(self, lost_: Lost) -> None:
+        """The stream broke, or could not be opened."""
+        self._over(lost_.reason)
+
+    def _over(self, reason: str) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._has_endpoint:
+            self._link.ended(reason)
+        elif not self.opened.done():
+            self.opened.set_exception(ConnectFailed(reason))
+
+
+def _refusal(status: int, headers: Mapping[str, str]) -> ConnectFailed:
+    """Why an address gives no stream; only what says nothing about credentials or trouble suggests another carrier."""
+    if status in FORBIDDEN or status >= SERVER_TROUBLE:
+        return ConnectFailed(f"it answered HTTP {status}{ADVICE.get(status, '')}")
+    kind = media_type(headers)[:60] or "no content type"
+    return WrongCarrier(f"it gives no event stream: it answered HTTP {status} with {kind}")
+
+
+def _words(body: bytes) -> str:
+    message = jsonrpc.decode(body) if body else None
+    return f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""

@@ -1,0 +1,59 @@
+"""What a server can do, as both eras write it: read of servers, written to callers."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Ability: TypeAlias = Literal["tools", "prompts", "resources", "subscribe", "completions", "logging"]
+
+
+class _Listing(msgspec.Struct):
+    listChanged: bool | None = False
+    subscribe: bool | None = False
+
+
+class Capabilities(msgspec.Struct):
+    """What a server says it can do, as far as the hub asks."""
+
+    tools: _Listing | None = None
+    prompts: _Listing | None = None
+    resources: _Listing | None = None
+    completions: dict[str, msgspec.Raw] | None = None
+    logging: dict[str, msgspec.Raw] | None = None
+
+    @property
+    def announces_changes(self) -> bool:
+        """Whether it will tell when something that it lists changes, or can be asked to."""
+        return any(listing is not None and (listing.listChanged or listing.subscribe) for listing in self._listings)
+
+    @property
+    def _listings(self) -> tuple[_Listing | None, ...]:
+        return self.tools, self.prompts, self.resources
+
+    def abilities(self) -> frozenset[Ability]:
+        """The same as a set of words."""
+        can: dict[Ability, bool] = {
+            "tools": self.tools is not None,
+            "prompts": self.prompts is not None,
+            "resources": self.resources is not None,
+            "subscribe": self.resources is not None and bool(self.resources.subscribe),
+            "completions": self.completions is not None,
+            "logging": self.logging is not None,
+        }
+        return frozenset(ability for ability, is_there in can.items() if is_there)
+
+
+def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
+    """What the hub says it can do for a caller: what the servers behind it can, and tell of every change."""
+    told: dict[str, Any] = {"tools": {"listChanged": True}}
+    if "prompts" in abilities:
+        told["prompts"] = {"listChanged": True}
+    if "resources" in abilities:
+        told["resources"] = {"listChanged": True, "subscribe": "subscribe" in abilities}
+    for plain in ("completions", "logging"):
+        if plain in abilities:
+            told[plain] = {}
+    return told

@@ -1,0 +1,128 @@
+"""The lists of MCP, which both eras write alike: tools, prompts, resources and templates of resources.
+
+What comes from a server is read leniently and reported, never trusted: a bad entry costs itself, not the list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from isthmus.wire.jsonrpc import Payload, object_members, render
+from isthmus.wire.mcp.messages import Members, is_object, read_string
+
+PROBLEMS_MAX = 100
+"""Bad entries that one page may hold before the rest of it is not looked at: a page may hold millions."""
+
+PAGE_MAX = 10_000
+"""Entries of one page that are looked at, ten times what a server may have."""
+
+NAME_LENGTH_MAX = 256
+"""Twice what the specification asks for; longer ones are not names."""
+
+URI_LENGTH_MAX = 2048
+"""Longer than any address that works elsewhere."""
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class ListShape(msgspec.Struct, frozen=True):
+    """How one list is asked for and what its entries are known by."""
+
+    method: str
+    member: str
+    """The member of the result that holds the entries."""
+    key: str
+    """The member of an entry that names it."""
+    length_max: int
+    noun: str
+
+
+TOOLS = ListShape("tools/list", "tools", "name", NAME_LENGTH_MAX, "tool")
+PROMPTS = ListShape("prompts/list", "prompts", "name", NAME_LENGTH_MAX, "prompt")
+RESOURCES = ListShape("resources/list", "resources", "uri", URI_LENGTH_MAX, "resource")
+TEMPLATES = ListShape("resources/templates/list", "resourceTemplates", "uriTemplate", URI_LENGTH_MAX, "template")
+SHAPES = {shape.method: shape for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)}
+
+
+class ListPage(msgspec.Struct, frozen=True):
+    """One page of a server's list, with what had to be left out and why.
+
+    `ttl_seconds` is how long the server says that the list stays as it is; None if it does not say.
+    """
+
+    entries: list[tuple[str, Members]]
+    next_cursor: str | None
+    problems: list[str]
+    ttl_seconds: float | None = None
+
+
+class _ListResult(msgspec.Struct):
+    nextCursor: str | None = None
+    ttlMs: float | None = None
+
+
+_LIST_RESULT = msgspec.json.Decoder(_ListResult)
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRIES = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def read_list(shape: ListShape, result: Payload) -> ListPage | str:
+    """Read a list's result, or say why it is none."""
+    try:
+        page = _LIST_RESULT.decode(result)
+        raws = _ENTRIES.decode(_MEMBERS.decode(result)[shape.member])
+    except (msgspec.MsgspecError, KeyError) as error:
+        return f"{shape.method} answered with something else ({error})"
+    entries: list[tuple[str, Members]] = []
+    problems: list[str] = []
+    if len(raws) > PAGE_MAX:
+        problems.append(f"a page of its list has over {PAGE_MAX} entries; the rest was left out")
+    for position, raw in enumerate(raws[:PAGE_MAX]):
+        read = _read_entry(shape, raw)
+        if not isinstance(read, str):
+            entries.append(read)
+        elif len(problems) < PROBLEMS_MAX:
+            problems.append(f"{shape.noun} {position} left out: {read}")
+        else:
+            problems.append("more was wrong with its list, and the rest of it was left out")
+            break
+    return ListPage(entries, page.nextCursor or None, problems, _seconds(page.ttlMs))
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else max(milliseconds, 0.0) / 1000
+
+
+def _read_entry(shape: ListShape, raw: msgspec.Raw) -> tuple[str, Members] | str:
+    members = object_members(raw)
+    if members is None:
+        return "it is not an object, or has repeated members"
+    name = read_string(members.get(shape.key))
+    if not name:
+        return f"it has no {shape.key}"
+    if len(name) > shape.length_max or _UNPRINTABLE.search(name):
+        return f"its {shape.key} is too long or has control characters ({name[:40]!r})"
+    if "inputSchema" in members and not is_object(members["inputSchema"]):
+        return f"the schema of {name!r} is not an object"
+    # The page it came on may be large; a copy keeps only this entry's bytes.
+    return name, {key: value.copy() for key, value in members.items()}
+
+
+def write_entry(shape: ListShape, exposed: str, definition: Members) -> bytes:
+    """One entry of a list as the caller sees it: the server's own words under the name that the caller must use."""
+    shown: dict[str, Payload] = {shape.key: msgspec.json.encode(exposed)}
+    shown.update((key, value) for key, value in definition.items() if key != shape.key)
+    # Both are required of a server; clients refuse the whole list without.
+    if shape is TOOLS and "inputSchema" not in shown:
+        shown["inputSchema"] = b'{"type":"object"}'
+    if "name" not in shown:
+        shown["name"] = shown[shape.key]
+    return render(shown)
+
+
+def array_of(entries: Iterable[bytes]) -> bytes:
+    """The entries of a list, together."""
+    return b"[" + b",".join(entries) + b"]"

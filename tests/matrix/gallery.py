@@ -1,0 +1,171 @@
+"""The gallery: every form of a full server, one hub in front of all of them, and what official clients find there.
+
+A cell is one client at one server, by one way in. Its survey is made when a test first asks for it, with those of all
+cells of the same trip. Two clients are never at one server at once: a log line of a legacy server says nothing of the
+call that it belongs to, so the hub gives it to nobody then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, assert_never
+
+from mcp import Client
+
+from tests.hubs import HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.matrix.field import until_complete
+from tests.peers.client_sdk2 import client_over_http, client_over_sse, client_over_stdio
+from tests.peers.forms import FORMS, Form
+from tests.peers.launch import command, http_peer
+from tests.peers.sdk1_steps import Answer, Step, run_sdk1
+from tests.peers.survey import AT_HOME, Place, Survey, changing, logging, looking
+from tests.peers.surveyor import Ear, survey
+
+Way = Literal["own", "all", "sse", "stdio"]
+"""`own`: one server's address, under its own names. The others lead to all servers: by Streamable HTTP, by the old
+HTTP+SSE transport, and by the hub as a command."""
+Visitor = Literal["sdk1", "sdk2"]
+
+AT_ONCE = 4
+"""Surveys at the same time: most of one is waiting, but each mcp 1.x client is a process that imports its SDK."""
+
+PATIENT = {"listing_seconds": 30}
+"""Limits for a hub whose client cannot wait for a server to come up: its first listing waits instead."""
+
+SHARED_FORMS = (
+    Form("sdk1", "legacy", "stdio"),
+    Form("sdk2", "legacy", "sse"),
+    Form("fastmcp", "legacy", "stateful"),
+    Form("sdk2", "modern", "stateless"),
+)
+"""The servers visited where all meet: every program, carrier and era."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One client at one server, by one way in."""
+
+    way: Way
+    visitor: Visitor
+    form: Form
+
+    def __str__(self) -> str:
+        return f"{self.way}:{self.visitor}:{self.form.name}"
+
+    @property
+    def place(self) -> Place:
+        """What is before names and addresses there; every server has the same ones, so none is shown bare."""
+        if self.way == "own":
+            return AT_HOME
+        return Place(f"{self.form.name}.", f"isthmus://hub/{self.form.name}/")
+
+    def steps(self) -> dict[str, Step]:
+        """What is done in this cell."""
+        can, token = self.form.abilities, f"fresh_{self.way}_{self.visitor}"
+        growing = changing(token, self.place, hears="announces" in can, updates="updates" in can)
+        return {**looking(self.place), **logging(self.place), **growing}
+
+
+def _cells() -> list[Cell]:
+    own = [Cell("own", visitor, form) for form in FORMS for visitor in _visitors(form)]
+    ways: tuple[Way, ...] = ("all", "sse", "stdio")
+    shared = [Cell(way, visitor, form) for way in ways for form in SHARED_FORMS for visitor in _visitors(form)]
+    return [*own, *(cell for cell in shared if cell.way != "sse" or cell.form.era == "legacy")]
+
+
+def _visitors(form: Form) -> tuple[Visitor, ...]:
+    """The clients of the server's era."""
+    return ("sdk1", "sdk2") if form.era == "legacy" else ("sdk2",)
+
+
+CELLS = _cells()
+
+
+class Gallery:
+    """Sends the clients and remembers what they found."""
+
+    def __init__(self, hub: HubProcess, entries: Mapping[str, Any], folder: Path) -> None:
+        self.hub = hub
+        self._config = write_config(folder, {form.name: entries[form.name] for form in SHARED_FORMS}, limits=PATIENT)
+        self._found: dict[Cell, Survey | BaseException] = {}
+        self._at: defaultdict[Form, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def survey(self, cell: Cell) -> Survey:
+        """What was found in a cell; with it, all cells of the same client by the same way are visited."""
+        if cell not in self._found:
+            turn = asyncio.Semaphore(AT_ONCE)
+            trip = [other for other in CELLS if (other.way, other.visitor) == (cell.way, cell.visitor)]
+            await asyncio.gather(*(self._visit(other, turn) for other in trip))
+        found = self._found[cell]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    async def _visit(self, cell: Cell, turn: asyncio.Semaphore) -> None:
+        async with turn, self._at[cell.form]:
+            try:
+                self._found[cell] = Survey(await self._answers(cell), cell.place)
+            except Exception as broken:  # noqa: BLE001 (the test of this cell tells, and the others go on)
+                self._found[cell] = broken
+
+    async def _answers(self, cell: Cell) -> dict[str, Answer]:
+        steps = cell.steps()
+        if cell.visitor == "sdk2":
+            return await survey(steps, lambda ear: self._connected(cell, ear))
+        words = list(steps.values())
+        if cell.way == "stdio":
+            answers = await run_sdk1(words, server=self._command(), env=environment())
+        else:
+            answers = await run_sdk1(words, url=self._url(cell), sse=cell.way == "sse")
+        return dict(zip(steps, answers, strict=True))
+
+    def _connected(self, cell: Cell, ear: Ear) -> AbstractAsyncContextManager[Client]:
+        mode: Literal["legacy", "auto"] = "legacy" if cell.form.era == "legacy" else "auto"
+        match cell.way:
+            case "own" | "all":
+                return client_over_http(self._url(cell), mode=mode, listener=ear)
+            case "sse":
+                return client_over_sse(self._url(cell), listener=ear)
+            case "stdio":
+                return client_over_stdio(self._command(), mode=mode, env=environment(), listener=ear)
+            case _:
+                assert_never(cell.way)
+
+    def _command(self) -> list[str]:
+        return isthmus("stdio", "--config", str(self._config))
+
+    def _url(self, cell: Cell) -> str:
+        match cell.way:
+            case "own":
+                return self.hub.url_of(cell.form.name)
+            case "sse":
+                return self.hub.url.removesuffix("/mcp") + "/sse"
+            case _:
+                return self.hub.url
+
+
+@asynccontextmanager
+async def open_gallery(folder: Path, *, shared: Path) -> AsyncIterator[Gallery]:
+    """Start every server and the hub, and wait until the hub has all of them."""
+    async with AsyncExitStack() as stack:
+        entries = dict(zip([form.name for form in FORMS], await _entries(stack), strict=True))
+        hub = await stack.enter_async_context(serving(folder, entries))
+        await until_complete(hub.url)
+        yield Gallery(hub, entries, shared)
+
+
+async def _entries(stack: AsyncExitStack) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(_entry(stack, form) for form in FORMS))
+
+
+async def _entry(stack: AsyncExitStack, form: Form) -> dict[str, Any]:
+    """The server as a configuration names it; an address alone, so that the hub finds out what it is."""
+    if form.carrier == "stdio":
+        return stdio(command(form.peer, *form.options))
+    peer = await stack.enter_async_context(http_peer(form.peer, *form.options))
+    return {"url": peer.at(form.path)}

@@ -1,0 +1,44 @@
+"""Every capability of every form of server, through the hub, by the official clients of the same era."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.matrix.gallery import CELLS, Cell, Gallery
+from tests.peers.expectations import assert_changed, assert_logged, assert_looked
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("capabilities")]
+
+every_cell = pytest.mark.parametrize("cell", CELLS, ids=str)
+
+
+@every_cell
+async def test_lists_reading_prompts_and_completions_are_the_servers_own(gallery: Gallery, cell: Cell) -> None:
+    assert_looked(await gallery.survey(cell))
+
+
+@every_cell
+async def test_log_lines_come_with_their_call_from_the_level_on_that_was_asked_for(
+    gallery: Gallery, cell: Cell
+) -> None:
+    # The hub knows each caller's level itself, so it holds also where the server remembers none.
+    assert_logged(await gallery.survey(cell), era=cell.form.era, keeps_levels=True)
+
+
+@every_cell
+async def test_changes_are_announced_wherever_the_server_can(gallery: Gallery, cell: Cell) -> None:
+    assert_changed(await gallery.survey(cell), cell.form)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.way == "own"], ids=str)
+async def test_what_is_shown_of_a_server_is_what_it_has(gallery: Gallery, cell: Cell) -> None:
+    shown = (await gallery.survey(cell)).capabilities
+
+    subscribe = {"subscribe": True} if "subscriptions" in cell.form.abilities else {}
+    assert {key: shown[key] for key in shown if key != "extensions"} == {
+        "tools": {"listChanged": True},
+        "prompts": {"listChanged": True},
+        "resources": {"listChanged": True, **subscribe},
+        "completions": {},
+        "logging": {},
+    }

@@ -1,0 +1,55 @@
+"""What a survey of a full server must have found, whether or not a hub was between."""
+
+from __future__ import annotations
+
+import base64
+
+from tests.peers import content
+from tests.peers.forms import Era, Form
+from tests.peers.survey import AT_HOME, Survey
+
+RESOURCE_NOT_FOUND = {-32002, -32602, 0}
+"""The code for it in the legacy era, in the modern one, and in mcp 1.x, whose servers say nothing better."""
+
+
+def assert_looked(found: Survey) -> None:
+    """Every list, read, prompt, completion and progress is as the server's content has it."""
+    assert found.names("tools") >= content.TOOLS
+    assert found.uris("resources") >= content.LISTED
+    assert content.UNLISTED_URI not in found.uris("resources")
+    assert found.uris("templates") == {content.TEMPLATE_URI}
+    assert found.names("prompts") >= content.PROMPTS
+    assert (found.contents("text")["text"], found.contents("note")["text"]) == (
+        content.TEXT,
+        content.note_text("alpha"),
+    )
+    assert base64.b64decode(found.contents("binary")["blob"]) == content.BINARY
+    assert found.contents("unlisted")["text"] == content.UNLISTED
+    assert found.refusal("missing")["code"] in RESOURCE_NOT_FOUND
+    assert found.prompt_text("plain") == content.PLAIN
+    assert found.prompt_text("greet") == content.greeting("Ada", "dry")
+    assert found.prompt_text("greet_by_default") == content.greeting("Ada", "warm")
+    assert found.refusal("no_prompt")
+    assert (found.values("note_ids"), found.values("countries")) == (["alpha", "alpine"], ["France"])
+    assert found.values("cities") == ["Paris", "Pau"]
+    assert found.answer("slow")["progress"] == [[step, 3, f"step {step}"] for step in (1, 2, 3)]
+
+
+def assert_logged(found: Survey, *, era: Era, keeps_levels: bool) -> None:
+    """What was logged during a call came before its result, from the level on that was asked for."""
+    everything = [(level, content.log_text(level)) for level in content.LEVELS]
+    unasked = everything if era == "legacy" else []
+    assert found.logs("logged") == unasked
+    assert found.logs("logged_from_warning") == (everything[2:] if keeps_levels else everything)
+    assert found.logs("logged_from_debug") == everything
+
+
+def assert_changed(found: Survey, form: Form) -> None:
+    """Changes were announced, where the form can, and what changed was then there."""
+    can, heard = form.abilities, found.heard()
+    watched = found.place.uri_prefix + content.WATCHED_URI
+    lists = {"tools", "prompts", "resources"}
+    expected = (lists if "announces" in can else set()) | ({watched} if "updates" in can else set())
+    # Where servers meet, a client also hears of what others do to the other servers.
+    assert heard == expected if found.place == AT_HOME else heard >= expected
+    assert found.contents("watched")["text"] == found.answer("touched")["result"]["content"][0]["text"]

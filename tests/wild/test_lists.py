@@ -1,0 +1,117 @@
+"""Servers whose lists are huge, run in circles or never stand still: bounded work, and right answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from mcp import Client
+
+from tests.conftest import Ledger, Spawn
+from tests.hubs import environment, isthmus, serving, stdio
+from tests.matrix.field import until_complete
+from tests.peers.client_sdk2 import Listener, client_over_http
+from tests.peers.launch import command
+from tests.peers.raw_desk import MANY_TOOLS, many_name
+
+OWN = {"pay", "echo", "meta", "grow"}
+"""The tools that a raw server has in any mode."""
+
+SLACK = 5
+"""Listings that are not about changes: the first, and those just before and after the counted time."""
+
+
+async def all_tools(client: Client) -> list[str]:
+    """Every name, page by page."""
+    page = await client.list_tools()
+    names = [tool.name for tool in page.tools]
+    while page.next_cursor:
+        page = await client.list_tools(cursor=page.next_cursor)
+        names += [tool.name for tool in page.tools]
+    return names
+
+
+async def doctor(folder: Path) -> str:
+    """What the doctor says of the servers in the configuration there."""
+    process = await asyncio.create_subprocess_exec(
+        *isthmus("doctor", "--config", str(folder / "isthmus.json")),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        env=environment({"COLUMNS": "200"}),
+        cwd=folder,
+    )
+    async with asyncio.timeout(30):
+        said, _ = await process.communicate()
+    return said.decode()
+
+
+async def test_ten_thousand_tools_over_two_hundred_pages_are_all_there_where_they_may_be(tmp_path: Path) -> None:
+    servers = {"many": stdio(command("raw_server", "--mode", "many"))}
+    async with serving(tmp_path, servers, limits={"tools_per_server": 20_000}) as hub:
+        await until_complete(hub.url)
+        async with client_over_http(hub.url_of("many")) as client:
+            names = await all_tools(client)
+            called = await client.call_tool(many_name(MANY_TOOLS - 1), {})
+
+    assert len(names) == len(set(names)) == MANY_TOOLS + len(OWN)
+    assert {*OWN, many_name(0), many_name(MANY_TOOLS - 1)} <= set(names)
+    assert called.content[0].model_dump()["text"] == many_name(MANY_TOOLS - 1)
+
+
+async def test_of_ten_thousand_tools_no_more_are_taken_than_allowed_and_the_operator_is_told(tmp_path: Path) -> None:
+    servers = {"many": stdio(command("raw_server", "--mode", "many"))}
+    async with serving(tmp_path, servers) as hub:
+        await until_complete(hub.url)
+        told = await doctor(tmp_path)
+        async with client_over_http(hub.url_of("many")) as client:
+            names = await all_tools(client)
+            first = await client.call_tool(many_name(0), {})
+
+    assert "over 1000 tools" in told
+    assert len(names) == 1000
+    assert set(names) >= OWN
+    assert not first.is_error
+
+
+@pytest.mark.parametrize("kind", ["cyclic", "circle"])
+async def test_cursors_in_a_circle_are_followed_once(kind: str, tmp_path: Path) -> None:
+    servers = {"round": stdio(command("raw_server", "--mode", f"lying_list:{kind}"))}
+    async with serving(tmp_path, servers) as hub:
+        await until_complete(hub.url)
+        told = await doctor(tmp_path)
+        async with client_over_http(hub.url_of("round")) as client:
+            assert set(await all_tools(client)) == OWN
+            assert not (await client.call_tool("echo", {"text": "still here"})).is_error
+    assert "circle" in told
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http", "sse", "websocket"])
+async def test_a_list_that_changes_a_thousand_times_a_second_is_read_once_a_second(
+    transport: str, tmp_path: Path, spawn: Spawn, ledger: Ledger
+) -> None:
+    options = ("--mode", "churn:1000", "--ledger", str(ledger.path), "--era", "legacy")
+    if transport == "stdio":
+        entry = stdio(command("raw_server", *options))
+    else:
+        peer = await spawn("raw_server", *options, "--transport", transport)
+        schemes = {"http": peer.url, "sse": peer.at("/sse"), "websocket": peer.url.replace("http", "ws", 1)}
+        entry = {"url": schemes[transport]}
+    heard = Listener()
+    async with serving(tmp_path, {"restless": entry}) as hub:
+        await until_complete(hub.url)
+        async with client_over_http(hub.url_of("restless"), mode="legacy", listener=heard) as client:
+            started, known = time.monotonic(), len(ledger.lines())
+            async with asyncio.timeout(30):
+                for _ in range(3):
+                    await heard.changed.wait()
+                    heard.changed.clear()
+                    assert not (await client.call_tool("echo", {"text": "in between"})).is_error
+            described = {tool.name: tool.description for tool in (await client.list_tools()).tools}
+            read, elapsed = len(ledger.lines()) - known, time.monotonic() - started
+
+    # The server announced a thousand times as much; each of these would have been another reading of its list.
+    assert read <= elapsed + SLACK
+    assert len(heard.heard) <= elapsed + SLACK
+    assert "has changed 0 times" not in str(described["turn"])
