@@ -48,6 +48,7 @@ class Links:
                 return self._http(settings, reach, carrier)
             case SocketSettings():
                 from isthmus.upstream.websocket import SocketLink  # noqa: PLC0415 - until it is there
+
                 credentials = StaticCredentials({name: reach.headers})
                 socket = SocketLink(
                     name, ME, limits, url=reach.url, credentials=credentials, egress=self._egress, crew=self._crew
@@ -56,6 +57,7 @@ class Links:
                 return socket
             case RpcSettings():
                 from isthmus.upstream.rpc import RpcLink
+
                 credentials = StaticCredentials({name: reach.headers})
                 return RpcLink(
                     name,
@@ -69,12 +71,14 @@ class Links:
                 )
             case PythonSettings():
                 from isthmus.upstream.functions import PythonLink
+
                 return PythonLink(name, ME, limits, reach=reach, crew=self._crew, max_calls=settings.max_calls)
             case _:
                 assert_never(reach)
 
     def _http(self, settings: ServerSettings, reach: HttpSettings, carrier: Carrier) -> BaseLink:
         from isthmus.upstream.sse import SseLink
+
         kind: Any = SseLink if carrier == "sse" else StreamableLink
         link: BaseLink = kind(
             settings.name,

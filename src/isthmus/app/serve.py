@@ -6,6 +6,8 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable, Mapping
+from typing import Protocol
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -15,10 +17,13 @@ from isthmus.config.settings import Configuration
 from isthmus.core.crew import Crew
 from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Gate, Headers, Identify
-from isthmus.faces.http.health import PATHS, Health
+from isthmus.faces.http.health import PATHS as HEALTH_PATHS
+from isthmus.faces.http.health import Health
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.http.turn import PEER, Arrival, Message, Receive, Send
 from isthmus.faces.mcp.http import NOT_FOUND, McpHttp, say
+from isthmus.faces.mcp.sse import PATHS as SSE_PATHS
+from isthmus.faces.mcp.sse import McpSse
 from isthmus.identity.keys import KeyRing, credential_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
@@ -35,13 +40,21 @@ COLLECT_AFTER = 20_000
 looking more often finds nothing."""
 
 
+class Face(Protocol):
+    """A way in that is served as an ASGI application."""
+
+    async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+
 class Routes:
     """Which path leads to which face. Decided on the path alone, exactly; nothing is normalised."""
 
-    def __init__(self, running: RunningHub, mcp: McpHttp, health: Health) -> None:
-        self._everything = running.surface
+    def __init__(self, surface: Surface, mcp: McpHttp, faces: Mapping[str, Face]) -> None:
+        """`surface` is that of `/mcp`; `faces` are the others, by their exact paths."""
+        self._everything = surface
         self._mcp = mcp
-        self._health = health
+        self._faces = faces
 
     def take(self, arrival: Arrival) -> bool:
         """Let the face that the path leads to answer a whole request at once, if it can."""
@@ -57,8 +70,8 @@ class Routes:
         surface = self._surface(path)
         if surface is not None:
             await self._mcp.serve(surface, scope, receive, send)
-        elif path in PATHS:
-            await self._health.serve(scope, receive, send)
+        elif (face := self._faces.get(path)) is not None:
+            await face.serve(scope, receive, send)
         else:
             say(scope["extensions"][PEER], 404, NOT_FOUND)
 
@@ -109,10 +122,14 @@ async def serve(
     running = RunningHub(configuration, environment)
     try:
         mcp = McpHttp(running.dialogue(), gate)
-        routes = Routes(running, mcp, Health(lambda: not running.hub.is_draining))
+        sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
+        health = Health(lambda: not running.hub.is_draining)
+        faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
+        routes = Routes(running.surface, mcp, faces)
         door = Door(routes, _door_settings(configuration))
         door.offer(routes.take)
         door.on_drain(mcp.end_streams)
+        door.on_drain(sse.end_streams)
         port = await door.open()
         gc.freeze()
         gc.set_threshold(COLLECT_AFTER)
@@ -120,6 +137,11 @@ async def serve(
         await _until_told(running, door, signals)
     finally:
         await _end(running, signals)
+
+
+def _path_of(public_url: str | None) -> str:
+    """Under which path a proxy shows the hub."""
+    return "" if public_url is None else urlsplit(public_url).path.rstrip("/")
 
 
 def _door_settings(configuration: Configuration) -> DoorSettings:

@@ -140,6 +140,15 @@ def frame(message: Payload, *, id: str | None = None) -> bytes:
     return b"%bevent: message\ndata: %b\n\n" % (head, compact(message))
 
 
+def named(event: str, text: str) -> bytes:
+    """An event of this name whose data is one line of text.
+
+    Raises:
+        ValueError: one of the two holds a line break or NUL.
+    """
+    return b"event: %b\ndata: %b\n\n" % (_one_line(event), _one_line(text))
+
+
 def comment(text: str = "") -> bytes:
     """A line that every reader ignores, to keep a silent stream open.
 

@@ -92,8 +92,8 @@ class Conversation:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def take(self, body: bytes) -> None:
-        """Take one message of the caller's."""
+    def take(self, body: bytes) -> Answer | None:
+        """Take one message of the caller's; what is no message comes back refused, for the carrier to tell."""
         message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
         match message:
             case Request(method=method) if method in CALLS and not self._hub.is_settling():
@@ -109,15 +109,12 @@ class Conversation:
             case Notification():
                 self._noted(message)
             case Malformed():
-                self.refuse(message.code, message.message, message.id)
+                return refuse(message.id, message.code, message.message)
             case Batch():
-                self.refuse(jsonrpc.INVALID_REQUEST, "Batches are not supported")
+                return refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported")
             case _:
                 pass  # an answer, though nothing was asked
-
-    def refuse(self, code: int, message: str, id: Payload | None = None) -> None:
-        """Tell the caller that what it sent is no message."""
-        self._say(refuse(id, code, message).body)
+        return None
 
     def _noted(self, notification: Notification) -> None:
         if notification.method == INITIALIZED:

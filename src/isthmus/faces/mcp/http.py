@@ -138,18 +138,18 @@ class _Visit:
 
     def is_refused(self) -> bool:
         """Whether the request must be answered with a refusal, before its body is read."""
-        return not _is_json(self._headers) or not self._accepts_something() or not self.is_welcome()
+        return not is_json(self._headers) or not self._accepts_something() or not self.is_welcome()
 
     # -- POST ------------------------------------------------------------------------------------------------------
 
     async def post(self, receive: Receive) -> None:
         """Answer a JSON-RPC message."""
-        if not _is_json(self._headers):
+        if not is_json(self._headers):
             return say(self._peer, 415, "Content-Type must be application/json")
         if not self._accepts_something():
             return say(self._peer, 406, "Accept must include application/json and text/event-stream")
         body = self._peer.take_body()
-        if body is None and (body := await _read_body(receive)) is None:
+        if body is None and (body := await read_body(receive)) is None:
             return None
         message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
         match message:
@@ -411,12 +411,13 @@ def _repeated(headers: Headers) -> str | None:
     return next((name.decode() for name in ROUTING if names.count(name) > 1), None)
 
 
-def _is_json(headers: dict[bytes, bytes]) -> bool:
+def is_json(headers: dict[bytes, bytes]) -> bool:
+    """Whether a request says that its body is JSON."""
     content_type = headers.get(b"content-type", b"")
     return content_type == b"application/json" or content_type.partition(b";")[0].strip().lower() == b"application/json"
 
 
-async def _read_body(receive: Receive) -> bytes | None:
+async def read_body(receive: Receive) -> bytes | None:
     """The rest of the body as it arrives; None if the caller left meanwhile. The door limits its size."""
     chunks: list[bytes] = []
     while True:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from isthmus.core.crew import Crew
 from isthmus.faces.mcp.conversation import Conversation
-from isthmus.faces.mcp.dialogue import Dialogue
+from isthmus.faces.mcp.dialogue import Answer, Dialogue, refuse
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.wire import jsonrpc, lines
@@ -29,9 +29,8 @@ class McpStdio:
         is_crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         """`is_crowded` says that the caller reads slowly."""
-        self._conversation = Conversation(
-            dialogue, caller, surface, crew, lambda message: write(lines.frame(message)), is_crowded
-        )
+        self._write = write
+        self._conversation = Conversation(dialogue, caller, surface, crew, self._say, is_crowded)
         self._decoder = lines.LineDecoder(dialogue.hub.limits.request_bytes)
         self.finish = self._conversation.finish
         self.cancel_all = self._conversation.cancel_all
@@ -39,8 +38,13 @@ class McpStdio:
     def feed(self, chunk: bytes) -> None:
         """Take what was read from the caller."""
         for line in self._decoder.feed(chunk):
-            if isinstance(line, Oversized):
-                text = f"a message may have {line.limit_bytes} bytes at most"
-                self._conversation.refuse(jsonrpc.INVALID_REQUEST, text)
-            else:
-                self._conversation.take(line)
+            refused = _too_long(line) if isinstance(line, Oversized) else self._conversation.take(line)
+            if refused is not None:
+                self._say(refused.body)
+
+    def _say(self, message: bytes) -> None:
+        self._write(lines.frame(message))
+
+
+def _too_long(line: Oversized) -> Answer:
+    return refuse(None, jsonrpc.INVALID_REQUEST, f"a message may have {line.limit_bytes} bytes at most")

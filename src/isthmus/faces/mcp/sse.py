@@ -1,0 +1,176 @@
+"""MCP over the earlier HTTP+SSE transport: a stream at `/sse`, on which everything is told, and `/messages` to speak.
+
+A session is its stream: it begins and ends with it, because nobody could be told anything afterwards. Its id is
+random and belongs to the caller that opened it; every request is authenticated by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import parse_qs
+
+from isthmus.core.crew import Crew
+from isthmus.faces.http.gate import Denied, Gate
+from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send
+from isthmus.faces.mcp.conversation import Conversation
+from isthmus.faces.mcp.dialogue import Dialogue
+from isthmus.faces.mcp.exchange import CROWDED_BYTES, JSON, STREAM, KeepAlive
+from isthmus.faces.mcp.http import is_json, read_body, say
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Surface
+from isthmus.wire import sse
+
+STREAM_PATH = "/sse"
+MESSAGES_PATH = "/messages"
+PATHS = frozenset({STREAM_PATH, MESSAGES_PATH, MESSAGES_PATH + "/"})
+
+SESSIONS_MAX = 1_000
+"""Streams that one caller may have open at once."""
+
+SESSION_PARAMETERS = ("sessionId", "session_id")
+"""What the session is called in the address; the official clients repeat whatever they were given."""
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    id: str
+    caller: Caller
+    conversation: Conversation
+    over: asyncio.Future[None]
+
+
+class McpSse:
+    """The face over HTTP+SSE."""
+
+    def __init__(self, dialogue: Dialogue, gate: Gate, crew: Crew, surface: Surface, prefix: str = "") -> None:
+        """`prefix` is the path under which a proxy shows the hub, if it does."""
+        self._dialogue = dialogue
+        self._gate = gate
+        self._crew = crew
+        self._surface = surface
+        self._prefix = prefix
+        self._sessions: dict[str, _Session] = {}
+        self._streams: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def end_streams(self) -> None:
+        """Let every stream end once its calls have, because the hub goes away."""
+        for session in list(self._sessions.values()):
+            _set(session.over)
+
+    async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        peer: Peer = scope["extensions"][PEER]
+        caller = self._gate.admit(scope["headers"])
+        if isinstance(caller, Denied):
+            say(peer, caller.status, caller.message, caller.headers)
+            return
+        match (scope["path"].rstrip("/"), scope["method"]):
+            case ("/sse", "GET"):
+                await self._listen(caller, peer)
+            case ("/messages", "POST"):
+                await self._take(caller, scope, receive, peer)
+            case ("/messages", "DELETE"):
+                self._delete(caller, scope, peer)
+            case ("/sse", _):
+                say(peer, 405, "Use GET; Streamable HTTP is at /mcp", ((b"allow", b"GET"),))
+            case _:
+                say(peer, 405, "Use POST or DELETE", ((b"allow", b"POST, DELETE"),))
+
+    # -- the stream ------------------------------------------------------------------------------------------------
+
+    async def _listen(self, caller: Caller, peer: Peer) -> None:
+        if self._streams[caller.name] >= SESSIONS_MAX:
+            return say(peer, 429, f"This caller has {SESSIONS_MAX} streams open already")
+        session = self._open(caller, peer)
+        try:
+            await self._converse(session, peer)
+        finally:
+            self._close(session)
+        peer.end(b"")
+        return None
+
+    def _open(self, caller: Caller, peer: Peer) -> _Session:
+        conversation = Conversation(
+            self._dialogue,
+            caller,
+            self._surface,
+            self._crew,
+            lambda message: peer.push(sse.frame(message)),
+            lambda: peer.buffered_bytes() > CROWDED_BYTES,
+        )
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        session = _Session(secrets.token_urlsafe(24), caller, conversation, over)
+        self._sessions[session.id] = session
+        self._streams[caller.name] += 1
+        return session
+
+    async def _converse(self, session: _Session, peer: Peer) -> None:
+        """Tell the caller where to speak, and stay until it leaves, ends the session, or the hub goes."""
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        peer.on_disconnect(partial(_leave, session.over, left))
+        peer.begin(200, STREAM)
+        address = f"{self._prefix}{MESSAGES_PATH}?{SESSION_PARAMETERS[0]}={session.id}"
+        peer.push(sse.named("endpoint", address))
+        alive = KeepAlive(peer, asyncio.get_running_loop())
+        try:
+            await session.over
+            if not left.done():  # what was asked is answered before the stream ends
+                await session.conversation.finish()
+        finally:
+            alive.stop()
+
+    def _close(self, session: _Session) -> None:
+        self._sessions.pop(session.id, None)
+        self._streams -= Counter({session.caller.name: 1})
+        session.conversation.stop_telling()
+        session.conversation.cancel_all("the caller closed its stream")
+
+    # -- what the caller says --------------------------------------------------------------------------------------
+
+    async def _take(self, caller: Caller, scope: Message, receive: Receive, peer: Peer) -> None:
+        session = self._find(caller, scope)
+        if session is None:
+            return say(peer, 404, "Session not found: open a stream at /sse")
+        if not is_json(dict(scope["headers"])):
+            return say(peer, 415, "Content-Type must be application/json")
+        body = peer.take_body()
+        if body is None and (body := await read_body(receive)) is None:
+            return None
+        refused = session.conversation.take(body)
+        if refused is not None:
+            peer.answer(400, JSON, refused.body)
+        else:
+            say(peer, 202, "")
+        return None
+
+    def _delete(self, caller: Caller, scope: Message, peer: Peer) -> None:
+        session = self._find(caller, scope)
+        if session is None:
+            return say(peer, 404, "Session not found")
+        session.conversation.cancel_all("the session was ended")
+        _set(session.over)
+        return say(peer, 204, "")
+
+    def _find(self, caller: Caller, scope: Message) -> _Session | None:
+        """The caller's own session; another's is as unknown as one that never was."""
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        ids = [id for name in SESSION_PARAMETERS for id in query.get(name, ())]
+        session = self._sessions.get(ids[0]) if len(ids) == 1 else None
+        return session if session is not None and session.caller == caller else None
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _leave(over: asyncio.Future[None], left: asyncio.Future[None]) -> None:
+    _set(left)
+    _set(over)
