@@ -2,7 +2,7 @@
 
 It stands behind the relay and the hub, and a call straight to it is the floor that they are compared with.
 It trusts its callers and checks nothing, so it is no example of a server. Run as `python -m bench.direct`:
-over Streamable HTTP by default, printing `PORT n` first, or over stdin and stdout with `--stdio`.
+over Streamable HTTP by default, printing `PORT n` first, or by another carrier with `--carrier`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from collections.abc import Callable, Coroutine
 from typing import cast
 
 import httptools
 import msgspec
 import uvloop
+from websockets.asyncio.server import ServerConnection, serve
 
 from bench.messages import VERSIONS, Era
 
@@ -24,9 +26,11 @@ ECHO_TOOL = {
     "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
 }
 NO_TEXT = msgspec.Raw(b'""')
+PLAIN = b'{"jsonrpc":"2.0","id":%b,"result":%b}'
 UNKNOWN_METHOD = b'{"jsonrpc":"2.0","id":%b,"error":{"code":-32601,"message":"Method not found"}}'
 ACCEPTED = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nevent: endpoint\ndata: /messages\n\n"
 NOT_ALLOWED = b"HTTP/1.1 405 Method Not Allowed\r\nAllow: POST\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -37,9 +41,10 @@ class Arguments(msgspec.Struct):
 
 
 class Params(msgspec.Struct):
-    """Of all that a request may say, what this server reads."""
+    """Of all that a request may say, what this server reads; without MCP, the text is all there is."""
 
     arguments: Arguments = msgspec.field(default_factory=Arguments)
+    text: msgspec.Raw = NO_TEXT
 
 
 class Message(msgspec.Struct):
@@ -54,7 +59,7 @@ DECODER = msgspec.json.Decoder(Message)
 
 
 class Echo:
-    """Bytes of a request in, bytes of its answer out; the same for both carriers."""
+    """Bytes of a request in, bytes of its answer out; the same for every carrier."""
 
     def __init__(self, era: Era) -> None:
         envelope = b'{"jsonrpc":"2.0","id":%b,"result":'
@@ -71,6 +76,8 @@ class Echo:
         id = bytes(message.id)
         if message.method == "tools/call":
             return self._call % (id, bytes(message.params.arguments.text))
+        if message.method == "echo":  # who does not know MCP names the tool itself
+            return PLAIN % (id, bytes(message.params.text))
         if not id:
             return None
         if template := self._answers.get(message.method):
@@ -129,6 +136,23 @@ class HttpPeer(asyncio.Protocol):
             self._transport.write(ANSWER % (len(answer), answer))
 
 
+class EventPeer(HttpPeer):
+    """A connection of the earlier HTTP+SSE transport: the stream, or one that brings messages."""
+
+    streams: list[asyncio.Transport] = []  # noqa: RUF012 - one process serves one hub
+
+    def on_message_complete(self) -> None:
+        """Open the stream, or accept a message and answer it there."""
+        body, self._body = self._body, b""
+        if not body:
+            self.streams.append(self._transport)
+            self._transport.write(STREAM)
+            return
+        self._transport.write(ACCEPTED)
+        if (answer := self._echo.answer(body)) is not None:
+            self.streams[-1].write(b"event: message\ndata: %b\n\n" % answer)
+
+
 class LineReader(asyncio.Protocol):
     """Standard input cut into lines, each answered at once through `write`."""
 
@@ -151,11 +175,25 @@ class LineReader(asyncio.Protocol):
         self._ended.set()
 
 
-async def serve_http(echo: Echo) -> None:
+async def serve_http(echo: Echo, peer: Callable[[Echo], HttpPeer] = HttpPeer) -> None:
     """Serve on a free loopback port until killed."""
-    server = await asyncio.get_running_loop().create_server(lambda: HttpPeer(echo), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: peer(echo), "127.0.0.1", 0)
     print("PORT", server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
+
+
+async def serve_socket(echo: Echo) -> None:
+    """Serve WebSockets on a free loopback port until killed."""
+
+    async def converse(socket: ServerConnection) -> None:
+        async for message in socket:
+            answer = echo.answer(message.encode() if isinstance(message, str) else message)
+            if answer is not None:
+                await socket.send(answer.decode())
+
+    async with serve(converse, "127.0.0.1", 0, compression=None) as server:
+        print("PORT", next(iter(server.sockets)).getsockname()[1], flush=True)
+        await server.serve_forever()
 
 
 async def serve_stdio(echo: Echo) -> None:
@@ -171,10 +209,17 @@ def main() -> None:
     """Run the server that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--era", choices=VERSIONS, default="modern", help="the newest era it understands")
-    parser.add_argument("--stdio", action="store_true", help="speak over stdin and stdout")
+    parser.add_argument("--carrier", choices=CARRIERS, default="http", help="what it is spoken to over")
     arguments = parser.parse_args()
-    echo = Echo(arguments.era)
-    uvloop.run(serve_stdio(echo) if arguments.stdio else serve_http(echo))
+    uvloop.run(CARRIERS[arguments.carrier](Echo(arguments.era)))
+
+
+CARRIERS: dict[str, Callable[[Echo], Coroutine[None, None, None]]] = {
+    "http": serve_http,
+    "sse": lambda echo: serve_http(echo, EventPeer),
+    "socket": serve_socket,
+    "stdio": serve_stdio,
+}
 
 
 if __name__ == "__main__":

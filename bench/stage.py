@@ -35,12 +35,26 @@ url = "http://127.0.0.1:{legacy}/mcp"
 
 [servers.pipe]
 command = {python}
-args = ["-m", "bench.direct", "--stdio"]
+args = ["-m", "bench.direct", "--carrier", "stdio"]
 cwd = {folder}
+
+[servers.events]
+url = "http://127.0.0.1:{sse}/sse"
+type = "sse"
+
+[servers.socket]
+url = "ws://127.0.0.1:{socket}/"
+type = "ws"
+
+[servers.plain]
+rpc = "http://127.0.0.1:{legacy}/rpc"
+
+[servers.plain.tools.echo]
+description = "Return the text it was given."
 
 [callers.bench]
 key = "env:BENCH_KEY"
-allow = ["modern.*", "legacy.echo", "pipe.*"]
+allow = ["modern.*", "legacy.echo", "pipe.*", "events.*", "socket.*", "plain.*"]
 deny = ["modern.forbidden"]
 """
 
@@ -67,6 +81,9 @@ SCENARIOS = (
     Scenario("hub, stdio server", "hub", "pipe.echo"),
     Scenario("hub, legacy server", "hub", "legacy.echo"),
     Scenario("hub, legacy caller", "hub", "modern.echo", "legacy"),
+    Scenario("hub, SSE server", "hub", "events.echo"),
+    Scenario("hub, socket server", "hub", "socket.echo"),
+    Scenario("hub, rpc server", "hub", "plain.echo"),
 )
 """All rows, in the order of the table; `direct` and `relay` are what the others are compared with."""
 
@@ -104,21 +121,26 @@ def start_programs(held: ExitStack, *, with_hub: bool) -> dict[str, tuple[Progra
 
 def start_hub(held: ExitStack, modern_port: int) -> tuple[Program, int]:
     """Start the hub on a configuration of its own."""
-    legacy = held.enter_context(Program("bench.direct", "--era", "legacy"))
+    ports = {"modern": modern_port, **{name: start_server(held, name) for name in ("legacy", "sse", "socket")}}
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
     config = folder / "isthmus.toml"
-    legacy_port = legacy.port(PORT_PRINTED)
-    config.write_text(hub_config(modern_port, legacy_port))
+    config.write_text(hub_config(ports))
     serve = ("serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0")
     hub = held.enter_context(Program(HUB_MODULE, *serve, env={"BENCH_KEY": KEY}))
-    return hub, hub.port(PORT_LOGGED, besides=(modern_port, legacy_port))
+    return hub, hub.port(PORT_LOGGED, besides=tuple(ports.values()))
 
 
-def hub_config(modern_port: int, legacy_port: int) -> str:
+def start_server(held: ExitStack, name: str) -> int:
+    """Start a legacy server, over a carrier of its own if it is named after one; return its port."""
+    carrier = () if name == "legacy" else ("--carrier", name)
+    return held.enter_context(Program("bench.direct", "--era", "legacy", *carrier)).port(PORT_PRINTED)
+
+
+def hub_config(ports: Mapping[str, int]) -> str:
     """Return the hub's configuration file; JSON strings are TOML strings too."""
     quoted = {"python": sys.executable, "folder": str(Path(__file__).parent.parent)}
     texts = {key: msgspec.json.encode(value).decode() for key, value in quoted.items()}
-    return HUB_CONFIG.format(modern=modern_port, legacy=legacy_port, **texts)
+    return HUB_CONFIG.format(**ports, **texts)
 
 
 def ready(scenario: Scenario, program: Program, port: int, connections: int, asks_each: int) -> Target:
