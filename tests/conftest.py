@@ -22,7 +22,7 @@ from tests.peers.launch import HttpPeer, http_peer
 
 POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
-LEFTOVER_SECONDS = 5.0
+LEFTOVER_SECONDS = 20.0
 """How long processes and descriptors of a finished test may take to go."""
 
 
@@ -45,7 +45,7 @@ class Ledger:
         """How often each nonce ran, by a raw server's ledger."""
         return dict(read_ledger(self.path))
 
-    async def wait_for(self, line: str, within: float = 5.0) -> None:
+    async def wait_for(self, line: str, within: float = 20.0) -> None:
         """Wait until a line is there; servers of other processes have no other way to tell.
 
         Raises:

@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import Ledger
-from tests.hubs import environment, isthmus, serving, stdio, write_config
+from tests.hubs import PATIENT, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 KEY = "k3y-of-the-planner-0123456789"
-RUN_SECONDS = 30.0
-HELP_SECONDS = 0.2
+RUN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +67,12 @@ def config(tmp_path: Path, ledger: Ledger) -> str:
 # -- against a configuration ---------------------------------------------------------------------------------
 
 
-async def test_help_comes_at_once() -> None:
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        assert (await run("--help")).code == 0
-        times.append(time.perf_counter() - began)
-    assert min(times) < HELP_SECONDS, times
+async def test_help_comes_at_once_because_next_to_nothing_is_loaded_for_it() -> None:
+    helped = await run("--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert helped.code == 0
+    loaded = {line.rpartition("|")[2].strip() for line in helped.err.splitlines()}
+    assert "isthmus.cli.main" in loaded
+    assert not loaded & {"asyncio", "httptools", "msgspec", "ssl", "structlog", "uvicorn", "isthmus.app"}
 
 
 async def test_tools_and_calls_need_no_running_hub(config: str) -> None:
@@ -159,7 +156,7 @@ async def test_a_tool_cannot_drive_the_terminal(config: str) -> None:
 async def test_a_running_hub_is_used_like_ones_own(tmp_path: Path, ledger: Ledger) -> None:
     raw = stdio(command("raw_server", "--ledger", str(ledger.path)))
     callers = {"planner": {"key": KEY, "allow": ["raw.*"]}}
-    async with serving(tmp_path, {"raw": raw}, callers=callers) as served:
+    async with serving(tmp_path, {"raw": raw}, callers=callers, limits=PATIENT) as served:
         hub = {"ISTHMUS_HUB": served.url.removesuffix("/mcp"), "ISTHMUS_KEY": KEY}
         listed = await run("tools", "--json", env=hub)
         assert [tool["name"] for tool in json.loads(listed.out)["tools"]] == [
@@ -233,25 +230,41 @@ ECHO = asked(
 )
 
 
-def assert_echoed(talk: Ended) -> None:
-    assert talk.code == 0, talk.err
-    answers = {message["id"]: message["result"] for message in map(json.loads, talk.out.splitlines())}
+async def talk(*words: str, env: Mapping[str, str] | None = None) -> Ended:
+    """Greet and call, and list when the call was answered: by then the server is there, however slow the machine."""
+    process = await start("stdio", *words, env=env)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    *first, last = ECHO.splitlines(keepends=True)
+    process.stdin.write(b"".join(first))
+    said = b""
+    async with asyncio.timeout(RUN_SECONDS):
+        while b'"id":2' not in said:
+            said += (line := await process.stdout.readline())
+            assert line, said
+    rest = await ended(process, last)
+    return Ended(rest.code, said.decode() + rest.out, rest.err)
+
+
+def assert_echoed(talked: Ended) -> None:
+    assert talked.code == 0, talked.err
+    messages = map(json.loads, talked.out.splitlines())
+    answers = {message["id"]: message["result"] for message in messages if "id" in message}
     assert answers.keys() == {1, 2, 3}
     assert answers[2]["content"] == [{"type": "text", "text": "hi"}]
     assert "raw.echo" in [tool["name"] for tool in answers[3]["tools"]]
 
 
 async def test_stdio_speaks_nothing_but_the_protocol(config: str) -> None:
-    talk = await run("stdio", "--config", config, given=ECHO)
-    assert_echoed(talk)
-    assert re.search(r"server not connected.*", talk.err)
+    talked = await talk("--config", config)
+    assert_echoed(talked)
+    assert re.search(r"server not connected.*", talked.err)
 
 
 async def test_stdio_can_stand_before_a_running_hub(tmp_path: Path) -> None:
     callers = {"planner": {"key": KEY, "allow": ["*"]}}
     async with serving(tmp_path, {"raw": stdio(command("raw_server"))}, callers=callers) as served:
-        talk = await run("stdio", "--hub", served.url, env={"ISTHMUS_KEY": KEY}, given=ECHO)
-        assert_echoed(talk)
+        assert_echoed(await talk("--hub", served.url, env={"ISTHMUS_KEY": KEY}))
 
 
 async def test_stdio_ends_on_a_signal_and_answers_what_runs(config: str, ledger: Ledger) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.hubs import CHECKOUT, Raw, environment, isthmus, serving, stdio
+import pytest
+
+from tests.hubs import CHECKOUT, PATIENT, Raw, environment, isthmus, serving, stdio
 
 EXAMPLES = CHECKOUT / "examples"
 NOTES = stdio([sys.executable, str(EXAMPLES / "notes_server.py")])
@@ -33,7 +35,7 @@ async def test_the_example_for_two_callers_is_a_good_configuration() -> None:
 
 
 async def test_the_example_agent_reads_back_what_it_noted(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"notes": NOTES}) as hub:
+    async with serving(tmp_path, {"notes": NOTES}, limits=PATIENT) as hub:
         code, output = await run(sys.executable, str(EXAMPLES / "agent.py"), hub.url)
         assert code == 0, output
         assert "notes.add: Keep a note." in output
@@ -41,3 +43,19 @@ async def test_the_example_agent_reads_back_what_it_noted(tmp_path: Path) -> Non
         async with Raw(hub.url) as caller:
             answer = await caller.call("notes.list")
             assert answer["result"]["content"][0]["text"] == "hello from an agent"
+
+
+@pytest.mark.parametrize(
+    ("words", "output"),
+    [
+        (("words.count_words", "text=one two three"), "3\n"),
+        (("words.most_common", "text=a b A", "limit=1"), '[{"word":"a","times":2}]\n'),
+        (("words.read_aloud", "text=one two"), "2 words read to local\n"),
+        (("html.escape", "s=a < b"), "a &lt; b\n"),
+    ],
+)
+async def test_the_example_functions_are_tools(words: tuple[str, ...], output: str) -> None:
+    config = str(EXAMPLES / "python_tools" / "isthmus.toml")
+    code, said = await run(*isthmus("call", "--config", config, *words))
+    assert code == 0, said
+    assert said.endswith(output), said

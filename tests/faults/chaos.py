@@ -16,7 +16,7 @@ Direction = Literal["up", "down"]
 Ending = Literal["reset", "close"]
 
 CHUNK_BYTES = 64 * 1024
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 20.0
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER with no time to linger: closing sends RST and not FIN."""
 

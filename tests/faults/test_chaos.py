@@ -35,7 +35,7 @@ class Echo:
 async def echo_behind_proxy() -> AsyncIterator[tuple[Echo, ChaosProxy]]:
     echo = Echo()
     server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
-    async with asyncio.timeout(10), ChaosProxy(server.sockets[0].getsockname()[1]) as proxy:
+    async with asyncio.timeout(30), ChaosProxy(server.sockets[0].getsockname()[1]) as proxy:
         yield echo, proxy
     server.close()
 

@@ -18,7 +18,7 @@ async def neighbours_are_served_while(hub: HubProcess, tool: str) -> str:
     async with Raw(hub.url) as caller:
         flooding = asyncio.ensure_future(caller.call(tool))
         neighbour = Caller(hub.port)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for number in range(CALLS):
                 answer = await neighbour.call("builtin.echo", {"text": str(number)})
                 assert answer.text == str(number)

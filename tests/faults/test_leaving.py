@@ -70,11 +70,11 @@ async def test_a_legacy_callers_broken_connection_does_not_cancel(
         for name in REACHES:
             caller = Caller(hub.port, era="legacy")
             await caller.initialize()
-            await leave(hub, caller, name, f"{name}-left", tail, "sleep:0.2")
+            await leave(hub, caller, name, f"{name}-left", tail, "sleep:2")
 
         # A call that began later and takes longer has ended: the others' time was up before, undisturbed.
         later = await asyncio.gather(
-            *(other.call(f"{name}.pay", {"nonce": f"{name}-later", "mode": "sleep:0.4"}) for name in REACHES)
+            *(other.call(f"{name}.pay", {"nonce": f"{name}-later", "mode": "sleep:2.5"}) for name in REACHES)
         )
         assert [answer.told for answer in later] == ["ok"] * len(REACHES)
         assert tail.look().cancelled == set()

@@ -55,7 +55,7 @@ async def test_calls_pipelined_behind_a_slow_one_are_all_answered_in_order(tmp_p
 async def answered_ids(reader: asyncio.StreamReader, count: int) -> list[int]:
     """The ids of so many results, in the order in which they came."""
     ids = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         for _ in range(count):
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             found = re.search(rb"content-length: (\d+)", head)

@@ -14,7 +14,7 @@ from tests.conftest import children, state
 POLL_SECONDS = 0.01
 
 
-async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within: float = 5.0) -> float:
+async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within: float = 20.0) -> float:
     """Look until it holds and return how long that took; only for what nobody can announce.
 
     Raises:
@@ -28,6 +28,31 @@ async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, wit
             return clock() - started
         assert clock() - started < within, f"{what}: not within {within:g} s"
         await asyncio.sleep(POLL_SECONDS)
+
+
+class Metronome:
+    """Tells how late this process was woken: what a busy machine adds to every time that is measured here."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.late_seconds = 0.0
+        """Altogether."""
+
+    async def __aenter__(self) -> Metronome:
+        self._timer = self._loop.call_later(POLL_SECONDS, self._tick)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self.late_seconds += max(0.0, now - self._timer.when())
+        self._timer = self._loop.call_later(POLL_SECONDS, self._tick)
+
+    def now(self) -> float:
+        """The time without that: it does not go on while this process stands still."""
+        return self._loop.time() - self.late_seconds
 
 
 class Tail:

@@ -66,7 +66,7 @@ class Cell:
 
     def steps(self) -> dict[str, Step]:
         """What is done in this cell."""
-        can, token = self.form.abilities, f"fresh_{self.way}_{self.visitor}"
+        can, token = self.form.abilities, f"fresh_{self.way}_{self.visitor}_{self.form.name}"
         growing = changing(token, self.place, hears="announces" in can, updates="updates" in can)
         return {**looking(self.place), **logging(self.place), **growing}
 

@@ -34,11 +34,10 @@ async def test_changes_are_announced_wherever_the_server_can(gallery: Gallery, c
 async def test_what_is_shown_of_a_server_is_what_it_has(gallery: Gallery, cell: Cell) -> None:
     shown = (await gallery.survey(cell)).capabilities
 
-    subscribe = {"subscribe": True} if "subscriptions" in cell.form.abilities else {}
     assert {key: shown[key] for key in shown if key != "extensions"} == {
         "tools": {"listChanged": True},
         "prompts": {"listChanged": True},
-        "resources": {"listChanged": True, **subscribe},
+        "resources": {"listChanged": True, "subscribe": "subscriptions" in cell.form.abilities},
         "completions": {},
         "logging": {},
     }

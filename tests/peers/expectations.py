@@ -52,4 +52,5 @@ def assert_changed(found: Survey, form: Form) -> None:
     expected = (lists if "announces" in can else set()) | ({watched} if "updates" in can else set())
     # Where servers meet, a client also hears of what others do to the other servers.
     assert heard == expected if found.place == AT_HOME else heard >= expected
+    assert {step: found.answer(step)["ok"] for step in found.answers if step.startswith(("changed", "updated"))}
     assert found.contents("watched")["text"] == found.answer("touched")["result"]["content"][0]["text"]

@@ -58,6 +58,10 @@ class StdioExchange:
         """Nothing ends with a request on a pipe; a cancelled call gets no answer at all."""
 
 
+TURNS_LEFT = 10
+"""Of the loop, once stdin has ended: a call that was cancelled by the last words is still noted as such."""
+
+
 class StdioServer:
     """Reads lines and starts what they ask for."""
 
@@ -76,4 +80,6 @@ class StdioServer:
                 await duplex.take(json.loads(line))
             if "ignore_sigterm" in self._desk.modes:
                 await asyncio.Event().wait()
+            for _ in range(TURNS_LEFT):
+                await asyncio.sleep(0)
             os._exit(0)  # calls that still run must not hold a server that has lost its caller

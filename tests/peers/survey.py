@@ -87,16 +87,17 @@ def changing(token: str, place: Place = AT_HOME, *, hears: bool, updates: bool) 
     def changed(what: str, thing: str) -> Step:
         return {"do": "changed", "what": what, "within": HEARD_SECONDS, "lists": thing}
 
-    watched = uri + content.WATCHED_URI
-    steps: dict[str, Step] = {"listening": {"do": "listen", "uri": watched}}
-    for what, thing, shown in (
-        ("tools", token, name + token),
-        ("prompts", token, name + token),
-        ("resources", f"memo://grown/{token}", f"memo://grown/{token}"),
-    ):
-        steps[f"grown_{what}"] = grow(what, thing)
-        if hears:
-            steps[f"changed_{what}"] = changed(what, shown)
+    watched, grown = uri + content.WATCHED_URI, f"memo://grown/{token}"
+    steps: dict[str, Step] = {
+        "listening": {"do": "listen", "uri": watched},
+        "grown_tools": grow("tools", token),
+        "grown_prompts": grow("prompts", token),
+        "grown_resources": grow("resources", grown),
+    }
+    if hears:
+        steps["changed_tools"] = changed("tools", name + token)
+        steps["changed_prompts"] = changed("prompts", name + token)
+        steps["changed_resources"] = changed("resources", grown)
     steps["touched"] = {"do": "call", "tool": f"{name}touch", "arguments": {}}
     if updates:
         steps["updated"] = {"do": "updated", "uri": watched, "within": HEARD_SECONDS}

@@ -112,7 +112,7 @@ async def test_a_new_client_cancels_and_hears_of_changes_where_the_server_can(
             if (server, carrier) in {("server_sdk1", "stateless"), ("server_sdk2", "stateless")}:
                 assert not listener.changed.is_set()
             else:
-                await asyncio.wait_for(listener.changed.wait(), 5)
+                await asyncio.wait_for(listener.changed.wait(), 20)
             assert "more" in {tool.name for tool in (await client.list_tools()).tools}
 
 
@@ -122,7 +122,7 @@ async def assert_hears_change_by_subscription(client: Client, *, is_served: bool
             async with client.listen(tools_list_changed=True):
                 pass
         return
-    async with asyncio.timeout(5), client.listen(tools_list_changed=True) as changes:
+    async with asyncio.timeout(20), client.listen(tools_list_changed=True) as changes:
         await client.call_tool("grow", {"name": "more"})
         await anext(aiter(changes))
     assert "more" in {tool.name for tool in (await client.list_tools()).tools}
@@ -140,7 +140,7 @@ async def test_an_old_client_works_with_every_server(server: str, carrier: Carri
         {"do": "call", "tool": "meta", "meta": {"example.org/trace": "t1"}},
         {"do": "cancel", "tool": "cancellable", "arguments": {"token": "t"}},
         {"do": "call", "tool": "grow", "arguments": {"name": "more"}},
-        {"do": "changed", "within": 0.5 if carrier == "stateless" else 5},
+        {"do": "changed", "within": 0.5 if carrier == "stateless" and server != "server_fastmcp" else 20},
     ]
     if carrier == "stdio":
         answers = await run_sdk1(steps, server=command(server), env=ledger.env)

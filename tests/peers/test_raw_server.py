@@ -56,7 +56,7 @@ async def raw_pipe(ledger: Ledger, *options: str) -> AsyncIterator[Pipe]:
         *words, stdin=pipe, stdout=pipe, start_new_session=True, limit=LINE_BYTES
     )
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             yield Pipe(process)
     finally:
         with suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ async def fetch(peer: HttpPeer, message: Json, **headers: str) -> tuple[int, dic
     ]
     writer.write("\r\n".join([*lines, "", ""]).encode() + body)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await read_response(reader)
     finally:
         writer.close()

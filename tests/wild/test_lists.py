@@ -33,6 +33,11 @@ async def all_tools(client: Client) -> list[str]:
     return names
 
 
+def readings(ledger: Ledger) -> int:
+    """How often a restless server was asked for its list."""
+    return sum("listed_at" in line for line in ledger.lines())
+
+
 async def doctor(folder: Path) -> str:
     """What the doctor says of the servers in the configuration there."""
     process = await asyncio.create_subprocess_exec(
@@ -102,14 +107,14 @@ async def test_a_list_that_changes_a_thousand_times_a_second_is_read_once_a_seco
     async with serving(tmp_path, {"restless": entry}) as hub:
         await until_complete(hub.url)
         async with client_over_http(hub.url_of("restless"), mode="legacy", listener=heard) as client:
-            started, known = time.monotonic(), len(ledger.lines())
+            started, known = time.monotonic(), readings(ledger)
             async with asyncio.timeout(30):
                 for _ in range(3):
                     await heard.changed.wait()
                     heard.changed.clear()
                     assert not (await client.call_tool("echo", {"text": "in between"})).is_error
             described = {tool.name: tool.description for tool in (await client.list_tools()).tools}
-            read, elapsed = len(ledger.lines()) - known, time.monotonic() - started
+            read, elapsed = readings(ledger) - known, time.monotonic() - started
 
     # The server announced a thousand times as much; each of these would have been another reading of its list.
     assert read <= elapsed + SLACK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from isthmus.app.difference import Difference, between
 from isthmus.app.links import ME, Links
 from isthmus.config.settings import Configuration
 from isthmus.core.calls.hub import Hub
@@ -42,6 +43,22 @@ class RunningHub:
     def dialogue(self) -> Dialogue:
         """What MCP callers of this hub are told."""
         return Dialogue(self.hub, ME)
+
+    def apply(self, configuration: Configuration) -> Difference:
+        """Take another configuration: servers come, change and go, and nobody else notices.
+
+        Limits hold for whatever starts from now on. Who may call is the face's to change.
+        """
+        difference = between(self.configuration, configuration)
+        self.configuration = configuration
+        self.hub.limits = self._links.limits = configuration.hub.limits
+        for name in difference.removed:
+            self.supervisor.remove(name)
+        for server in difference.added:
+            self.supervisor.add(server)
+        for server in difference.changed:
+            self.supervisor.change(server)
+        return difference
 
     async def aclose(self) -> None:
         """Close every link in good order, then whatever still runs; cancelled, it leaves the order out."""

@@ -55,6 +55,9 @@ def finding_as_json(finding: Finding, weight: Weight) -> dict[str, str | None]:
         "value": finding.value,
         "message": finding.message,
         "advice": finding.advice,
+        "code": finding.code.number,
+        "kind": finding.code.name,
+        "mend": finding.mend,
     }
 
 
@@ -71,7 +74,7 @@ def _as_json(configuration: Configuration | None, findings: Sequence[tuple[Weigh
 
 def _show(configuration: Configuration | None, findings: Sequence[tuple[Weight, Finding]]) -> None:
     for weight, finding in findings:
-        write(f"{weight}: {finding}")
+        write(f"{weight}: {finding} [{finding.code}]")
     if configuration is None:
         say("The hub would refuse to start with this configuration: mend the errors above.")
     elif configuration.file is None:

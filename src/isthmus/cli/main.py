@@ -194,6 +194,44 @@ def check(file: Path | None, config: Path | None, *, is_json: bool) -> int:
     return check_configuration(file or config, is_json=is_json)
 
 
+@config.command()
+@_with_config
+@click.option("--origin", "with_origin", is_flag=True, help="Say where each value was written.")
+@_with_json
+def show(config: Path | None, *, with_origin: bool, is_json: bool) -> int:
+    """Print the configuration as the hub sees it, secrets hidden."""
+    from isthmus.cli.show import show_configuration
+
+    return show_configuration(config, with_origin=with_origin, is_json=is_json)
+
+
+@cli.command("import")
+@click.argument("sources", nargs=-1, required=True, metavar="FILE|CLIENT|all...")
+@click.option("--dialect", metavar="D", help="Whose file it is, where its path does not tell.")
+@click.option("--into", type=click.Path(path_type=Path), metavar="FILE", help="The isthmus.toml to write.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only show what would be written.")
+@click.option("--replace", "may_replace", is_flag=True, help="Take servers that the file has otherwise.")
+@_with_json
+def import_(
+    sources: tuple[str, ...],
+    dialect: str | None,
+    into: Path | None,
+    *,
+    is_dry: bool,
+    may_replace: bool,
+    is_json: bool,
+) -> int:
+    """Bring the servers of other clients into isthmus.toml.
+
+    CLIENT is one of claude-desktop, claude-code, cursor, vscode, windsurf, cline, roo, gemini, codex, goose, zed,
+    kiro, copilot, opencode, mcpproxy, fastmcp.
+    """
+    from isthmus.cli.imports import Wanted, import_servers
+
+    wanted = Wanted(sources, dialect, into, is_dry=is_dry, may_replace=may_replace, is_json=is_json)
+    return import_servers(wanted)
+
+
 @cli.command()
 @_with_source
 def stdio(hub: str | None, config: Path | None) -> int:

@@ -13,7 +13,8 @@ from isthmus.cli.opening import open_hub
 from isthmus.cli.output import Row, aligned, first_line, say, show_table, write, write_json
 from isthmus.cli.reached import Absence, Offer
 from isthmus.cli.sources import Own, Running
-from isthmus.wire.mcp.tools import read_string, tool_array, tool_definition
+from isthmus.wire.mcp.lists import TOOLS, array_of, write_entry
+from isthmus.wire.mcp.messages import read_string
 
 
 async def list_tools(source: Running | Own, *, wait: float, is_json: bool) -> Exit:

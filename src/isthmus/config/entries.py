@@ -16,7 +16,7 @@ from isthmus.config.dialects.dialect import OWN, STANDARD, Dialect, Root
 from isthmus.config.dialects.draft import Draft
 from isthmus.config.dialects.steps import COMMON
 from isthmus.config.dialects.syntax import Surroundings, in_our_words, input_variable, inputs_used
-from isthmus.config.files import Document
+from isthmus.config.files import Document, located
 from isthmus.config.findings import ConfigError, Finding, Place
 
 DEPTH_MAX = 32
@@ -72,6 +72,8 @@ def entry_of(name: str, fields: object, place: Place, dialect: Dialect, around: 
     if around is not None and not dialect.is_own:
         draft.findings += _unasked(draft.fields, place, around)
         draft.fields = {key: _translated(value, dialect, around) for key, value in draft.fields.items()}
+    if around is not None:
+        draft.fields.update(_absolute(draft.fields, around))
     return _sorted(name, draft, dialect)
 
 
@@ -119,6 +121,16 @@ def _translated(value: object, dialect: Dialect, around: Surroundings) -> object
             return {key: _translated(item, dialect, around) for key, item in value.items()}
         case _:
             return value
+
+
+def _absolute(fields: Mapping[str, object], around: Surroundings) -> dict[str, object]:
+    """Return paths as they are seen from everywhere, so that an entry means the same in another file."""
+    paths = {key: fields[key] for key in ("cwd", "env_file", "path") if key in fields}
+    return {
+        key: str(located(path, around.folder, around.home))
+        for key, path in paths.items()
+        if isinstance(path, str) and path and "${" not in path
+    }
 
 
 def _unasked(value: object, place: Place, around: Surroundings) -> list[Finding]:

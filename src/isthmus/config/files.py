@@ -61,14 +61,18 @@ def find(named: Path | None, environment: Mapping[str, str], cwd: Path, home: Pa
     Raises:
         ConfigError: a file was named, by argument or by `ISTHMUS_CONFIG`, and is not there.
     """
+    searched = places(named, environment, cwd, home)
+    if named is not None or environment.get(FILE_VARIABLE):
+        return _existing(searched[0])
+    return next((place for place in searched if place.is_file()), None)
+
+
+def places(named: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> tuple[Path, ...]:
+    """Return where the file is looked for, first choice first: where it is said to be, or the usual places."""
     if named is None and environment.get(FILE_VARIABLE):
         named = Path(environment[FILE_VARIABLE])
     if named is not None:
-        return _existing(located(str(named), cwd, home))
-    return next((place for place in _usual_places(cwd, home) if place.is_file()), None)
-
-
-def _usual_places(cwd: Path, home: Path) -> tuple[Path, ...]:
+        return (located(str(named), cwd, home),)
     return (
         cwd / "isthmus.toml",
         cwd / "mcp.json",

@@ -61,13 +61,17 @@ def named_imports(document: Document) -> tuple[str, ...]:
 def look_up(
     names: Iterable[str], place: Place, folder: Path, around: Around, dialect: Dialect | None = None
 ) -> Imported:
-    """Read the files of clients and the files at paths; paths are seen from `folder`."""
+    """Read the files of clients and the files at paths; paths are seen from `folder`.
+
+    `place` is where the names are written, one without a path being the command line.
+    """
     found = Imported()
     for position, name in enumerate(names):
+        here = place.at(position) if place.path else Place(None)
         if _is_path(name):
-            _take_file(found, located(name, folder, around.home), place.at(position), dialect)
+            _take_file(found, located(name, folder, around.home), here, dialect)
         else:
-            _take_client(found, name, place.at(position), around)
+            _take_client(found, name, here, around)
     return found
 
 

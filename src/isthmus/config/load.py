@@ -15,6 +15,7 @@ from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.callers import KnownCaller, read_callers
 from isthmus.config.dialects.dialect import Dialect
 from isthmus.config.entries import entries_of, has_place_for_servers
+from isthmus.config.environment import TIMEOUT_VARIABLE, call_seconds, mapped_servers
 from isthmus.config.files import Document, find, read
 from isthmus.config.findings import ConfigError, Finding, Place, nearest
 from isthmus.config.hub import read_hub
@@ -23,7 +24,6 @@ from isthmus.config.imports import Around, Imported, look_up, named_imports
 from isthmus.config.origins import origins_of
 from isthmus.config.servers import Reading, Roster, look_alikes
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.config.surroundings import TIMEOUT_VARIABLE, call_seconds, mapped_servers
 from isthmus.config.variables import ENV_NAME, Variables, seen_from
 from isthmus.core.settings import Limits
 
@@ -86,6 +86,7 @@ class _Loading:
             callers=callers,
             warnings=tuple(self._findings),
             files=tuple(dict.fromkeys([*self._files, *self._roster.files])),
+            broken=tuple(name for name in self._roster.entries if name not in self._roster.servers),
             unread=tuple(imported.unread),
             origins=origins_of(
                 document,

@@ -63,7 +63,7 @@ _READ: Mapping[Way, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Filled:
     """An entry whose variables are replaced, and the folders that its paths are seen from."""
 
     entry: Entry
@@ -75,24 +75,24 @@ class Reading:
     """Returns the variables in a file, and remembers what is secret and odd about it."""
 
 
-def reach_of(reading: Reading) -> Reach:
+def reach_of(filled: Filled) -> Reach:
     """Return how the server is reached.
 
     Raises:
         ValueError: it cannot be told, or a value makes no sense, in the words "<key> must …".
     """
-    way = _way(reading.fields)
-    word = _word(way, reading.fields)
-    _tell_of_idle_keys(reading, way, word)
+    way = _way(filled.fields)
+    word = _word(way, filled.fields)
+    _tell_of_idle_keys(filled, way, word)
     match way:
         case "command":
-            return _stdio(reading)
+            return _stdio(filled)
         case "url":
-            return _dialled(word, reading)
+            return _dialled(word, filled)
         case "rpc":
-            return _rpc("rpc", reading)
+            return _rpc("rpc", filled)
         case "python":
-            return _python(reading)
+            return _python(filled)
         case _:
             assert_never(way)
 
@@ -128,57 +128,55 @@ def _checked(key: str, value: object, way: Way) -> Word:
     return word
 
 
-def _tell_of_idle_keys(reading: Reading, way: Way, word: Word | None) -> None:
-    entry = reading.entry
+def _tell_of_idle_keys(filled: Filled, way: Way, word: Word | None) -> None:
+    entry = filled.entry
     # In a file that other programs read too, what has no effect here may have one there.
     if entry.dialect.is_own:
         read = _READ[way] | (RPC_KEYS if word == "rpc" else frozenset())
-        for key in sorted(reading.fields.keys() & (REACH_KEYS - read)):
+        for key in sorted(filled.fields.keys() & (REACH_KEYS - read)):
             told = entry.at(key).finding(f"has no effect beside {way}", code=codes.IDLE_KEY)
-            reading.findings.append(told)
+            filled.findings.append(told)
 
 
 # -- each way ------------------------------------------------------------------------------------------------
 
 
-def _stdio(reading: Reading) -> StdioSettings:
-    fields, home = reading.fields, reading.home
+def _stdio(filled: Filled) -> StdioSettings:
+    fields, home = filled.fields, filled.home
     command = values.text("command", fields["command"])
     cwd = values.text("cwd", fields.get("cwd", ""))
     return StdioSettings(
         command=str(located(command, home, home)) if command.startswith("~/") else command,
         args=values.words("args", fields.get("args", [])),
-        env={**_env_file(reading), **values.table_of_words("env", fields.get("env", {}))},
-        cwd=str(located(cwd, reading.folder, home)) if cwd else None,
+        env={**_env_file(filled), **values.table_of_words("env", fields.get("env", {}))},
+        cwd=str(located(cwd, filled.folder, home)) if cwd else None,
         era=_era(fields),
     )
 
 
-def _env_file(reading: Reading) -> Mapping[str, str]:
-    named = values.text("env_file", reading.fields.get("env_file", ""))
-    return reading.env_of(located(named, reading.folder, reading.home)) if named else {}
+def _env_file(filled: Filled) -> Mapping[str, str]:
+    named = values.text("env_file", filled.fields.get("env_file", ""))
+    return filled.env_of(located(named, filled.folder, filled.home)) if named else {}
 
 
-def _dialled(word: Word | None, reading: Reading) -> HttpSettings | SocketSettings | RpcSettings:
-    url = values.text("url", reading.fields["url"])
+def _dialled(word: Word | None, filled: Filled) -> HttpSettings | SocketSettings | RpcSettings:
+    url = values.text("url", filled.fields["url"])
     if word == "rpc":
-        return _rpc("url", reading)
+        return _rpc("url", filled)
     if word == "ws" or (word in (None, "auto") and url.lower().startswith(("ws:", "wss:"))):
-        return SocketSettings(url, _headers(reading.fields), _era(reading.fields))
-    return HttpSettings(url, _headers(reading.fields), _era(reading.fields), _carrier(word, url, reading))
+        return SocketSettings(url, _headers(filled.fields), _era(filled.fields))
+    return HttpSettings(url, _headers(filled.fields), _era(filled.fields), _carrier(word, url, filled))
 
 
-def _carrier(word: Word | None, url: str, reading: Reading) -> Carrier:
-    dialect, is_sse = reading.entry.dialect, _ends_with_sse(url)
+def _carrier(word: Word | None, url: str, filled: Filled) -> Carrier:
+    dialect, is_sse = filled.entry.dialect, _ends_with_sse(url)
     match word:
         case "sse":
             return "sse"
         case "http":
             if is_sse and dialect.http == "http":
                 told = "says http, but an address that ends in /sse is usually of the earlier transport"
-                reading.findings.append(
-                    reading.entry.at(_transport_key(reading)).finding(told, code=codes.LOOKS_LIKE_SSE)
-                )
+                filled.findings.append(filled.entry.at(_transport_key(filled)).finding(told, code=codes.LOOKS_LIKE_SSE))
             return dialect.http
         case None if dialect.bare_url == "path":
             return "sse" if is_sse else "http"
@@ -195,27 +193,27 @@ def _ends_with_sse(url: str) -> bool:
         return False  # the settings refuse it, with a reason
 
 
-def _transport_key(reading: Reading) -> str:
-    return next(key for key in TRANSPORT_KEYS if key in reading.fields)
+def _transport_key(filled: Filled) -> str:
+    return next(key for key in TRANSPORT_KEYS if key in filled.fields)
 
 
-def _rpc(key: str, reading: Reading) -> RpcSettings:
+def _rpc(key: str, filled: Filled) -> RpcSettings:
     try:
         return RpcSettings(
-            url=values.text(key, reading.fields[key]),
-            headers=_headers(reading.fields),
-            tools=declared_tools(reading.fields, reading.entry, reading.findings),
+            url=values.text(key, filled.fields[key]),
+            headers=_headers(filled.fields),
+            tools=declared_tools(filled.fields, filled.entry, filled.findings),
         )
     except ValueError as error:
         text = str(error)
         raise ValueError(f"{key}{text.removeprefix('rpc')}" if text.startswith("rpc ") else text) from error
 
 
-def _python(reading: Reading) -> PythonSettings:
-    path = values.text("path", reading.fields.get("path", ""))
+def _python(filled: Filled) -> PythonSettings:
+    path = values.text("path", filled.fields.get("path", ""))
     return PythonSettings(
-        target=values.text("python", reading.fields["python"]),
-        path=str(located(path, reading.folder, reading.home)) if path else None,
+        target=values.text("python", filled.fields["python"]),
+        path=str(located(path, filled.folder, filled.home)) if path else None,
     )
 
 

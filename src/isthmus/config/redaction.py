@@ -51,6 +51,17 @@ def _options(args: object) -> Iterator[tuple[str, str]]:
         yield header, line.strip()
 
 
+def any_secret(value: object) -> bool:
+    """Tell whether anything in a value goes under the name of a secret, however deep."""
+    if isinstance(value, dict):
+        return any(_is_secret(name, inner) or any_secret(inner) for name, inner in value.items())
+    return isinstance(value, list) and any(any_secret(inner) for inner in value)
+
+
+def _is_secret(name: object, value: object) -> bool:
+    return isinstance(value, str) and bool(value) and bool(_SECRET_NAME.search(str(name)))
+
+
 def without(secrets: Set[str], finding: Finding) -> Finding:
     """Return a finding with these secrets blanked out."""
     return replace(

@@ -184,7 +184,7 @@ def _mistake(error: ValueError, entry: Entry) -> Finding:
 
 def _settings(name: ServerName, draft: _Draft) -> ServerSettings:
     fields, limits, entry = draft.fields, draft.reading.limits, draft.entry
-    how = reaches.Reading(entry, fields, draft.findings, draft.reading.folder, draft.reading.home, draft.env_of)
+    how = reaches.Filled(entry, fields, draft.findings, draft.reading.folder, draft.reading.home, draft.env_of)
     return ServerSettings(
         name=name,
         reach=reaches.reach_of(how),

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from isthmus.config.findings import Finding
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller
+from isthmus.model.names import ServerName
 from isthmus.upstream.settings import ServerSettings
 
 NameStyle = Literal["canonical", "llm"]
@@ -101,6 +102,8 @@ class Configuration:
     warnings: tuple[Finding, ...] = ()
     files: tuple[Path, ...] = ()
     """Every file that was read or that would have been, had it existed: a change of one may change all this."""
+    broken: tuple[ServerName, ...] = ()
+    """Servers whose entries cannot be used as they are; a running hub keeps what it had under these names."""
     unread: tuple[Path, ...] = ()
     """Imported files that are broken just now; the servers that they had before are not gone for it."""
     origins: Mapping[str, Origin] = field(default_factory=dict)

@@ -111,7 +111,7 @@ def _key(text: str) -> str:
 
 def _text(text: str) -> str:
     # JSON's escapes are TOML's, but for the slash and for what is beyond the first plane: both stay as they are.
-    escaped = json.dumps(text, ensure_ascii=False)
+    escaped = json.dumps(text.encode(errors="replace").decode(), ensure_ascii=False)
     return escaped.replace("\x7f", "\\u007f")
 
 

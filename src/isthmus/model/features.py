@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from isthmus.model.names import FeatureName, ServerName
+
+Ability: TypeAlias = Literal["tools", "prompts", "resources", "subscribe", "completions", "logging"]
+"""What a server says it can do."""
+
+Topic: TypeAlias = Literal["tools", "prompts", "resources"]
+"""A list that callers can be told has changed; that of the resources is also that of their templates."""
+
+TOPICS: tuple[Topic, ...] = ("tools", "prompts", "resources")
 
 F = TypeVar("F", bound="Feature")
 

@@ -25,7 +25,9 @@ P = TypeVar("P", bound=asyncio.Protocol)
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-PORTS: Final = {"http": 80, "https": 443}
+PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+HTTP_SCHEMES: Final = ("http", "https")
+SOCKET_SCHEMES: Final = ("ws", "wss")
 
 DENIED: Final[Sequence[tuple[IpNetwork, str]]] = [
     (ipaddress.ip_network(network), what)
@@ -105,7 +107,7 @@ class Origin:
 
     @property
     def is_secure(self) -> bool:
-        return self.scheme == "https"
+        return self.scheme in ("https", "wss")
 
     @property
     def authority(self) -> str:
@@ -117,11 +119,11 @@ class Origin:
         return f"{self.scheme}://{self.authority}"
 
 
-def parse_url(url: str) -> tuple[Origin, str]:
+def parse_url(url: str, schemes: tuple[str, str] = HTTP_SCHEMES) -> tuple[Origin, str]:
     """Split `url` into whom to dial and the request target (path and query, ASCII; a fragment is dropped).
 
     Raises:
-        ValueError: not an absolute http(s) URL, or one that two parsers could read differently.
+        ValueError: not an absolute URL of these schemes, or one that two parsers could read differently.
     """
     shown = _presentable(url)
     if _NOT_IN_URLS.search(url):
@@ -132,8 +134,8 @@ def parse_url(url: str) -> tuple[Origin, str]:
         port = parts.port
     except ValueError as error:
         raise ValueError(f"{shown} is not a valid URL: {error}") from error
-    if parts.scheme not in PORTS:
-        raise ValueError(f"{shown} must start with http:// or https://")
+    if parts.scheme not in schemes:
+        raise ValueError(f"{shown} must start with {schemes[0]}:// or {schemes[1]}://")
     if "@" in parts.netloc:
         raise ValueError(f"{shown} must not hold a user name or password; use headers instead")
     if port == 0:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import re
 import select
-import socket
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 import httptools
 
 from isthmus.transport.cork import Cork
+from isthmus.transport.cut import cut
 from isthmus.transport.portions import Portions
 
 HEAD_LIMIT_BYTES: Final = 64 * 1024
@@ -204,7 +203,7 @@ class Connection(asyncio.Protocol):
             ticket.leave(may_have_left=self.may_have_left)
         self._unsent = b""
         self._portions.stop()
-        _cut(self._transport)
+        cut(self._transport)
         self._pool.removed(self)
 
     def lose(self, reason: str) -> None:
@@ -353,19 +352,6 @@ class Connection(asyncio.Protocol):
 
     def _stage(self) -> str:
         return "in the middle of its reply" if self._has_head else "without answering"
-
-
-def _cut(transport: asyncio.Transport) -> None:
-    """Close `transport` so that nothing it still holds is written, not even by a write already under way.
-
-    uvloop's abort() alone leaves the write to run until the handle is closed, one turn of the loop later; a
-    request reported as not sent could then still arrive.
-    """
-    if not transport.is_closing() and transport.get_write_buffer_size() > 0:
-        sock = transport.get_extra_info("socket")
-        with suppress(OSError), socket.fromfd(sock.fileno(), sock.family, sock.type) as twin:
-            twin.shutdown(socket.SHUT_RDWR)
-    transport.abort()
 
 
 def _is_readable(transport: asyncio.Transport) -> bool:

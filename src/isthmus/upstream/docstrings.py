@@ -1,7 +1,7 @@
 """What a docstring says of a function and of each of its parameters.
 
 Reads the three ways in which people write it (Google, NumPy, Sphinx) and takes everything else for prose. It knows
-nothing of signatures. Called by `upstream.functions`.
+nothing of signatures. Called by `upstream.signatures`.
 """
 
 from __future__ import annotations

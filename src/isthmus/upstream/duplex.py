@@ -200,7 +200,6 @@ class DuplexLink(BaseLink, Generic[S]):
         if self.lost.done():
             return
         self._lose(reason)
-        self._heard()
         pending, self._pending = self._pending, {}
         for sent in pending.values():
             sent.waiter.fail(lost(self.server, reason, may_have_left=self._may_have_left(sent, is_dead=is_dead)))

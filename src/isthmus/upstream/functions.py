@@ -1,227 +1,260 @@
-"""A Python function as a tool: its schema read from its signature, its arguments checked and converted.
+"""Python functions of the operator's own, run in the hub's process behind the same link as any server's.
 
-Decides and describes; it starts no thread and no task, which is for `upstream.python`. `Context` is for the authors
-of functions: a parameter annotated with it is not the caller's to give.
+A plain function runs in a thread, so that one that waits or computes holds up nobody; an asynchronous one runs on
+the loop as a member of the crew. Asynchronous functions are cancelled with their calls; threads cannot be: the call
+ends, the function goes on, its thread is taken until it returns, and what it returns is dropped. The functions are
+trusted: they can do whatever the hub can. Their authors find `Context` here.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Set
 from contextlib import suppress
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+import structlog
 
-from isthmus.model.events import Event, Log, LogLevel, Progress
-from isthmus.upstream.docstrings import read_docstring
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.crew import Crew
+from isthmus.core.settings import Limits
+from isthmus.model.events import Event, LogLevel, Progress
+from isthmus.model.faults import BadArguments, BadReply, NotConnected
+from isthmus.model.features import TOPICS, Ability, Tool, Topic
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.outcomes import Outcome
+from isthmus.upstream.dialect import LegacyDialect
+from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.listing import Listing
+from isthmus.upstream.modules import begin_to_load
+from isthmus.upstream.settings import Era, PythonSettings
+from isthmus.upstream.signatures import BadArgument, Context, Function
+from isthmus.upstream.waiters import Waiter, lost, turned_away
+from isthmus.upstream.workers import ASIDE, Workers, divert_prints
 from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.results import failure, plain, result_of
 
-_NO_DEFAULT = inspect.Parameter.empty
-_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+__all__ = ["Context", "PythonLink"]
+
+log = structlog.get_logger(__name__)
+
+EVENTS_MAX = 256
+"""Events that may wait on their way from a thread to the loop; the oldest of more are dropped."""
+
+WORDS_LENGTH_MAX = 2_000
+"""An exception's text may quote anything; a caller needs its beginning."""
 
 
-class Unusable(Exception):
-    """A function that cannot be a tool; the message says why."""
+class PythonLink(BaseLink):
+    """The functions that one target names."""
+
+    start_seconds = 60.0
+
+    def __init__(
+        self,
+        server: ServerName,
+        me: Implementation,
+        limits: Limits,
+        *,
+        reach: PythonSettings,
+        crew: Crew,
+        max_calls: int,
+    ) -> None:
+        super().__init__(server, me, limits)
+        self.dialect = LegacyDialect("Python")
+        self._reach = reach
+        self._crew = crew
+        self._workers = Workers(str(server), max_calls)
+        self._functions: dict[str, Function] = {}
+        self._notes: tuple[str, ...] = ()
+        self._works: set[_Work] = set()
+
+    # -- greeting and listing --------------------------------------------------------------------------------------
+
+    async def greet(self, era: Era) -> None:
+        """Import the module.
+
+        Raises:
+            ConnectFailed: it cannot be imported, or has nothing that can be a tool.
+        """
+        divert_prints()
+        try:
+            async with asyncio.timeout(self.start_seconds):
+                loaded = await asyncio.wrap_future(begin_to_load(self._reach))
+        except TimeoutError:
+            words = f"importing {self._reach.target} takes over {self.start_seconds:g} s"
+            raise ConnectFailed(words) from None
+        self._functions = {function.name: function for function in loaded.functions}
+        self._notes = tuple(loaded.notes)
+
+    async def ping(self, within: float) -> None:
+        """It is always there."""
+
+    def abilities(self) -> frozenset[Ability]:
+        """Tools, and logging if a function can."""
+        does_log = any(function.takes_context for function in self._functions.values())
+        return frozenset(("tools", "logging") if does_log else ("tools",))
+
+    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
+        """The functions, which stay as they are."""
+        tools = [Tool.of(self.server, FeatureName(f.name), f.definition()) for f in self._functions.values()]
+        return Listing(tuple(tools), notes={"tools": self._notes})
+
+    async def set_level(self, level: LogLevel) -> None:
+        """A function's every line is passed on; whoever hears it chooses."""
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def send(self, inflight: InFlight) -> None:
+        """Run the function."""
+        function = self._functions.get(inflight.name)
+        if function is None or self.lost.done():
+            inflight.finish(NotConnected(self.server, f"it has no function {inflight.name} any more"))
+            return
+        try:
+            arguments = function.read(inflight.call.arguments)
+        except BadArgument as bad:
+            inflight.finish(BadArguments(inflight.call.name, str(bad)))
+            return
+        self._start(_Work(self, inflight, function, arguments))
+
+    def _start(self, work: _Work) -> None:
+        work.inflight.carriage = work
+        self._works.add(work)
+        if work.function.is_async:
+            work.task = self._crew.spawn(f"function {work.function.name}", work.run_on_loop())
+        else:
+            self._workers.run(work.run_in_thread)
+
+    def ended(self, work: _Work, outcome: Outcome) -> None:
+        """A function is done; its call may have ended before."""
+        self._works.discard(work)
+        work.inflight.carriage = None
+        work.inflight.finish(outcome)
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        """What has not begun is taken back by `withdraw`, before the loop gets to beginning it."""
+        work = inflight.carriage
+        return not isinstance(work, _Work) or self._has_begun(work)
+
+    def _has_begun(self, work: _Work) -> bool:
+        return work.has_begun if work.function.is_async else not self._workers.is_waiting(work.run_in_thread)
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None:
+        """Cancel what runs on the loop, take back what has not begun; a thread goes on."""
+        work = inflight.carriage
+        if isinstance(work, _Work):
+            self._works.discard(work)
+            self._workers.take_back(work.run_in_thread)
+            if work.task is not None:
+                work.task.cancel()
+
+    async def aclose(self) -> None:
+        """Give every call up; threads end when their functions do."""
+        self._lose("closed by the hub")
+        works, self._works = self._works, set()
+        for work in works:
+            has_begun = self._has_begun(work)
+            self.withdraw(work.inflight, "closed by the hub")
+            self.ended(work, lost(self.server, "closed by the hub", may_have_left=has_begun))
+        self._workers.close()
+
+    # -- what such a link has no use for ---------------------------------------------------------------------------
+
+    def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
+        waiter.fail(turned_away(self.server, f"functions are not asked {method}"))
+
+    def _forget(self, waiter: Waiter) -> None:
+        """Nobody ever waits."""
+
+    def _notify(self, method: str, params: Payload | None) -> None:
+        """There is nobody to tell."""
+
+    def listen(self) -> None:
+        """The functions do not change."""
 
 
-class BadArgument(Exception):
-    """Arguments that the function's annotations refuse; the message names the one."""
+class _Work:
+    """One call of one function."""
+
+    __slots__ = ("_arguments", "_link", "_loop", "function", "has_begun", "inflight", "task")
+
+    def __init__(self, link: PythonLink, inflight: InFlight, function: Function, arguments: dict[str, Any]) -> None:
+        self._link = link
+        self._arguments = arguments
+        self._loop = asyncio.get_running_loop()
+        self.inflight = inflight
+        self.function = function
+        self.has_begun = False
+        self.task: asyncio.Task[None] | None = None
+
+    async def run_on_loop(self) -> None:
+        """Await the function; whatever it raises ends only its call, unless it is our own cancellation."""
+        self.has_begun = True
+        ASIDE.set(True)
+        try:
+            outcome = self._outcome_of(await self.function.call(self._arguments, self._context(self._emit)))
+        except BaseException as error:  # also `SystemExit`, which would end the loop
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            outcome = self._failed(error)
+        self._link.ended(self, outcome)
+
+    def run_in_thread(self) -> Callable[[], None]:
+        """Call the function, and return what is to be done on the loop."""
+        try:
+            value = self.function.call(self._arguments, self._context(_Outbox(self._loop, self._emit).put))
+            outcome = self._outcome_of(value)
+        except BaseException as error:  # noqa: BLE001 - a function's failure must not cost the thread
+            outcome = self._failed(error)
+        return lambda: self._link.ended(self, outcome)
+
+    def _context(self, emit: Callable[[Event], None]) -> Context:
+        return Context(self.inflight.call.caller.name, emit)
+
+    def _emit(self, event: Event) -> None:
+        if self.inflight.call.wants_progress or not isinstance(event, Progress):
+            self.inflight.emit(event)
+
+    def _outcome_of(self, value: Any) -> Outcome:
+        text = msgspec.json.encode(value)
+        if len(text) > self._link.limits.reply_bytes:
+            return BadReply(self._link.server, f"a result of over {self._link.limits.reply_bytes} bytes")
+        return result_of(text) if isinstance(value, dict) else plain(text)
+
+    def _failed(self, error: BaseException) -> Outcome:
+        log.warning("a function failed", server=self._link.server, function=self.function.name, exc_info=error)
+        return failure(f"{type(error).__name__}: {_words_of(error)}".removesuffix(": ")[:WORDS_LENGTH_MAX])
 
 
-class Context:
-    """What a function may know of the call that it serves, and tell while it works on it. Safe in any thread."""
+def _words_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception's own text is code as well
+        return ""
 
-    __slots__ = ("_emit", "caller")
 
-    def __init__(self, caller: str, emit: Callable[[Event], None]) -> None:
-        self.caller = caller
-        """Who calls, by the name in the configuration."""
+class _Outbox:
+    """Takes events from a thread to the loop, in order: however many there are, one wake-up at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, emit: Callable[[Event], None]) -> None:
+        self._loop = loop
         self._emit = emit
+        self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._is_woken = False
 
-    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell the caller how far the work is, if it wants to know."""
-        told = {"progress": progress, "total": total, "message": message}
-        self._emit(Progress({key: _raw(value) for key, value in told.items() if value is not None}))
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(RuntimeError):  # the loop is closed, and nobody listens any more
+                self._loop.call_soon_threadsafe(self._empty)
 
-    def log(self, level: LogLevel, text: str) -> None:
-        """Tell the caller something, if it listens to that level."""
-        self._emit(Log(level, {"level": _raw(level), "data": _raw(text)}))
-
-
-class Function:
-    """A callable, how it is described to callers, and how their arguments become its own."""
-
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        """Read the signature.
-
-        Raises:
-            Unusable: something about it cannot be described.
-        """
-        self.name = name
-        self._function = function
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_call_of(function))
-        self._doc = read_docstring(inspect.getdoc(function))
-        self._parameters = _read_parameters(function)
-        self._context = next((p.name for p in self._parameters if p.is_context), None)
-        self._rest = next((p for p in self._parameters if p.is_rest), None)
-        self._given = [p for p in self._parameters if not p.is_context and not p.is_rest]
-        self.input_schema = self._schema()
-        fields = [parameter.field() for parameter in self._given]
-        shape = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=self._rest is None, kw_only=True)
-        self._arguments = msgspec.json.Decoder(shape)
-        self._rest_value = msgspec.json.Decoder(Any if self._rest is None else self._rest.type)
-
-    @property
-    def takes_context(self) -> bool:
-        """Whether it wants to know of its call."""
-        return self._context is not None
-
-    def definition(self) -> dict[str, msgspec.Raw]:
-        """Its description as a tool."""
-        members: dict[str, Any] = {"name": self.name}
-        if self._doc.text:
-            members["description"] = self._doc.text
-        return {key: _raw(value) for key, value in {**members, "inputSchema": self.input_schema}.items()}
-
-    def read(self, arguments: Payload) -> dict[str, Any]:
-        """Convert a call's arguments, strictly; those that were not given are absent.
-
-        Raises:
-            BadArgument: one is missing, unknown or of another type.
-        """
-        try:
-            values = self._arguments.decode(arguments)
-            found = {p.name: value for p in self._given if (value := getattr(values, p.name)) is not UNSET}
-            return found if self._rest is None else {**found, **self._read_rest(arguments)}
-        except msgspec.MsgspecError as error:
-            raise BadArgument(str(error)) from error
-
-    def _read_rest(self, arguments: Payload) -> dict[str, Any]:
-        members = msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
-        known = {parameter.name for parameter in self._parameters}
-        return {name: self._read_one(name, raw) for name, raw in members.items() if name not in known}
-
-    def _read_one(self, name: str, raw: msgspec.Raw) -> Any:
-        try:
-            return self._rest_value.decode(raw)
-        except msgspec.MsgspecError as error:
-            raise BadArgument(f"{error} - at `$.{name}`") from error
-
-    def call(self, arguments: dict[str, Any], context: Context) -> Any:
-        """Call it with what `read` gave; of an asynchronous one, the answer is to be awaited."""
-        if self._context is not None:
-            arguments[self._context] = context
-        leading = [arguments.pop(p.name, p.default) for p in self._parameters if p.is_positional]
-        return self._function(*leading, **arguments)
-
-    def _schema(self) -> dict[str, Any]:
-        described = [p for p in self._parameters if not p.is_context]
-        types = [parameter.type for parameter in described]
-        schemas, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
-        schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-        for parameter, one in zip(described, schemas, strict=True):
-            if parameter.is_rest:
-                schema["additionalProperties"] = one or True
-            else:
-                schema["properties"][parameter.name] = parameter.property(one, self._doc.parameters)
-        if required := [p.name for p in self._given if p.default is _NO_DEFAULT]:
-            schema["required"] = required
-        return {**schema, "$defs": components} if components else schema
-
-
-class _Parameter:
-    """One parameter of a function, as its annotation and its default describe it."""
-
-    def __init__(self, parameter: inspect.Parameter, annotation: Any) -> None:
-        self.name = parameter.name
-        self.default = parameter.default
-        self.is_positional = parameter.kind is _POSITIONAL
-        self.is_rest = parameter.kind is inspect.Parameter.VAR_KEYWORD
-        self.is_context = _is_context(annotation)
-        # `x: int = None` means that it may be absent, which strict types would not let a caller say.
-        self.type: Any = annotation if self.default is not None else Union[annotation, None]  # noqa: UP007
-        self._words = _words_of(annotation)
-
-    def field(self) -> tuple[str, Any] | tuple[str, Any, Any]:
-        """What a struct of the arguments has for it; its default stays the function's own affair."""
-        if self.default is _NO_DEFAULT:
-            return self.name, self.type
-        return self.name, Union[self.type, UnsetType], UNSET  # noqa: UP007 - an annotation may be a string
-
-    def property(self, schema: dict[str, Any], told: dict[str, str]) -> dict[str, Any]:
-        """What the schema says of it."""
-        words = self._words or told.get(self.name)
-        described = {**schema, "description": words} if words and "description" not in schema else dict(schema)
-        if self.default is not _NO_DEFAULT:
-            with suppress(TypeError, ValueError):  # a sentinel, which says nothing to a caller
-                described["default"] = msgspec.to_builtins(self.default)
-        return described
-
-
-def _read_parameters(function: Callable[..., Any]) -> list[_Parameter]:
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise Unusable("it is a generator, and a tool has one result")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise Unusable("it has no signature that can be read") from error
-    hints = _hints_of(function)
-    return [_read_parameter(one, hints.get(one.name, Any)) for one in signature.parameters.values()]
-
-
-def _read_parameter(parameter: inspect.Parameter, annotation: Any) -> _Parameter:
-    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-        raise Unusable(f"it takes *{parameter.name}, and arguments of a tool have names")
-    read = _Parameter(parameter, annotation)
-    if not read.is_context:
-        _check_type(read)
-    return read
-
-
-def _check_type(parameter: _Parameter) -> None:
-    try:
-        msgspec.json.schema_components([parameter.type])
-        msgspec.json.Decoder(parameter.type)
-    except TypeError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise Unusable(f"the type of its parameter {parameter.name} cannot be described: {reason}") from error
-
-
-def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations with their strings evaluated; a callable object's are those of its `__call__`."""
-    holder = function if inspect.isroutine(function) else getattr(function, "func", _call_of(function))
-    try:
-        return get_type_hints(inspect.unwrap(holder), include_extras=True)
-    except TypeError:
-        return {}  # a function of another language, without annotations
-    except Exception as error:  # evaluating an annotation runs whatever it says
-        raise Unusable(f"its annotations cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _call_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    return type(function).__call__
-
-
-def _is_context(annotation: Any) -> bool:
-    if get_origin(annotation) in (Union, UnionType, Annotated):
-        return any(_is_context(part) for part in get_args(annotation))
-    return isinstance(annotation, type) and issubclass(annotation, Context)
-
-
-def _words_of(annotation: Any) -> str | None:
-    """A description in `Annotated`: a string, or an object that has one."""
-    if get_origin(annotation) is not Annotated:
-        return None
-    for extra in get_args(annotation)[1:]:
-        words = extra if isinstance(extra, str) else getattr(extra, "description", None)
-        words = words or getattr(extra, "documentation", None)
-        if isinstance(words, str):
-            return words
-    return None
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+    def _empty(self) -> None:
+        self._is_woken = False
+        while self._events:
+            self._emit(self._events.popleft())

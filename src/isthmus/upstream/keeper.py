@@ -18,11 +18,11 @@ import structlog
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.lane import Heard, Lane
 from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.catalog.view import TOPICS, Topic
 from isthmus.core.crew import Crew
 from isthmus.core.ports.link import Link
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
+from isthmus.model.features import TOPICS, Topic
 from isthmus.upstream.backoff import Backoff
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing

@@ -13,10 +13,10 @@ from collections.abc import Callable, Set
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.view import TOPICS, Topic
 from isthmus.core.settings import Limits
 from isthmus.model.events import Log, LogLevel
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
+from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
 from isthmus.upstream.listing import Listing, read_topic
@@ -25,7 +25,7 @@ from isthmus.upstream.waiters import Inquiry, Unheard, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.capabilities import Ability, Capabilities
+from isthmus.wire.mcp.capabilities import Capabilities
 from isthmus.wire.mcp.messages import LOGGED, TOPIC_OF, UPDATED, Implementation, Members, read_log, read_string
 
 PROBE_SECONDS = 3.0
@@ -301,6 +301,7 @@ class BaseLink(ABC):
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
+            self._heard()
             self.on_lost(reason)
 
 

@@ -11,10 +11,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from isthmus.core.catalog.view import Topic
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, ServerError
-from isthmus.model.features import Feature, Prompt, Resource, Template, Tool
+from isthmus.model.features import Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.dialect import Dialect
 from isthmus.wire import jsonrpc

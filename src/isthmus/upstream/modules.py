@@ -1,7 +1,7 @@
 """Importing the operator's Python: a module, or one function of it, as tools.
 
 A module may fail in any way while it is imported, ask to end the process, or never come back; every such ending is
-a sentence here, with the file and the line. Called by `upstream.python`.
+a sentence here, with the file and the line. Called by `upstream.functions`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from isthmus.upstream.functions import Function, Unusable
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.settings import PythonSettings
+from isthmus.upstream.signatures import Function, Unusable
 from isthmus.upstream.workers import ASIDE
 
 log = structlog.get_logger(__name__)
@@ -115,7 +115,8 @@ def _why(name: str, error: BaseException) -> str:
         return f"there is no Python module called {error.name}; path says where to look for one"
     if isinstance(error, SystemExit):
         return f"the module {name} ended its program while it was imported{_where(error)}"
-    return f"importing {name} failed: {type(error).__name__}: {error}{_where(error)}"
+    words = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"importing {name} failed: {words}{_where(error)}"
 
 
 def _where(error: BaseException) -> str:

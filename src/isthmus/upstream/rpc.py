@@ -13,23 +13,22 @@ from typing import Any
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.view import TOPICS, Topic
 from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
-from isthmus.model.features import Tool
+from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
 from isthmus.upstream.dialect import Dialect, LegacyDialect
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
+from isthmus.upstream.replies import ADVICE, OK
 from isthmus.upstream.settings import DeclaredTool, Era, RpcSettings
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
-from isthmus.wire.mcp.capabilities import Ability
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import Implementation
 from isthmus.wire.mcp.results import result_of
@@ -37,15 +36,13 @@ from isthmus.wire.mcp.results import result_of
 SPARE_CONNECTIONS = 2
 """Connections beside those for calls: a listing, a ping."""
 
-OK = 200
 TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
 """Statuses with which a server says that it did not run the request; the same as with MCP over HTTP."""
 
 _ADVICE = {
+    **ADVICE,
     307: "; configure the address that it points to",
     308: "; configure the address that it points to",
-    401: "; check the credentials in its headers",
-    403: "; check the credentials in its headers",
     405: "; check that its address is a JSON-RPC endpoint",
 }
 

@@ -20,8 +20,8 @@ from isthmus.upstream.address import target_within
 from isthmus.upstream.duplex import DuplexLink, Sent
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.notices import Notices
+from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, media_type
 from isthmus.upstream.settings import Era
-from isthmus.upstream.streamable.post import ADVICE, EVENT_STREAM, media_type
 from isthmus.upstream.waiters import Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload
@@ -32,7 +32,6 @@ from isthmus.wire.sse import SseDecoder, SseEvent
 SPARE_CONNECTIONS = 8
 """Connections beside those for calls: the stream, pings, listings, notifications."""
 
-OK = 200
 ACCEPTED = (200, 201, 202, 204)
 REDIRECTS = (301, 302, 307, 308)
 TURNED_AWAY = (301, 302, 307, 308, 401, 403, 404, 405, 406, 415)

@@ -118,6 +118,20 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     return _message(envelope)
 
 
+def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> Raw | Malformed:
+    """Read a body that is one JSON object and no message, with the checks of `decode`."""
+    try:
+        _ = body.isascii() or body.decode()
+        value = _decode_value(body)
+    except _NOT_JSON:
+        return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)
+    except RecursionError:
+        return _too_deep(max_depth, _ABSENT)
+    if object_members(value) is None:
+        return _invalid("the body must be an object that has no member twice", _ABSENT)
+    return _too_deep(max_depth, _ABSENT) if _is_deeper(body, max_depth) else value
+
+
 def object_members(raw: Payload) -> dict[str, Raw] | None:
     r"""Split an object of a decoded body one level deep; None if it is no object or has a key twice.
 

@@ -127,17 +127,17 @@ class SseDecoder:
         self._clear()
 
 
-def frame(message: Payload, *, id: str | None = None) -> bytes:
+def frame(message: Payload, *, id: str | None = None, event: str = "message") -> bytes:
     """Put one message into one event.
 
     A raw line break in it would end the data and let the rest be read as fields or as another event, so such
     a message is compacted.
 
     Raises:
-        ValueError: `id` holds a line break or NUL.
+        ValueError: `id` or `event` holds a line break or NUL.
     """
     head = b"" if id is None else b"id: %b\n" % _one_line(id)
-    return b"%bevent: message\ndata: %b\n\n" % (head, compact(message))
+    return b"%bevent: %b\ndata: %b\n\n" % (head, _one_line(event), compact(message))
 
 
 def named(event: str, text: str) -> bytes:

@@ -15,7 +15,7 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.sources import Own, Running
 from isthmus.upstream.settings import HttpSettings
 from tests.conftest import Ledger
-from tests.hubs import serving, stdio, write_config
+from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers.launch import command
 
 FAILING = """
@@ -90,7 +90,7 @@ async def test_a_fault_says_whether_the_tool_ran(config: Own, capsys: pytest.Cap
 
 
 async def test_a_running_hubs_fault_is_told_in_its_own_words(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"raw": stdio(command("raw_server"))}) as served:
+    async with serving(tmp_path, {"raw": stdio(command("raw_server"))}, limits=PATIENT) as served:
         source = Running(HttpSettings(served.url), has_key=False)
         with pytest.raises(CommandFailed) as failed:
             await call_tool(source, wanted("raw.pay", "nonce=1", "mode=die_after_ledger"), wait=20)

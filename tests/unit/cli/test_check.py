@@ -68,6 +68,9 @@ def test_findings_for_programs_name_file_path_and_value(tmp_path: Path, capsys: 
                 "value": "99999",
                 "message": "must be 0 to 65535",
                 "advice": "",
+                "code": "ISC-201",
+                "kind": "bad-value",
+                "mend": "write what the finding asks for, then: isthmus config check",
             }
         ],
     }

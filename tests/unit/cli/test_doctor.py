@@ -13,7 +13,7 @@ from isthmus.cli.doctor import examine
 from isthmus.cli.exits import Exit
 from isthmus.cli.sources import Own, Running
 from isthmus.upstream.settings import HttpSettings
-from tests.hubs import serving, stdio, write_config
+from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers.launch import command
 
 RAW = command("raw_server")
@@ -85,7 +85,7 @@ async def test_without_a_file_there_are_the_built_in_tools(
 
 
 async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(tmp_path, {"raw": stdio(RAW), "dead": DEAD}) as served:
+    async with serving(tmp_path, {"raw": stdio(RAW), "dead": DEAD}, limits=PATIENT) as served:
         source = Running(HttpSettings(served.url), has_key=False)
         assert await examine(source, wait=20, is_json=False) == Exit.CALL_FAILED
         out = capsys.readouterr().out

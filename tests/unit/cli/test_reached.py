@@ -17,7 +17,7 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
-from tests.hubs import serving, stdio, write_config
+from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers.launch import command, http_peer
 
 RAW = command("raw_server")
@@ -77,7 +77,7 @@ async def test_whoever_has_to_wait_at_a_terminal_is_told_for_whom(
 ) -> None:
     monkeypatch.setattr("isthmus.cli.reached.NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    hub = await start_own(configuration(server("slow", "sleep", "30")), os.environ, within=0.1)
+    hub = await start_own(configuration(server("slow", "sleep", "30")), os.environ, within=2.0)
     await hub.aclose()
     assert capsys.readouterr().err == "waiting for slow …\n"
 
@@ -92,7 +92,7 @@ async def test_an_interrupted_start_leaves_no_process_behind(no_leftovers: None)
 
 async def test_a_running_hub_is_listed_under_its_own_names(tmp_path: Path) -> None:
     servers = {"raw": stdio(RAW), "dead": {"command": "/no/such/program"}}
-    async with serving(tmp_path, servers) as served:
+    async with serving(tmp_path, servers, limits=PATIENT) as served:
         hub = await reach_running(running(served.url))
         try:
             assert names(hub) == [f"raw.{tool}" for tool in TOOLS]

@@ -34,12 +34,17 @@ def variables(tmp_path: Path) -> Variables:
         ("${HOME}/x", "/home/me/x", set(), []),
         ("${NESTED}", "${TOKEN}", {"${TOKEN}"}, []),
         ("${TOKEN", "${TOKEN", set(), []),
+        ("${env:TOKEN} ${env:GONE:-x}", "hunter22 x", {"hunter22"}, []),
+        ("${env:GONE}", "${env:GONE}", set(), ["${env:GONE}"]),
+        ("${file:near} ${file:gone}", "in a file ${file:gone}", {"in a file"}, ["${file:gone}"]),
+        ("${:-file:near}", "file:near", set(), []),
     ],
 )
 def test_placeholders_are_replaced_or_stay_literal(
-    variables: Variables, text: str, result: str, secrets: set[str], unresolved: list[str]
+    variables: Variables, tmp_path: Path, text: str, result: str, secrets: set[str], unresolved: list[str]
 ) -> None:
     borrowed = Borrowed()
+    (tmp_path / "near").write_text("in a file\n")
     assert variables.expand(text, borrowed) == result
     assert (borrowed.secrets, borrowed.unresolved) == (secrets, unresolved)
 

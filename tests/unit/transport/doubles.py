@@ -12,6 +12,9 @@ from typing import Self
 from isthmus.transport.egress import Origin
 from isthmus.transport.http import Lost
 
+PATIENCE_SECONDS = 30.0
+"""How long what must come may take; only a machine that stands still is slower."""
+
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -24,7 +27,7 @@ class Peer:
 
     async def request(self) -> bytes:
         """Read one request: its head, and as much body as the head announces."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             return head + await self.reader.readexactly(int(length or 0))
@@ -40,7 +43,7 @@ class Peer:
     async def rest(self) -> bytes:
         """Read until the other side has closed, however it did that."""
         received = bytearray()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             try:
                 while chunk := await self.reader.read(65536):
                     received += chunk
@@ -92,7 +95,7 @@ class Server:
         self._accepted.put_nowait(peer)
 
     async def accept(self) -> Peer:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._accepted.get()
 
 
@@ -125,7 +128,7 @@ class Recorder:
         self._is_over.set()
 
     async def over(self) -> Self:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await self._is_over.wait()
         return self
 

@@ -38,14 +38,14 @@ class Heard:
         self._news.set()
 
     async def until(self, output: bytes) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while output not in self.output:
                 self._news.clear()
                 await self._news.wait()
         return self.output
 
     async def loss(self) -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not self.losses:
                 self._news.clear()
                 await self._news.wait()
@@ -107,7 +107,7 @@ def zombies() -> list[int]:
 
 
 async def until_dead(pid: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while is_alive(pid):  # noqa: ASYNC110 - nobody tells us of another's child
             await asyncio.sleep(0.005)
 
@@ -119,7 +119,7 @@ async def test_a_child_hears_what_is_written_and_is_heard(heard: Heard, channels
     assert await heard.until(b"again\n") == b"hello\nagain\n"
     assert channel.has_left(12)
     assert is_alive(channel.pid)
-    await channel.aclose()
+    await channel.aclose(grace=30)
     assert heard.losses == ["exited with code 0"]
     assert channel.returncode == 0
     assert not is_alive(channel.pid)
@@ -181,7 +181,7 @@ async def test_a_child_whose_start_is_cancelled_is_ended_unheard(turns: int, tmp
         return
     with pytest.raises(asyncio.CancelledError):
         await starting
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while our_children():  # noqa: ASYNC110 - its channel is nobody's
             await asyncio.sleep(0.005)
     for _ in range(20):
@@ -284,7 +284,7 @@ async def test_a_child_that_leaves_when_its_input_ends_is_not_hurried(
     tidying = "os.close(1)\ntime.sleep(0.6)\nos.write(2, b'tidied')\nos._exit(7)"
     script = f"import os, sys, time\nsys.stdin.read()\n{tidying}"
     channel = await start(heard, channels, script)
-    await channel.aclose(grace=10)
+    await channel.aclose(grace=30)
     assert heard.losses == ["exited with code 7"]
     assert channel.stderr_tail == "tidied"
 
@@ -391,7 +391,7 @@ async def test_a_flood_on_stderr_is_read_and_forgotten(heard: Heard, channels: l
     )
     channel = await start(heard, channels, script)
     await heard.until(b"done")
-    await channel.aclose()
+    await channel.aclose(grace=30)
     assert channel.stderr_tail.endswith("the end \u20ac\ufffd")
     assert len(channel.stderr_tail) <= 64 * 1024
     assert len(channel._stderr) <= 128 * 1024

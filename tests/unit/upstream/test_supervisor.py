@@ -11,11 +11,10 @@ import pytest
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.catalog.view import TOPICS, Topic
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Lost
-from isthmus.model.features import Tool
+from isthmus.model.features import TOPICS, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.telemetry.counters import Counters
 from isthmus.upstream import keeper as module
@@ -108,7 +107,7 @@ class Stage:
         return self.hub.snapshot.standings[NAME]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not holds():  # noqa: ASYNC110 - pings and listings tell nobody
                 await asyncio.sleep(0.001)
 

@@ -93,12 +93,12 @@ _BY_FOLDER: Mapping[str, Dialect] = {
     ".mcpproxy": clients.MCPPROXY,
     "User": clients.VSCODE,
 }
-_BY_ROOT: Mapping[str, Dialect] = {
-    "mcp_servers": clients.CODEX,
-    "extensions": clients.GOOSE,
-    "context_servers": clients.ZED,
+_BY_ROOT: Mapping[tuple[str, str], Dialect] = {
+    ("mcp_servers", ".toml"): clients.CODEX,
+    ("extensions", ".yaml"): clients.GOOSE,
+    ("context_servers", ".json"): clients.ZED,
 }
-"""Roots that only one client uses."""
+"""Roots that only one client uses in a file of that kind."""
 
 _FOLDERS_UP = 3
 """How far up a folder's name still says whose a file is."""
@@ -112,7 +112,7 @@ def dialect_of(file: Path, table: Mapping[str, object]) -> Dialect:
         return _BY_NAME[file.name]
     folders = [folder.name for folder in file.parents][:_FOLDERS_UP]
     signs = [_BY_FOLDER[folder] for folder in folders if folder in _BY_FOLDER]
-    signs += [dialect for root, dialect in _BY_ROOT.items() if root in table]
+    signs += [dialect for (root, suffix), dialect in _BY_ROOT.items() if root in table and file.suffix == suffix]
     # A folder may be called anything: its name counts only where the contents agree.
     found = next((dialect for dialect in signs if _has_root(table, dialect)), None)
     if found is not None and not _is_ours(file, table):

@@ -13,6 +13,7 @@ _RENAMED = {
     "serverUrl": "url",
     "server_url": "url",
     "uri": "url",
+    "endpoint": "url",
     "cmd": "command",
     "envs": "env",
     "environment": "env",

@@ -17,10 +17,10 @@ from isthmus.core.catalog.defaults import as_listed, compile_defaults
 from isthmus.core.catalog.names import Pair, canonical_table, llm_table
 from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.core.catalog.uris import uri_table
-from isthmus.core.catalog.view import Ability, Missing, Route, ServerState, View
+from isthmus.core.catalog.view import Missing, Route, ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
-from isthmus.model.features import Feature, Prompt, Resource, Template, Tool
+from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
 from isthmus.model.names import ServerName
 
 VIEWS_MAX = 256

@@ -25,11 +25,17 @@ def qualified(server: ServerName, uri: str) -> str:
 def uri_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
     """The URI under which every resource is shown: its own, unless servers share it.
 
-    Then none of them keeps it: a server must not be able to stand in for another by listing its URIs.
+    Then none of them keeps it: a server must not be able to stand in for another by listing its URIs. For the same
+    reason none keeps one that looks like ours, which would say that it is another's.
     """
     ordered = sorted(set(pairs))
     shared = Counter(uri for _, uri in ordered)
-    return {pair: pair[1] if shared[pair[1]] == 1 else qualified(*pair) for pair in ordered}
+    return {pair: pair[1] if shared[pair[1]] == 1 and not is_qualified(pair[1]) else qualified(*pair) for pair in ordered}
+
+
+def is_qualified(uri: str) -> bool:
+    """Whether a URI says whose it is."""
+    return uri.startswith(_PREFIX)
 
 
 class Shape:

@@ -13,19 +13,11 @@ from isthmus.core.catalog.checks import unchecked
 from isthmus.core.catalog.defaults import Defaults
 from isthmus.core.catalog.uris import Shape, qualified
 from isthmus.model.calls import Kind
-from isthmus.model.features import Feature, Resource
+from isthmus.model.features import Ability, Feature, Resource, Topic
 from isthmus.model.names import FeatureName, ServerName
 
 ServerState: TypeAlias = Literal["starting", "ready", "retrying", "stopped", "disabled"]
 """`starting`: the first attempt runs. `retrying`: lost or never reached, tried again by itself."""
-
-Ability: TypeAlias = Literal["tools", "prompts", "resources", "subscribe", "completions", "logging"]
-"""What a server says it can do."""
-
-Topic: TypeAlias = Literal["tools", "prompts", "resources"]
-"""A list that callers can be told has changed; that of the resources is also that of their templates."""
-
-TOPICS: tuple[Topic, ...] = ("tools", "prompts", "resources")
 
 
 class Route(msgspec.Struct, frozen=True, eq=False):
@@ -130,46 +122,55 @@ class View:
 
         Servers write URIs into their results that they list nowhere, and expect them to be read.
         """
-        return _found(self.resources.get(uri)) or self._by_template(uri) or self._unlisted(uri)
+        listed = self.resources.get(uri)
+        if listed is not None:
+            return _found(listed)
+        whose = self._named_in(uri)
+        own = uri if whose is None else uri.removeprefix(qualified(whose, ""))
+        routes = self._templates_for(own, whose)
+        if len({route.feature.server for route in routes}) > 1:
+            return None  # as with listed ones: no server stands in for another because it claims more
+        return Found(routes[0], own) if routes else self._unlisted(uri, own, whose)
 
-    def _by_template(self, uri: str) -> Found | None:
+    def _named_in(self, uri: str) -> ServerName | None:
+        """The server that a URI names as its own; nobody else's templates can take it."""
+        servers = (server for server, abilities in self.servers.items() if "resources" in abilities)
+        return next((server for server in servers if uri.startswith(qualified(server, ""))), None)
+
+    def _templates_for(self, own: str, whose: ServerName | None) -> list[Route]:
+        """The templates that may stand for a URI, the most literal first."""
+        if len(own) > TEMPLATED_LENGTH_MAX:
+            return []
         if self._shapes is None:
-            # The most literal first; of equals, in the order of the servers.
-            shapes = [(Shape(exposed), route) for exposed, route in self.templates.items()]
+            shapes = [(Shape(route.feature.name), route) for route in self.templates.values()]
             self._shapes = sorted(shapes, key=lambda entry: -entry[0].weight)
-        for shape, route in self._shapes:
-            if shape.fits(uri):
-                own = _own_uri(uri, route)
-                if not self._policy.denies(route.feature.server, FeatureName(own)):
-                    return Found(route, own)
-        return None
+        return [
+            route
+            for shape, route in self._shapes
+            if (route.exposed == route.feature.name if whose is None else route.feature.server == whose)
+            and shape.fits(own)
+            and not self._policy.denies(route.feature.server, FeatureName(own))
+        ]
 
-    def _unlisted(self, uri: str) -> Found | None:
+    def _unlisted(self, uri: str, own: str, whose: ServerName | None) -> Found | None:
         servers = [server for server, abilities in self.servers.items() if "resources" in abilities]
-        whose = next((server for server in servers if uri.startswith(qualified(server, ""))), None)
-        if whose is not None:
-            own = uri.removeprefix(qualified(whose, ""))
-        elif len(servers) == 1:
-            whose, own = servers[0], uri
-        else:
-            return None
-        if not self._policy.allows(whose, FeatureName(own)):
+        if whose is None and len(servers) == 1:
+            whose = servers[0]
+        if whose is None or not self._policy.allows(whose, FeatureName(own)):
             return None
         return Found(Route(Resource.of(whose, FeatureName(own), {}), uri), own)
 
     def candidates(self, uri: str) -> tuple[str, ...]:
-        """The listed URIs that could be meant by one that several servers have."""
-        return tuple(exposed for exposed, route in self.resources.items() if route.feature.name == uri != exposed)
+        """What could be meant by a URI, or a template, that several servers have."""
+        tables = (self.resources, self.templates)
+        routes = [route for table in tables for route in table.values() if route.feature.name == uri != route.exposed]
+        fitting = self._templates_for(uri, None)
+        meant = [route.exposed for route in routes] + [qualified(route.feature.server, uri) for route in fitting]
+        return tuple(dict.fromkeys(meant))[:CANDIDATES_MAX]
 
 
 def _found(route: Route | None) -> Found | None:
     return None if route is None else Found(route, route.feature.name)
-
-
-def _own_uri(uri: str, route: Route) -> str:
-    """What the server of a template calls a URI that was asked for."""
-    prefix = qualified(route.feature.server, "")
-    return uri.removeprefix(prefix) if route.exposed.startswith(prefix) else uri
 
 
 def _digest(*tables: Mapping[str, Route]) -> bytes:

@@ -32,6 +32,11 @@ class Gate:
         self._origins = origins
         self._identify = identify
 
+    def change(self, origins: OriginGuard, identify: Identify) -> None:
+        """Decide by these from now on."""
+        self._origins = origins
+        self._identify = identify
+
     def admit(self, headers: Headers) -> Caller | Denied:
         """The caller, or why there is none."""
         refusal = self._origins.check(headers)

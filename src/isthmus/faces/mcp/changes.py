@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.view import Topic
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
+from isthmus.model.features import Topic
 
 QUIET_SECONDS = 1.0
 """After one announcement the next waits this long, however much changes meanwhile."""

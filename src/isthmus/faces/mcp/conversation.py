@@ -13,7 +13,6 @@ from functools import partial
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.view import TOPICS, Topic
 from isthmus.core.crew import Crew
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.dialogue import (
@@ -31,6 +30,7 @@ from isthmus.faces.mcp.marked import MarkedStream, follow_all
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Kind, Surface
 from isthmus.model.events import Event, Log, LogLevel, is_at_least
+from isthmus.model.features import TOPICS, Topic
 from isthmus.model.outcomes import Outcome
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from isthmus.faces.http.turn import Peer, header_lines
+from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive
+from isthmus.faces.http.turn import Peer
 from isthmus.faces.mcp.dialogue import Answer, answer_call, event_notification
 from isthmus.faces.mcp.faults import Era
 from isthmus.model.calls import Kind
@@ -15,21 +16,6 @@ from isthmus.model.events import Event, Log, LogLevel, is_at_least
 from isthmus.model.outcomes import Outcome
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp import modern
-
-KEEP_ALIVE_SECONDS = 15.0
-"""An open stream says something at least this often, or a proxy in between may close it."""
-
-CROWDED_BYTES = 64 * 1024
-"""With this much unsent, events are skipped: a later report replaces an earlier one, and nobody waits for a log."""
-
-JSON = header_lines([(b"content-type", b"application/json")])
-STREAM = header_lines(
-    [
-        (b"content-type", b"text/event-stream"),
-        (b"cache-control", b"no-cache, no-transform"),
-        (b"x-accel-buffering", b"no"),
-    ]
-)
 
 STATUS = {
     jsonrpc.PARSE_ERROR: 400,
@@ -102,22 +88,3 @@ class HttpExchange:
         on_end, self.on_end = self.on_end, None  # it may hold this call, which holds this exchange
         if on_end is not None:
             on_end()
-
-
-class KeepAlive:
-    """Says nothing, audibly and regularly, on an open stream."""
-
-    __slots__ = ("_loop", "_peer", "_timer")
-
-    def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
-        self._peer = peer
-        self._loop = loop
-        self._timer = loop.call_later(KEEP_ALIVE_SECONDS, self._beat)
-
-    def _beat(self) -> None:
-        self._peer.push(sse.comment())
-        self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS, self._beat)
-
-    def stop(self) -> None:
-        """The stream says something else, or has ended."""
-        self._timer.cancel()

@@ -7,24 +7,25 @@ are nearly everything, are taken without a task (`take`); the rest is an ASGI ap
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.view import TOPICS, Topic
+from isthmus.faces.http.bodies import JSON, STREAM, KeepAlive, is_json, joined, read_body
 from isthmus.faces.http.gate import Denied, Gate, Headers
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.dialogue import Answer, Dialogue, refuse, updated_params, withdrawn
-from isthmus.faces.mcp.exchange import JSON, STREAM, HttpExchange, KeepAlive, status_of
+from isthmus.faces.mcp.exchange import HttpExchange, status_of
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
 from isthmus.faces.mcp.sessions import Session, Sessions
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
+from isthmus.model.features import TOPICS, Topic
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
 from isthmus.wire.mcp import legacy, modern
@@ -61,7 +62,8 @@ class McpHttp:
         self.dialogue = dialogue
         self.hub = dialogue.hub
         self.sessions = Sessions()
-        self.streams: set[asyncio.Future[None]] = set()
+        self.streams: dict[asyncio.Future[None], Caller] = {}
+        """Open streams of changes, each as what ends it, and whose they are."""
         self.loop = asyncio.get_running_loop()
         self._gate = gate
 
@@ -69,6 +71,13 @@ class McpHttp:
         """Let every stream of changes end, because the hub goes away; running calls are not touched."""
         for stream in list(self.streams):
             _set(stream)
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """End the sessions and streams of everybody else; a caller may have been removed, or be allowed other things."""
+        self.sessions.retain(callers)
+        for stream, caller in list(self.streams.items()):
+            if caller not in callers:
+                _set(stream)
 
     def take(self, surface: Surface, arrival: Arrival) -> bool:
         """Start a call at once, if the request is one and nothing has to be waited for."""
@@ -122,9 +131,7 @@ class _Visit:
         self._surface = surface
         self._peer = peer
         self._raw: Headers = scope["headers"]
-        self._headers = dict(self._raw)
-        if len(self._headers) != len(self._raw):
-            self._headers = _joined(self._raw)
+        self._headers = joined(self._raw)
 
     def is_welcome(self) -> bool:
         """Whether the caller may see the server that the path names; if not, there is no such path for it."""
@@ -263,7 +270,7 @@ class _Visit:
         level = call.log_level
         if era == "legacy" and level is None:
             level = "debug"  # who never chose hears what the server says by itself
-        if not self._accepts(b"text/event-stream"):
+        if (token is not None or level is not None) and not self._accepts(b"text/event-stream"):
             token = level = None
         exchange = HttpExchange(self._peer, request.id, era, token, self._face.loop, level, call.kind)
         exchange.on_end = on_end
@@ -341,7 +348,7 @@ class _Visit:
     ) -> None:
         """Keep a stream open until the caller leaves or the hub does; `tell` is called for every list that changes."""
         over = self._face.loop.create_future()
-        self._face.streams.add(over)
+        self._face.streams[over] = self._caller
         self._peer.on_disconnect(partial(_set, over))
         feed = ChangeFeed(self._hub, self._caller.grants, self._surface, tell, topics, seen=seen)
         alive = KeepAlive(self._peer, self._face.loop)
@@ -349,7 +356,7 @@ class _Visit:
             await over
         finally:
             alive.stop()
-            self._face.streams.discard(over)
+            self._face.streams.pop(over, None)
             feed.close()
         self._peer.end(last)
 
@@ -391,14 +398,6 @@ def _set(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _joined(headers: Headers) -> dict[bytes, bytes]:
-    """Headers of which some are given twice: as one list, which is what HTTP takes them for."""
-    joined: dict[bytes, bytes] = {}
-    for name, value in headers:
-        joined[name] = joined[name] + b", " + value if name in joined else value
-    return joined
-
-
 def _is_among(kind: bytes, accept: bytes) -> bool:
     """Whether a media type is in a list that is not written as most clients write it."""
     wanted = (kind, kind.partition(b"/")[0] + b"/*")
@@ -409,24 +408,6 @@ def _repeated(headers: Headers) -> str | None:
     """The name of a routing header that is given twice."""
     names = [name for name, _ in headers]
     return next((name.decode() for name in ROUTING if names.count(name) > 1), None)
-
-
-def is_json(headers: dict[bytes, bytes]) -> bool:
-    """Whether a request says that its body is JSON."""
-    content_type = headers.get(b"content-type", b"")
-    return content_type == b"application/json" or content_type.partition(b";")[0].strip().lower() == b"application/json"
-
-
-async def read_body(receive: Receive) -> bytes | None:
-    """The rest of the body as it arrives; None if the caller left meanwhile. The door limits its size."""
-    chunks: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunks.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(chunks)
 
 
 def say(peer: Peer, status: int, text: str, headers: Headers = ()) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from isthmus.core.catalog.view import Topic
 from isthmus.faces.mcp.dialogue import updated_params
 from isthmus.faces.mcp.interests import Interests
+from isthmus.model.features import Topic
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.messages import CHANGED, UPDATED

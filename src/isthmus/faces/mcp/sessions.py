@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.view import Topic
 from isthmus.faces.mcp.interests import Interests
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
+from isthmus.model.features import Topic
 
 SESSIONS_MAX = 1_000
 """Sessions that one caller may have at once; its one unused for longest goes first."""
@@ -133,6 +133,13 @@ class Sessions:
         session.used_at = now
         own.move_to_end(id)
         return session
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """End the sessions of everybody else: who was taken out of the configuration, or may now do other things."""
+        for own in list(self._of.values()):
+            for session in list(own.values()):
+                if session.caller not in callers:
+                    self.close(session)
 
     def close(self, session: Session) -> None:
         """End a session and the calls in it."""

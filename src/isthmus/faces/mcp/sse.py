@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qs
 
 from isthmus.core.crew import Crew
+from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive, is_json, read_body
 from isthmus.faces.http.gate import Denied, Gate
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send
 from isthmus.faces.mcp.conversation import Conversation
 from isthmus.faces.mcp.dialogue import Dialogue
-from isthmus.faces.mcp.exchange import CROWDED_BYTES, JSON, STREAM, KeepAlive
-from isthmus.faces.mcp.http import is_json, read_body, say
+from isthmus.faces.mcp.http import say
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.wire import sse
@@ -63,6 +64,13 @@ class McpSse:
         """Let every stream end once its calls have, because the hub goes away."""
         for session in list(self._sessions.values()):
             _set(session.over)
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """End the sessions of everybody else; a caller may have been removed, or be allowed other things."""
+        for session in list(self._sessions.values()):
+            if session.caller not in callers:
+                session.conversation.cancel_all("the session was ended")
+                _set(session.over)
 
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""

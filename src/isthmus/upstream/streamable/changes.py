@@ -9,7 +9,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.transport.http_connection import Lost, Ticket
-from isthmus.upstream.streamable.post import EVENT_STREAM, OK, media_type
+from isthmus.upstream.replies import EVENT_STREAM, OK, media_type
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request
 from isthmus.wire.mcp.messages import Members
@@ -18,6 +18,9 @@ from isthmus.wire.sse import SseDecoder
 
 SERVER_TROUBLE = 500
 """From here on a status tells of a passing trouble, and the stream is tried again."""
+
+PASSING = (408, 409, 425, 429)
+"""So do these: above all a server that allows one stream, and has not noticed that the last one broke (409)."""
 
 
 REFUSAL_BYTES = 64 * 1024
@@ -56,9 +59,10 @@ class Changes:
         self._link = link
         self._is_modern = era == "modern"
         self._decoder = SseDecoder(link.limits.notification_bytes)
-        self._refusal = b""
+        self._words = b""
         self._status = 0
-        self.is_stream = False
+        self._is_stream = False
+        self._refusal: Fault | None = None
         self.ticket: Ticket | None = None
 
     def close(self) -> None:
@@ -69,14 +73,14 @@ class Changes:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """A server without such a stream says so by its status; it is not asked again."""
         self._status = status
-        self.is_stream = status == OK and media_type(headers) == EVENT_STREAM
-        if self.is_stream and not self._is_modern:
+        self._is_stream = status == OK and media_type(headers) == EVENT_STREAM
+        if self._is_stream and not self._is_modern:
             self._link.heard(self)
 
     def on_body(self, chunk: bytes) -> None:
         """Look for announcements."""
-        if not self.is_stream:
-            self._refusal += chunk[: REFUSAL_BYTES - len(self._refusal)]
+        if not self._is_stream:
+            self._words += chunk[: REFUSAL_BYTES - len(self._words)]
             return
         for event in self._decoder.feed(chunk):
             if not isinstance(event, Oversized) and event.data:
@@ -90,26 +94,26 @@ class Changes:
             case Request() as request:
                 self._link.asked(request)
             case ErrorReply() as reply:
-                self._link.unheard(self, ServerError(self._link.server, reply.code, reply.message, reply.data))
+                self._refusal = ServerError(self._link.server, reply.code, reply.message, reply.data)
             case _:
                 pass
 
     def on_end(self) -> None:
         """The server ended the stream, or gave none."""
-        if self.is_stream or self._status >= SERVER_TROUBLE:
-            self._link.deaf(self)
+        if (refusal := self._refusal or self._refused()) is not None:
+            self._link.unheard(self, refusal)
         else:
-            self._link.unheard(self, self._in_words())
+            self._link.deaf(self)
 
     def on_lost(self, lost_: Lost) -> None:
-        """The stream broke."""
-        if self.is_stream or not self._status or self._status >= SERVER_TROUBLE:
-            self._link.deaf(self)
-        else:
-            self._link.unheard(self, self._in_words())
+        """The stream broke, or could not be asked for."""
+        self.on_end()
 
-    def _in_words(self) -> Fault:
-        match jsonrpc.decode(self._refusal):
+    def _refused(self) -> Fault | None:
+        """Why there is no stream and never will be; None if there was one, or may be another time."""
+        if self._is_stream or not self._status or self._status >= SERVER_TROUBLE or self._status in PASSING:
+            return None
+        match jsonrpc.decode(self._words):
             case ErrorReply() as reply:
                 return ServerError(self._link.server, reply.code, reply.message, reply.data)
             case _:

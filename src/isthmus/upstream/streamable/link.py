@@ -13,23 +13,23 @@ from collections.abc import Mapping
 import structlog
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.view import TOPICS
 from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected
-from isthmus.model.features import Feature
+from isthmus.model.features import TOPICS, Feature
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import HttpClient, header_lines, request_head
-from isthmus.transport.http_connection import Lost, Ticket
+from isthmus.transport.http_connection import Lost
 from isthmus.upstream.address import target_within
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier, reply_to
 from isthmus.upstream.notices import Notices
+from isthmus.upstream.replies import EVENT_STREAM
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.changes import Changes
-from isthmus.upstream.streamable.post import EVENT_STREAM, LINGER_SECONDS, Post
+from isthmus.upstream.streamable.post import LINGER_SECONDS, Post
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
@@ -82,7 +82,8 @@ class StreamableLink(BaseLink):
         )
         self._session: str | None = None
         self._is_greeted = False
-        self._is_endpoint: bool | None = None
+        self._is_endpoint = False
+        self._wrong: str | None = None
         self._location: str | None = None
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._posts: dict[int, Post] = {}
@@ -152,15 +153,16 @@ class StreamableLink(BaseLink):
         if not self._is_greeted:
             self._location = location
 
-    def judged(self, *, is_endpoint: bool) -> None:
+    def judged(self, answer: str, *, is_endpoint: bool) -> None:
         """A reply tells whether this is an MCP endpoint; one that ever looked like it is taken for one."""
         if not self._is_greeted:
-            self._is_endpoint = is_endpoint or bool(self._is_endpoint)
+            self._is_endpoint |= is_endpoint
+            self._wrong = answer
 
     def _check_carrier(self) -> None:
         """Raise `WrongCarrier` if whoever answered knows nothing of Streamable HTTP."""
-        if self._is_endpoint is False:
-            raise WrongCarrier("it takes no POSTs of MCP at this address")
+        if self._wrong is not None and not self._is_endpoint:
+            raise WrongCarrier(f"it answered a POST of MCP with {self._wrong}")
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -291,7 +293,8 @@ class StreamableLink(BaseLink):
         """
         if self.lost.done() or not (self.capabilities.announces_changes or self._session is not None):
             return
-        self._settle_changes()
+        if self._next_changes is not None:
+            self._next_changes.close()  # whatever it was to tell, the next one is
         self._next_changes = changes = Changes(self, self.dialect.era)
         if self.dialect.era == "modern":
             self._expect_hearing()
@@ -301,24 +304,12 @@ class StreamableLink(BaseLink):
             head = self._request_head("GET", {"accept": EVENT_STREAM, **self._state_headers("", None)})
             changes.ticket = self._client.send(head, None, changes)
 
-    def _settle_changes(self) -> None:
-        """Make room for another stream: of two, the newer stays if it is open at all."""
-        newer, self._next_changes = self._next_changes, None
-        if newer is not None and newer.is_stream:
-            self._replace_changes(newer)
-        elif newer is not None:
-            newer.close()
-
-    def _replace_changes(self, newer: Changes) -> None:
-        if self._changes is not None:
-            self._changes.close()
-        self._changes = newer
-
     def heard(self, changes: Changes) -> None:
         """The server tells on a stream of changes; only now is the one before it given up."""
         if changes is self._next_changes:
-            self._next_changes = None
-            self._replace_changes(changes)
+            before, self._changes, self._next_changes = self._changes, changes, None
+            if before is not None:
+                before.close()
             self._heard_at = asyncio.get_running_loop().time()
             self._heard()
 

@@ -12,6 +12,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.http_connection import Lost, Ticket
+from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, media_type
 from isthmus.upstream.waiters import Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
@@ -20,7 +21,6 @@ from isthmus.wire.mcp.messages import LOGGED, PROGRESS, PROGRESS_TOKEN, Members,
 from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder
 
-OK = 200
 BAD_REQUEST = 400
 NOT_FOUND = 404
 REDIRECTS = (307, 308)
@@ -29,8 +29,6 @@ TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
 
 NO_ENDPOINT = (400, 404, 405)
 """What an address answers, without a word of JSON-RPC, that does not know what a POST of MCP is."""
-
-EVENT_STREAM = "text/event-stream"
 
 USELESS_MAX = 10_000
 """Messages of no use to anybody that one request's stream may bring: a server that sends so many only floods."""
@@ -52,8 +50,8 @@ class PostOwner(Protocol):
     def redirected(self, location: str) -> None:
         """The server points elsewhere."""
 
-    def judged(self, *, is_endpoint: bool) -> None:
-        """A reply tells whether this is an MCP endpoint."""
+    def judged(self, answer: str, *, is_endpoint: bool) -> None:
+        """A reply tells whether this is an MCP endpoint; `answer` is what it was, in words."""
 
     def session_gone(self, post: Post) -> None:
         """The session is unknown to the server, so the request did not run: it waits for a new one."""
@@ -177,7 +175,8 @@ class Post:
         if self._status == OK and isinstance(message, Response | ErrorReply):
             self._answer(message)
             return
-        self._link.judged(is_endpoint=isinstance(message, ErrorReply) or self._status not in NO_ENDPOINT)
+        is_endpoint = isinstance(message, ErrorReply) or self._status not in NO_ENDPOINT
+        self._link.judged(f"HTTP {self._status}", is_endpoint=is_endpoint)
         if self._status == NOT_FOUND and self.session is not None:
             self._session_gone()
         elif self._is_session_refused(message):
@@ -227,7 +226,7 @@ class Post:
                 return
             if event.event == "endpoint":
                 # The earlier HTTP+SSE transport, at an address that takes any verb.
-                self._link.judged(is_endpoint=False)
+                self._link.judged("a stream of HTTP+SSE", is_endpoint=False)
                 self._spoil("a stream of the earlier HTTP+SSE transport")
             elif event.data:
                 self._read_event(event.data)
@@ -269,21 +268,8 @@ class Post:
             ticket.abort()
 
 
-ADVICE = {
-    401: "; check the credentials in its headers",
-    403: "; check the credentials in its headers",
-    405: "; check that its url is an MCP endpoint",
-}
-"""What an operator may do about a status."""
-
-
 def _words(message: object) -> str:
     return f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
-
-
-def media_type(headers: Mapping[str, str]) -> str:
-    """What kind of content a reply has."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _is_own(id: msgspec.Raw | None, own: int) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 
-Ability: TypeAlias = Literal["tools", "prompts", "resources", "subscribe", "completions", "logging"]
+from isthmus.model.features import Ability
 
 
 class _Listing(msgspec.Struct):

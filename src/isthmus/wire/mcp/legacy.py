@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from isthmus.model.features import Ability
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.capabilities import Ability, Capabilities, capabilities_of
+from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of
 from isthmus.wire.mcp.messages import Implementation
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")

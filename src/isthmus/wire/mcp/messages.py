@@ -6,11 +6,12 @@ Used by faces (to read a caller's and write ours) and by links (the other way ro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from isthmus.model.events import LOG_LEVELS, Log, LogLevel
+from isthmus.model.features import Topic
 from isthmus.wire.jsonrpc import Payload, render
 
 Members: TypeAlias = dict[str, msgspec.Raw]
@@ -23,8 +24,6 @@ TOOLS_CHANGED = "notifications/tools/list_changed"
 PROMPTS_CHANGED = "notifications/prompts/list_changed"
 RESOURCES_CHANGED = "notifications/resources/list_changed"
 PROGRESS_TOKEN = "progressToken"
-
-Topic: TypeAlias = Literal["tools", "prompts", "resources"]
 
 CHANGED: dict[Topic, str] = {
     "tools": TOOLS_CHANGED,
@@ -70,6 +69,8 @@ def read_log(params: Members) -> Log | None:
 
 def read_level(raw: msgspec.Raw | None) -> LogLevel | None:
     """A level's name; None if it is absent or none."""
+    if raw is None:
+        return None
     text = read_string(raw)
     return next((level for level in LOG_LEVELS if level == text), None)
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
+from isthmus.model.features import Ability, Topic
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
-from isthmus.wire.mcp.capabilities import Ability, Capabilities, capabilities_of
-from isthmus.wire.mcp.messages import Implementation, Members, Topic, read_string
+from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of
+from isthmus.wire.mcp.messages import Implementation, Members, read_string
 
 VERSION = "2026-07-28"
 VERSIONS = (VERSION,)

@@ -51,29 +51,20 @@ def read_request(method: str, params: Members, meta: Members | None = None) -> C
     """Read a request's parameters, or say what is wrong with them; `meta` is given where it was read before."""
     if meta is None and (meta := object_members(params["_meta"]) if "_meta" in params else {}) is None:
         return "_meta must be an object without repeated members"
-    extra = _extra(method, params)
+    extra = {} if params.keys() <= _MEMBERS[method] else _extra(method, params)
     if isinstance(extra, str):
         return extra
-    match method:
-        case "tools/call":
-            return _read_named("tool", method, params, meta, extra)
-        case "prompts/get":
-            return _read_named("prompt", method, params, meta, extra)
-        case "resources/read":
-            uri = read_string(params.get("uri"))
-            return (
-                "resources/read needs a uri, a string"
-                if uri is None
-                else CallRequest(uri, EMPTY_OBJECT, meta, extra, "resource")
-            )
-        case _:
-            return _read_completion(params, meta, extra)
+    if method == "tools/call":
+        return _read_named("tool", method, params, meta, extra)
+    if method == "prompts/get":
+        return _read_named("prompt", method, params, meta, extra)
+    if method == "resources/read":
+        return _read_read(params, meta, extra)
+    return _read_completion(params, meta, extra)
 
 
 def _extra(method: str, params: Members) -> Members | str:
     known = _MEMBERS[method]
-    if params.keys() <= known:
-        return {}
     extra = {key: value for key, value in params.items() if key not in known}
     for key in extra:
         # A server that ignores case would take `Name` for `name`, which is not what was authorised.
@@ -90,6 +81,13 @@ def _read_named(kind: Kind, method: str, params: Members, meta: Members, extra: 
     if not is_object(arguments):
         return "arguments must be an object"
     return CallRequest(name, arguments, meta, extra, kind)
+
+
+def _read_read(params: Members, meta: Members, extra: Members) -> CallRequest | str:
+    uri = read_string(params.get("uri"))
+    if uri is None:
+        return "resources/read needs a uri, a string"
+    return CallRequest(uri, EMPTY_OBJECT, meta, extra, "resource")
 
 
 _REFERENCES: dict[str, tuple[Kind, str]] = {

@@ -37,7 +37,7 @@ async def test_a_deadline_is_never_early() -> None:
     for seconds in (0.0, 0.001, TICK_SECONDS, 2.5 * TICK_SECONDS):
         waiting, began = Waiting(), loop.time()
         deadlines.add(waiting, seconds)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await waiting.expired - began >= seconds
 
 
@@ -46,7 +46,7 @@ async def test_deadlines_pass_in_their_order() -> None:
     later, sooner = Waiting(), Waiting()
     deadlines.add(later, 4 * TICK_SECONDS)
     deadlines.add(sooner, TICK_SECONDS)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await sooner.expired < await later.expired
 
 
@@ -56,7 +56,7 @@ async def test_what_was_taken_out_does_not_expire() -> None:
     bucket = deadlines.add(ended, 0.0)
     deadlines.add(waiting, 0.0)
     del bucket[ended]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await waiting.expired
     assert not ended.expired.done()
 
@@ -66,7 +66,7 @@ async def test_with_nothing_to_wait_for_nothing_ticks_and_the_next_deadline_is_k
     for _ in range(2):
         waiting = Waiting()
         deadlines.add(waiting, 0.0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await waiting.expired
         await asyncio.sleep(0)
         assert deadlines._timer is None
@@ -79,7 +79,7 @@ async def test_a_defect_in_one_call_does_not_stop_the_clock_for_the_others() -> 
         deadlines.add(Broken(), 0.0)
         deadlines.add(same, 0.0)
         deadlines.add(later, 2 * TICK_SECONDS)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await same.expired
             await later.expired
     assert [line["event"] for line in logs] == ["a call failed to expire"]

@@ -131,14 +131,14 @@ async def test_a_call_keeps_the_tool_that_it_found() -> None:
 
 
 async def test_a_listing_waits_for_a_first_attempt_that_is_under_way() -> None:
-    stage = Stage()
+    stage = Stage(limits=Limits(listing_seconds=60.0))
     starting(stage.hub)
     assert stage.hub.is_settling()
     listing = asyncio.ensure_future(stage.hub.view(ANYONE.grants, EVERYTHING))
     await asyncio.sleep(0)
     assert not listing.done()
     stage.hub.publish(ready(tool("find", SLOW), server=SLOW))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert list((await listing).routes) == ["files.read", "slow.find"]
     assert not stage.hub.is_settling()
 
@@ -146,7 +146,7 @@ async def test_a_listing_waits_for_a_first_attempt_that_is_under_way() -> None:
 async def test_a_listing_does_not_wait_for_ever_and_names_who_is_missing() -> None:
     stage = Stage(limits=Limits(listing_seconds=0.01))
     starting(stage.hub)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         view = await stage.hub.view(ANYONE.grants, EVERYTHING)
         again = await stage.hub.view(ANYONE.grants, EVERYTHING)  # its patience is used up
     assert list(view.routes) == ["files.read"]
@@ -164,9 +164,9 @@ async def test_a_failed_first_attempt_ends_the_wait_as_well() -> None:
 
 
 async def test_one_servers_listing_waits_for_that_server_only() -> None:
-    stage = Stage()
+    stage = Stage(limits=Limits(listing_seconds=60.0))
     starting(stage.hub)
-    async with asyncio.timeout(0.5):
+    async with asyncio.timeout(30):
         view = await stage.hub.view(ANYONE.grants, Surface("own", SERVER))
     assert list(view.routes) == ["read"]
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from isthmus.faces.mcp import exchange as exchanges
+from isthmus.faces.http import bodies
+from isthmus.faces.http.bodies import CROWDED_BYTES, KeepAlive
 from isthmus.faces.mcp.dialogue import Era
-from isthmus.faces.mcp.exchange import CROWDED_BYTES, HttpExchange, KeepAlive
+from isthmus.faces.mcp.exchange import HttpExchange
 from isthmus.model.faults import TimedOut, UnknownTool
 from tests.unit.core.doubles import DONE, PROGRESS, SERVER
 
@@ -118,12 +119,12 @@ async def test_a_fault_has_the_status_of_its_era(era: Era, statuses: list[int]) 
 
 
 async def test_an_open_stream_says_something_regularly_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "KEEP_ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(bodies, "KEEP_ALIVE_SECONDS", 0.001)
     client = Client()
     alive = KeepAlive(client, asyncio.get_running_loop())
     for _ in range(3):
         client.heard.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await client.heard.wait()
     alive.stop()
     said = len(client.pushed)
@@ -133,12 +134,12 @@ async def test_an_open_stream_says_something_regularly_until_it_ends(monkeypatch
 
 
 async def test_a_call_with_events_is_kept_alive_and_its_end_stops_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "KEEP_ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(bodies, "KEEP_ALIVE_SECONDS", 0.001)
     client = Client()
     made = exchange(client)
     made.emit(PROGRESS)
     client.heard.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await client.heard.wait()
     made.end(DONE)
     said = len(client.pushed)

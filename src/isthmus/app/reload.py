@@ -1,0 +1,141 @@
+"""Takes a changed configuration into a running hub: files are watched, read anew, and what differs is done.
+
+A file that cannot be used changes nothing, and a broken entry costs only itself. What differs is decided in
+`app.difference`, when to look in `app.watching`; servers are changed by `RunningHub.apply`, and whoever makes a
+`Reloader` says what else a new configuration means to it (who may call, how to log).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from isthmus.app.difference import Difference, applicable, differing
+from isthmus.app.hub import RunningHub
+from isthmus.app.watching import Watch, quiet
+from isthmus.config.files import places
+from isthmus.config.findings import ConfigError
+from isthmus.config.load import load
+from isthmus.config.settings import Configuration, HubSettings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a configuration comes from: all that `load` needs to find it again."""
+
+    path: Path | None
+    environment: Mapping[str, str]
+    cwd: Path
+    home: Path
+    host: str | None = None
+    port: int | None = None
+
+    def load(self, *, host: str | None = None) -> Configuration:
+        """Read it; `host` stands in for the one that is configured.
+
+        Raises:
+            ConfigError: it cannot be used.
+        """
+        host = self.host if host is None else host
+        return load(self.path, self.environment, self.cwd, self.home, host=host, port=self.port)
+
+    def files(self, configuration: Configuration) -> tuple[Path, ...]:
+        """Every file whose coming, going or change may change the configuration."""
+        return (*places(self.path, self.environment, self.cwd, self.home), *configuration.files)
+
+
+class Reloader:
+    """Keeps a running hub in step with its files. Its tasks belong to the hub's crew."""
+
+    def __init__(
+        self, running: RunningHub, source: Source, on_change: Callable[[Configuration], None] = lambda _: None
+    ) -> None:
+        """`on_change` takes a configuration before any server does; raising ValueError or ConfigError refuses it."""
+        self._running = running
+        self._source = source
+        self._on_change = on_change
+        self._asked = asyncio.Event()
+        self._reports_everything = False
+
+    def start(self) -> None:
+        """Watch the files from now on."""
+        watch = Watch(self._files, self._asked.set)
+        self._running.crew.spawn("watch of the configuration", watch.run())
+        self._running.crew.spawn("reload", self._reload_when_asked())
+
+    def ask(self) -> None:
+        """Read the configuration again soon, whether or not a file changed, and say so in any case."""
+        self._reports_everything = True
+        self._asked.set()
+
+    def _files(self) -> tuple[Path, ...]:
+        return self._source.files(self._running.configuration)
+
+    async def _reload_when_asked(self) -> None:
+        while True:
+            await self._asked.wait()
+            await quiet(self._files)
+            self._asked.clear()
+            try:
+                await self.reload()
+            except Exception:  # a defect met in one version of a file must not keep the next one from being read
+                log.exception("configuration not reloaded: a defect in the hub")
+
+    async def reload(self) -> Difference | None:
+        """Read the files and do what differs; None if they were refused."""
+        try:
+            read, wanted = await asyncio.to_thread(self._read)
+            taken = applicable(self._running.configuration, read)
+            self._on_change(taken)
+        except ConfigError as error:
+            _refuse([str(finding) for finding in error.findings])
+            return None
+        except ValueError as error:
+            _refuse([str(error)])
+            return None
+        before = self._running.configuration
+        difference = self._running.apply(taken)
+        self._report(before, wanted, difference)
+        return difference
+
+    def _read(self) -> tuple[Configuration, HubSettings]:
+        """Read the files for the address that the hub listens on, which decides who must have which key.
+
+        Also returns what they say of the hub, the address included.
+        """
+        read = self._source.load()
+        listening = self._running.configuration.hub.host
+        return (read if read.hub.host == listening else self._source.load(host=listening)), read.hub
+
+    def _report(self, before: Configuration, wanted: HubSettings, difference: Difference) -> None:
+        now = self._running.configuration
+        for finding in now.warnings:
+            if finding not in before.warnings:
+                log.warning("configuration", finding=str(finding))
+        waiting = differing(now.hub, wanted)
+        reports_everything, self._reports_everything = self._reports_everything, False
+        if difference or waiting or reports_everything:
+            log.info("configuration reloaded", **_in_words(difference, len(now.callers), waiting))
+
+
+def _refuse(findings: list[str]) -> None:
+    log.error("configuration refused, the one before stays", findings="; ".join(findings))
+
+
+def _in_words(difference: Difference, callers: int, waiting: tuple[str, ...]) -> dict[str, object]:
+    """Return what differs, without what does not."""
+    told: dict[str, object] = {
+        "added": [server.name for server in difference.added],
+        "changed": [server.name for server in difference.changed],
+        "removed": list(difference.removed),
+        "settings": list(difference.settings),
+        "callers": callers if difference.are_callers_other else None,
+        "needs_a_restart": list(waiting),
+    }
+    return {word: names for word, names in told.items() if names not in ([], None)}

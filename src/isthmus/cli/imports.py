@@ -1,0 +1,273 @@
+"""`isthmus import`: servers from other clients' files, shown and put into `isthmus.toml`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from isthmus.cli.check import finding_as_json
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.output import aligned, harmless, say, show_table, write, write_json
+from isthmus.cli.sources import home, refused
+from isthmus.config.dialects.clients import DIALECTS
+from isthmus.config.files import Document, find, read
+from isthmus.config.findings import ConfigError, Finding, Place, nearest
+from isthmus.config.imports import Around, Imported, look_up
+from isthmus.config.merging import Candidate, Merging, Outcome
+from isthmus.config.writing import CannotMerge
+from isthmus.upstream.settings import HttpSettings, PythonSettings, Reach, RpcSettings, SocketSettings, StdioSettings
+
+FILE_NAME = "isthmus.toml"
+BACKUP_SUFFIX = ".bak"
+PRIVATE = 0o600
+"""Only the owner may read a file that may hold secrets."""
+
+_SAID: dict[Outcome, str] = {
+    "new": "new",
+    "same": "already there",
+    "differs": "differs, kept as it was",
+    "replaced": "replaced",
+    "broken": "broken, left out",
+}
+
+Row: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    sources: Sequence[str]
+    dialect: str | None = None
+    into: Path | None = None
+    is_dry: bool = False
+    may_replace: bool = False
+    is_json: bool = False
+
+
+def import_servers(wanted: Wanted) -> Exit:
+    """Find servers, show them and merge them into our own file.
+
+    Raises:
+        CommandFailed: our own file cannot be read or added to.
+    """
+    around = Around(os.environ, Path.cwd(), home())
+    found = _look_up(wanted, around)
+    file = _target(wanted.into, around)
+    merging = _weighed(found, file, around, may_replace=wanted.may_replace)
+    is_written = not wanted.is_dry and _write(merging)
+    if wanted.is_json:
+        write_json(_as_json(found, merging, is_written=is_written))
+    else:
+        _show(found, merging, is_dry=wanted.is_dry, is_written=is_written)
+    return Exit.WELL if merging.candidates else Exit.CONFIGURATION
+
+
+def _look_up(wanted: Wanted, around: Around) -> Imported:
+    dialect = None
+    if wanted.dialect is not None:
+        dialect = DIALECTS.get(wanted.dialect)
+        if dialect is None:
+            meant = nearest(wanted.dialect, DIALECTS)
+            advice = f"Did you mean {meant}?" if meant else f"Known are {', '.join(DIALECTS)}."
+            raise CommandFailed(Exit.USAGE, f"there is no dialect {wanted.dialect!r}", advice)
+    return look_up(wanted.sources, Place(None), around.cwd, around, dialect)
+
+
+def _target(into: Path | None, around: Around) -> Path:
+    """Return the file to write: the one named, the one in use, or a new one here."""
+    try:
+        used = into if into is not None else find(None, around.environment, around.cwd, around.home)
+    except ConfigError as error:
+        raise refused(error) from error
+    if into is None and (used is None or used.suffix != ".toml"):
+        used = around.cwd / FILE_NAME
+    assert used is not None
+    if used.suffix.lower() != ".toml":
+        advice = f"Give a file that ends in .toml, or none for ./{FILE_NAME}."
+        raise CommandFailed(Exit.USAGE, f"servers are written as TOML, not into {used.name}", advice)
+    # A link stays a link: what it leads to is what changes.
+    return Path(os.path.realpath(around.cwd / used))
+
+
+def _weighed(found: Imported, file: Path, around: Around, *, may_replace: bool) -> Merging:
+    merging = Merging(file, around, may_replace)
+    try:
+        merging.begin(_document(file))
+    except ConfigError as error:
+        raise refused(error) from error
+    # Of the file itself there is nothing to import: it may be among what `all` finds.
+    merging.add(document for document in found.documents if not _is_same(document.file, file))
+    return merging
+
+
+def _document(file: Path) -> Document | None:
+    return read(file) if file.exists() else None
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+# -- writing -------------------------------------------------------------------------------------------------
+
+
+def _write(merging: Merging) -> bool:
+    """Write the file if there is anything to add, with the old one kept beside it."""
+    if not any(candidate.is_taken for candidate in merging.candidates):
+        return False
+    file = merging.file
+    try:
+        before = file.read_bytes() if file.exists() else b""
+        mark = b"\xef\xbb\xbf" if before.startswith(b"\xef\xbb\xbf") else b""
+        text = merging.merged_into(before.removeprefix(mark).decode())
+        _replace(file, mark + text.encode(), is_private=_holds_secrets(merging))
+    except CannotMerge as error:
+        advice = "Write it as [servers.NAME] tables, or import into another file with --into FILE."
+        raise CommandFailed(Exit.CONFIGURATION, f"{file}: {error}", advice) from error
+    except OSError as error:
+        advice = "Nothing was changed. Import into another file with --into FILE."
+        raise CommandFailed(Exit.CONFIGURATION, f"{file} cannot be written: {error.strerror}", advice) from error
+    return True
+
+
+def _holds_secrets(merging: Merging) -> bool:
+    return any(candidate.has_secrets for candidate in merging.candidates if candidate.is_taken)
+
+
+def _replace(file: Path, content: bytes, *, is_private: bool) -> None:
+    """Put a whole new file in the place of the old one: whoever reads it meanwhile sees one or the other."""
+    mode = PRIVATE
+    if file.exists():
+        backup = file.with_name(file.name + BACKUP_SUFFIX)
+        shutil.copy2(file, backup)
+        if is_private:
+            backup.chmod(PRIVATE)
+        else:
+            mode = file.stat().st_mode & 0o777
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(file)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+# -- showing -------------------------------------------------------------------------------------------------
+
+
+def _as_json(found: Imported, merging: Merging, *, is_written: bool) -> bytes:
+    return msgspec.json.encode(
+        {
+            "into": str(merging.file),
+            "written": is_written,
+            "files": [{"file": str(document.file), "client": document.dialect.name} for document in found.documents],
+            "servers": [_candidate_as_json(candidate) for candidate in merging.candidates],
+            "findings": [finding_as_json(finding, "warning") for finding in _findings(found, merging)],
+        }
+    )
+
+
+def _candidate_as_json(candidate: Candidate) -> dict[str, object]:
+    return {
+        "name": candidate.name,
+        "client": candidate.entry.dialect.name,
+        "file": str(candidate.entry.place.file),
+        "path": candidate.entry.place.path,
+        "transport": None if candidate.server is None else transport_of(candidate.server.reach),
+        "outcome": candidate.outcome,
+        "literal_secrets": candidate.has_secrets,
+    }
+
+
+def _findings(found: Imported, merging: Merging) -> list[Finding]:
+    return list(dict.fromkeys([*found.findings, *merging.findings]))
+
+
+def transport_of(reach: Reach) -> str:
+    """Name the way to a server in the words of the configuration."""
+    match reach:
+        case StdioSettings():
+            return "stdio"
+        case HttpSettings(carrier="auto"):
+            return "http or sse"
+        case HttpSettings(carrier=carrier):
+            return carrier
+        case SocketSettings():
+            return "ws"
+        case RpcSettings():
+            return "rpc"
+        case PythonSettings():
+            return "python"
+
+
+def _show(found: Imported, merging: Merging, *, is_dry: bool, is_written: bool) -> None:
+    rows = [_row(candidate) for candidate in merging.candidates]
+    if rows and sys.stdout.isatty():
+        show_table(sys.stdout, _grouped(merging.candidates), ("cyan", "", ""))
+    elif rows:
+        write(
+            "\n".join(aligned([(*row, str(candidate.entry.place.file)) for row, candidate in _paired(merging, rows)]))
+        )
+    for finding in _findings(found, merging):
+        say(f"{finding.code.number}: {finding}")
+    _sum_up(merging, is_dry=is_dry, is_written=is_written)
+
+
+def _paired(merging: Merging, rows: list[Row]) -> list[tuple[Row, Candidate]]:
+    return list(zip(rows, merging.candidates, strict=True))
+
+
+def _row(candidate: Candidate) -> Row:
+    transport = "" if candidate.server is None else transport_of(candidate.server.reach)
+    return harmless(candidate.name, keep=""), transport, _SAID[candidate.outcome]
+
+
+def _grouped(candidates: Sequence[Candidate]) -> list[tuple[str, list[Row]]]:
+    groups: dict[str, list[Row]] = {}
+    for candidate in candidates:
+        heading = f"{candidate.entry.dialect.title}: {candidate.entry.place.file}"
+        groups.setdefault(heading, []).append(_row(candidate))
+    return list(groups.items())
+
+
+def _sum_up(merging: Merging, *, is_dry: bool, is_written: bool) -> None:
+    taken = [candidate for candidate in merging.candidates if candidate.is_taken]
+    count = f"{len(taken)} server{'' if len(taken) == 1 else 's'}"
+    if not merging.candidates:
+        say("No servers were found.")
+    elif is_dry:
+        say(f"Would write {count} into {merging.file}; without --dry-run it is done.")
+    elif is_written:
+        say(f"Wrote {count} into {merging.file}.")
+    else:
+        say(f"Nothing new for {merging.file}.")
+    _tell_more(merging, is_written=is_written)
+
+
+def _tell_more(merging: Merging, *, is_written: bool) -> None:
+    secret = [candidate.name for candidate in merging.candidates if candidate.is_taken and candidate.has_secrets]
+    if secret:
+        names = ", ".join(secret)
+        say(f"Secrets stand as they are in: {names}. Only you may read the file; env:NAME in their place is better.")
+    if merging.can_replace:
+        say("To take the ones that differ: --replace.")
+    beside = merging.file.with_name("mcp.json")
+    if is_written and not merging.file.with_name(merging.file.name + BACKUP_SUFFIX).exists() and beside.exists():
+        say(f"{beside} is no longer read by itself, now that {merging.file.name} is there: import it too.")

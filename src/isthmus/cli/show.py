@@ -1,0 +1,239 @@
+"""`isthmus config show`: the configuration as the hub sees it, and where each value was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeAlias, assert_never
+
+import msgspec
+
+from isthmus.cli.check import finding_as_json
+from isthmus.cli.exits import Exit
+from isthmus.cli.output import aligned, harmless, say, write, write_json
+from isthmus.cli.sources import configuration_of
+from isthmus.config.findings import Place
+from isthmus.config.lines import Keys, keys_of, lines_of
+from isthmus.config.redaction import secrets_of
+from isthmus.config.settings import Configuration, Origin
+from isthmus.core.catalog.rules import CACHE_SECONDS, Rules
+from isthmus.model.callers import Caller
+from isthmus.upstream.settings import (
+    HttpSettings,
+    PythonSettings,
+    RpcSettings,
+    ServerSettings,
+    SocketSettings,
+    StdioSettings,
+)
+
+Pair: TypeAlias = tuple[str, object]
+
+HIDDEN = "***"
+_SHARED_LIMITS = {"timeout": "call_seconds", "max_calls": "max_calls", "max_queued": "max_queued"}
+"""What a server has of its own, and the limit that it has otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One value."""
+
+    path: str
+    value: object
+    origin: Origin | None
+    """None for a default."""
+
+
+def show_configuration(file: Path | None, *, with_origin: bool, is_json: bool) -> Exit:
+    """Print every value.
+
+    Raises:
+        CommandFailed: the configuration cannot be used.
+    """
+    configuration = configuration_of(file)
+    shown = list(values_of(configuration))
+    lines = _Lines() if with_origin else None
+    if is_json:
+        write_json(_as_json(configuration, shown, lines))
+    else:
+        _show(configuration, shown, lines)
+    return Exit.WELL
+
+
+# -- values --------------------------------------------------------------------------------------------------
+
+
+def values_of(configuration: Configuration) -> Iterator[Shown]:
+    """Yield every value that the hub goes by, secrets hidden."""
+    for path, value in _of_all(configuration):
+        yield Shown(path, value, _origin(path, configuration.origins))
+
+
+def _of_all(configuration: Configuration) -> Iterator[Pair]:
+    hub = configuration.hub
+    yield from ((f"hub.{name}", getattr(hub, name)) for name in _names(hub) if name != "limits")
+    yield from ((f"limits.{name}", getattr(hub.limits, name)) for name in _names(hub.limits))
+    for server in configuration.servers:
+        place = Place(None, "servers").at(server.name)
+        yield from ((place.at(key).path, value) for key, value in _of_server(server))
+    for _, caller in configuration.callers:
+        place = Place(None, "callers").at(caller.name)
+        yield from ((place.at(key).path, value) for key, value in _of_caller(caller))
+
+
+def _names(settings: object) -> list[str]:
+    return [field.name for field in fields(settings)]  # type: ignore[arg-type]
+
+
+def _of_caller(caller: Caller) -> Iterator[Pair]:
+    yield "key", HIDDEN
+    yield "tenant", caller.tenant
+    yield "allow", caller.grants.allow
+    yield "deny", caller.grants.deny
+
+
+def _of_server(server: ServerSettings) -> Iterator[Pair]:
+    for key, value in (*_of_reach(server), *_of_rest(server)):
+        if value not in (None, (), {}, []):
+            yield key, value
+
+
+def _of_reach(server: ServerSettings) -> Iterator[Pair]:
+    reach = server.reach
+    match reach:
+        case StdioSettings():
+            yield "command", server.redact(reach.command)
+            yield "args", [server.redact(argument) for argument in reach.args]
+            yield "env", _hidden("env", reach.env, server)
+            yield "cwd", reach.cwd
+        case HttpSettings():
+            yield "url", server.redact(reach.url)
+            yield "type", reach.carrier
+            yield "headers", _hidden("headers", reach.headers, server)
+        case SocketSettings():
+            yield "url", server.redact(reach.url)
+            yield "type", "ws"
+            yield "headers", _hidden("headers", reach.headers, server)
+        case RpcSettings():
+            yield "rpc", server.redact(reach.url)
+            yield "headers", _hidden("headers", reach.headers, server)
+            yield "tools", [tool.name for tool in reach.tools]
+        case PythonSettings():
+            yield "python", reach.target
+            yield "path", reach.path
+        case _:
+            assert_never(reach)
+
+
+def _hidden(key: str, table: Mapping[str, str], server: ServerSettings) -> dict[str, str]:
+    """Return a table of texts; one that is a secret is hidden however short it is."""
+    named = secrets_of({key: dict(table)})
+    return {
+        name: HIDDEN if text in server.secrets or text in named else server.redact(text) for name, text in table.items()
+    }
+
+
+def _of_rest(server: ServerSettings) -> Iterator[Pair]:
+    yield "era", server.reach.era
+    yield "timeout", server.timeout
+    yield "max_calls", server.max_calls
+    yield "max_queued", server.max_queued
+    yield "disabled", server.disabled
+    yield "isolation", server.isolation
+    yield from _of_rules(server.rules)
+    # Only the names: nobody here knows what is secret in what nobody here reads.
+    yield "extra", sorted(server.extra)
+
+
+def _of_rules(rules: Rules) -> Iterator[Pair]:
+    if rules.only is not None:
+        yield "include_tools", list(rules.only) or ["(none)"]
+    yield "exclude_tools", rules.hidden
+    yield "defaults", {tool: sorted(arguments) for tool, arguments in rules.defaults.items()}
+    if rules.cached or rules.cache_seconds != CACHE_SECONDS:
+        yield "cache", {"tools": list(rules.cached), "ttl": rules.cache_seconds}
+
+
+# -- origins -------------------------------------------------------------------------------------------------
+
+
+def _origin(path: str, origins: Mapping[str, Origin]) -> Origin | None:
+    if path in origins:
+        return origins[path]
+    server, _, key = path.rpartition(".")
+    if not path.startswith("servers."):
+        return None
+    if key == "extra":
+        return origins.get(server)
+    aliases = {"disabled": ("enabled",), "type": ("transport", "transportType"), "rpc": ("url",), "env": ("env_file",)}
+    known = (f"{server}.{alias}" for alias in aliases.get(key, ()))
+    limit = f"limits.{_SHARED_LIMITS[key]}" if key in _SHARED_LIMITS else ""
+    return next((origins[other] for other in (*known, limit) if other in origins), None)
+
+
+class _Lines:
+    """The lines of the files that values come from, each file looked at once."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, dict[Keys, int]] = {}
+
+    def of(self, origin: Origin) -> int | None:
+        """Return the line of a value, None if it cannot be told."""
+        if origin.file is None:
+            return None
+        if origin.file not in self._files:
+            self._files[origin.file] = lines_of(origin.file)
+        return self._files[origin.file].get(keys_of(origin.path))
+
+    def told(self, origin: Origin | None) -> str:
+        """Say where a value was written."""
+        if origin is None:
+            return "default"
+        if origin.file is None:
+            return origin.path if origin.path.startswith("--") else f"variable {origin.path}"
+        line = self.of(origin)
+        where = f"{origin.file}:{line}" if line is not None else f"{origin.file}"
+        borrowed = f", with {', '.join(origin.borrowed)}" if origin.borrowed else ""
+        return f"{where} {origin.path}{borrowed}"
+
+
+# -- showing -------------------------------------------------------------------------------------------------
+
+
+def _as_json(configuration: Configuration, shown: Sequence[Shown], lines: _Lines | None) -> bytes:
+    return msgspec.json.encode(
+        {
+            "file": None if configuration.file is None else str(configuration.file),
+            "files": [str(file) for file in configuration.files if file.exists()],
+            "values": [_value_as_json(value, lines) for value in shown],
+            "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
+        }
+    )
+
+
+def _value_as_json(shown: Shown, lines: _Lines | None) -> dict[str, object]:
+    told: dict[str, object] = {"path": shown.path, "value": shown.value}
+    return told if lines is None else {**told, "origin": _origin_as_json(shown.origin, lines)}
+
+
+def _origin_as_json(origin: Origin | None, lines: _Lines) -> dict[str, object] | None:
+    if origin is None:
+        return None
+    file = None if origin.file is None else str(origin.file)
+    return {"file": file, "line": lines.of(origin), "path": origin.path, "borrowed": list(origin.borrowed)}
+
+
+def _show(configuration: Configuration, shown: Sequence[Shown], lines: _Lines | None) -> None:
+    rows = [(value.path, *_cells(value, lines)) for value in shown]
+    write("\n".join(aligned([tuple(harmless(cell, keep="") for cell in row) for row in rows])))
+    if configuration.file is None:
+        say("No configuration file was found: these are the defaults.")
+    if configuration.warnings:
+        count = len(configuration.warnings)
+        say(f"{count} finding{'' if count == 1 else 's'}: `isthmus config check` says more.")
+
+
+def _cells(shown: Shown, lines: _Lines | None) -> tuple[str, ...]:
+    value = msgspec.json.encode(shown.value).decode()
+    return (value,) if lines is None else (value, lines.told(shown.origin))

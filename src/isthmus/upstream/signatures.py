@@ -1,0 +1,227 @@
+"""A Python function as a tool: its schema read from its signature, its arguments checked and converted.
+
+Decides and describes; it starts no thread and no task, which is for `upstream.functions`. `Context` is for the authors
+of functions: a parameter annotated with it is not the caller's to give.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from isthmus.model.events import Event, Log, LogLevel, Progress
+from isthmus.upstream.docstrings import read_docstring
+from isthmus.wire.jsonrpc import Payload
+
+_NO_DEFAULT = inspect.Parameter.empty
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+
+
+class Unusable(Exception):
+    """A function that cannot be a tool; the message says why."""
+
+
+class BadArgument(Exception):
+    """Arguments that the function's annotations refuse; the message names the one."""
+
+
+class Context:
+    """What a function may know of the call that it serves, and tell while it works on it. Safe in any thread."""
+
+    __slots__ = ("_emit", "caller")
+
+    def __init__(self, caller: str, emit: Callable[[Event], None]) -> None:
+        self.caller = caller
+        """Who calls, by the name in the configuration."""
+        self._emit = emit
+
+    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell the caller how far the work is, if it wants to know."""
+        told = {"progress": progress, "total": total, "message": message}
+        self._emit(Progress({key: _raw(value) for key, value in told.items() if value is not None}))
+
+    def log(self, level: LogLevel, text: str) -> None:
+        """Tell the caller something, if it listens to that level."""
+        self._emit(Log(level, {"level": _raw(level), "data": _raw(text)}))
+
+
+class Function:
+    """A callable, how it is described to callers, and how their arguments become its own."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        """Read the signature.
+
+        Raises:
+            Unusable: something about it cannot be described.
+        """
+        self.name = name
+        self._function = function
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_call_of(function))
+        self._doc = read_docstring(inspect.getdoc(function))
+        self._parameters = _read_parameters(function)
+        self._context = next((p.name for p in self._parameters if p.is_context), None)
+        self._rest = next((p for p in self._parameters if p.is_rest), None)
+        self._given = [p for p in self._parameters if not p.is_context and not p.is_rest]
+        self.input_schema = self._schema()
+        fields = [parameter.field() for parameter in self._given]
+        shape = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=self._rest is None, kw_only=True)
+        self._arguments = msgspec.json.Decoder(shape)
+        self._rest_value = msgspec.json.Decoder(Any if self._rest is None else self._rest.type)
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether it wants to know of its call."""
+        return self._context is not None
+
+    def definition(self) -> dict[str, msgspec.Raw]:
+        """Its description as a tool."""
+        members: dict[str, Any] = {"name": self.name}
+        if self._doc.text:
+            members["description"] = self._doc.text
+        return {key: _raw(value) for key, value in {**members, "inputSchema": self.input_schema}.items()}
+
+    def read(self, arguments: Payload) -> dict[str, Any]:
+        """Convert a call's arguments, strictly; those that were not given are absent.
+
+        Raises:
+            BadArgument: one is missing, unknown or of another type.
+        """
+        try:
+            values = self._arguments.decode(arguments)
+            found = {p.name: value for p in self._given if (value := getattr(values, p.name)) is not UNSET}
+            return found if self._rest is None else {**found, **self._read_rest(arguments)}
+        except msgspec.MsgspecError as error:
+            raise BadArgument(str(error)) from error
+
+    def _read_rest(self, arguments: Payload) -> dict[str, Any]:
+        members = msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
+        known = {parameter.name for parameter in self._parameters}
+        return {name: self._read_one(name, raw) for name, raw in members.items() if name not in known}
+
+    def _read_one(self, name: str, raw: msgspec.Raw) -> Any:
+        try:
+            return self._rest_value.decode(raw)
+        except msgspec.MsgspecError as error:
+            raise BadArgument(f"{error} - at `$.{name}`") from error
+
+    def call(self, arguments: dict[str, Any], context: Context) -> Any:
+        """Call it with what `read` gave; of an asynchronous one, the answer is to be awaited."""
+        if self._context is not None:
+            arguments[self._context] = context
+        leading = [arguments.pop(p.name, p.default) for p in self._parameters if p.is_positional]
+        return self._function(*leading, **arguments)
+
+    def _schema(self) -> dict[str, Any]:
+        described = [p for p in self._parameters if not p.is_context]
+        types = [parameter.type for parameter in described]
+        schemas, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+        schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+        for parameter, one in zip(described, schemas, strict=True):
+            if parameter.is_rest:
+                schema["additionalProperties"] = one or True
+            else:
+                schema["properties"][parameter.name] = parameter.property(one, self._doc.parameters)
+        if required := [p.name for p in self._given if p.default is _NO_DEFAULT]:
+            schema["required"] = required
+        return {**schema, "$defs": components} if components else schema
+
+
+class _Parameter:
+    """One parameter of a function, as its annotation and its default describe it."""
+
+    def __init__(self, parameter: inspect.Parameter, annotation: Any) -> None:
+        self.name = parameter.name
+        self.default = parameter.default
+        self.is_positional = parameter.kind is _POSITIONAL
+        self.is_rest = parameter.kind is inspect.Parameter.VAR_KEYWORD
+        self.is_context = _is_context(annotation)
+        # `x: int = None` means that it may be absent, which strict types would not let a caller say.
+        self.type: Any = annotation if self.default is not None else Union[annotation, None]  # noqa: UP007
+        self._words = _words_of(annotation)
+
+    def field(self) -> tuple[str, Any] | tuple[str, Any, Any]:
+        """What a struct of the arguments has for it; its default stays the function's own affair."""
+        if self.default is _NO_DEFAULT:
+            return self.name, self.type
+        return self.name, Union[self.type, UnsetType], UNSET  # noqa: UP007 - an annotation may be a string
+
+    def property(self, schema: dict[str, Any], told: dict[str, str]) -> dict[str, Any]:
+        """What the schema says of it."""
+        words = self._words or told.get(self.name)
+        described = {**schema, "description": words} if words and "description" not in schema else dict(schema)
+        if self.default is not _NO_DEFAULT:
+            with suppress(TypeError, ValueError):  # a sentinel, which says nothing to a caller
+                described["default"] = msgspec.to_builtins(self.default)
+        return described
+
+
+def _read_parameters(function: Callable[..., Any]) -> list[_Parameter]:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise Unusable("it is a generator, and a tool has one result")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise Unusable("it has no signature that can be read") from error
+    hints = _hints_of(function)
+    return [_read_parameter(one, hints.get(one.name, Any)) for one in signature.parameters.values()]
+
+
+def _read_parameter(parameter: inspect.Parameter, annotation: Any) -> _Parameter:
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        raise Unusable(f"it takes *{parameter.name}, and arguments of a tool have names")
+    read = _Parameter(parameter, annotation)
+    if not read.is_context:
+        _check_type(read)
+    return read
+
+
+def _check_type(parameter: _Parameter) -> None:
+    try:
+        msgspec.json.schema_components([parameter.type])
+        msgspec.json.Decoder(parameter.type)
+    except TypeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise Unusable(f"the type of its parameter {parameter.name} cannot be described: {reason}") from error
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations with their strings evaluated; a callable object's are those of its `__call__`."""
+    holder = function if inspect.isroutine(function) else getattr(function, "func", _call_of(function))
+    try:
+        return get_type_hints(inspect.unwrap(holder), include_extras=True)
+    except TypeError:
+        return {}  # a function of another language, without annotations
+    except Exception as error:  # evaluating an annotation runs whatever it says
+        raise Unusable(f"its annotations cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _call_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    return type(function).__call__
+
+
+def _is_context(annotation: Any) -> bool:
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return any(_is_context(part) for part in get_args(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, Context)
+
+
+def _words_of(annotation: Any) -> str | None:
+    """A description in `Annotated`: a string, or an object that has one."""
+    if get_origin(annotation) is not Annotated:
+        return None
+    for extra in get_args(annotation)[1:]:
+        words = extra if isinstance(extra, str) else getattr(extra, "description", None)
+        words = words or getattr(extra, "documentation", None)
+        if isinstance(words, str):
+            return words
+    return None
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -1,0 +1,65 @@
+"""A server reached over a WebSocket that the hub dials: one text message each, both eras."""
+
+from __future__ import annotations
+
+from isthmus.core.crew import Crew
+from isthmus.core.ports.credentials import Credentials
+from isthmus.core.settings import Limits
+from isthmus.model.names import ServerName
+from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, parse_url
+from isthmus.transport.websocket import Endpoint, HandshakeFailed, SocketChannel
+from isthmus.upstream.corked import CorkedLink
+from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.replies import ADVICE
+from isthmus.wire.mcp.messages import Implementation
+
+SUBPROTOCOL = "mcp"
+
+
+class SocketLink(CorkedLink):
+    """One WebSocket. Many requests share it; answers find their way back by id."""
+
+    carrier = "websocket"
+    start_seconds = 20.0
+
+    def __init__(
+        self,
+        server: ServerName,
+        me: Implementation,
+        limits: Limits,
+        *,
+        url: str,
+        credentials: Credentials,
+        egress: Egress,
+        crew: Crew,
+    ) -> None:
+        """`crew` is given to all that dial; this kind has no task of its own."""
+        super().__init__(server, me, limits)
+        self._origin, self._target = parse_url(url, SOCKET_SCHEMES)
+        self._credentials = credentials
+        self._egress = egress
+        self._socket: SocketChannel | None = None
+
+    async def start(self) -> None:
+        """Open the WebSocket. Raises `ConnectFailed` if it cannot be."""
+        try:
+            self._socket = await SocketChannel.connect(
+                self._egress, self._endpoint(), self, is_configured=True, within=self.limits.connect_seconds
+            )
+        except (DialFailed, EgressRefused) as failed:
+            raise ConnectFailed(getattr(failed, "reason", str(failed))) from failed
+        except HandshakeFailed as failed:
+            raise ConnectFailed(f"{failed}{ADVICE.get(failed.status or 0, '')}") from failed
+        self._channel = self._socket
+
+    def _endpoint(self) -> Endpoint:
+        headers = self._credentials.headers_for(self.server)
+        return Endpoint(self._origin, self._target, SUBPROTOCOL, self.limits.reply_bytes, headers)
+
+    def ended(self, reason: str) -> None:
+        """The WebSocket carries nothing more."""
+        self._broke(reason)
+
+    def _frame(self, message: bytes) -> bytes:
+        assert self._socket is not None  # nothing is framed before there is a channel
+        return self._socket.frame(message)

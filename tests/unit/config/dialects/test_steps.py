@@ -1,0 +1,112 @@
+"""Entries as clients write them, in our own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.config.codes import CODE_NOT_RUN
+from isthmus.config.dialects.clients import (
+    CODEX,
+    COPILOT,
+    DIALECTS,
+    FASTMCP,
+    GEMINI,
+    GOOSE,
+    MCPPROXY,
+    OPENCODE,
+    ZED,
+)
+from isthmus.config.dialects.dialect import STANDARD, Dialect
+from isthmus.config.entries import Entry, entry_of
+from isthmus.config.findings import Place
+
+PLACE = Place(Path("/etc/mcp.json"), "mcpServers.a")
+
+
+def entry(fields: dict[str, Any], dialect: Dialect = STANDARD) -> Entry:
+    return entry_of("a", fields, PLACE, dialect)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields", "ours"),
+    [
+        (STANDARD, {"serverUrl": "u"}, {"url": "u"}),
+        (STANDARD, {"endpoint": "u"}, {"url": "u"}),
+        (STANDARD, {"command": None, "url": "u"}, {"url": "u"}),
+        (GEMINI, {"httpUrl": "new", "url": "old"}, {"url": "new", "type": "http"}),
+        (GEMINI, {"httpUrl": "new", "type": "sse"}, {"url": "new", "type": "sse"}),
+        (GOOSE, {"uri": "u", "type": "sse"}, {"url": "u", "type": "sse"}),
+        (GOOSE, {"cmd": "x", "envs": {"A": "b"}}, {"command": "x", "env": {"A": "b"}}),
+        (GOOSE, {"cmd": "x", "env_keys": ["K"]}, {"command": "x", "env": {"K": "${K}"}}),
+        (GOOSE, {"enabled": False, "config": {"cmd": "x"}}, {"enabled": False, "command": "x"}),
+        (OPENCODE, {"command": ["x", "-y"]}, {"command": "x", "args": ["-y"]}),
+        (OPENCODE, {"command": ["x", "-y"], "args": ["z"]}, {"command": "x", "args": ["-y", "z"]}),
+        (OPENCODE, {"environment": {"A": "b"}}, {"env": {"A": "b"}}),
+        (OPENCODE, {"url": "u", "timeout": {"startup": 5, "request": 9}}, {"url": "u", "timeout": 9}),
+        (ZED, {"command": {"path": "x", "args": ["y"], "env": {}}}, {"command": "x", "args": ["y"], "env": {}}),
+        (MCPPROXY, {"working_dir": "/w", "protocol": "stdio"}, {"cwd": "/w", "type": "stdio"}),
+        (MCPPROXY, {"quarantined": True}, {"disabled": True}),
+        (COPILOT, {"tools": ["*"]}, {"include_tools": ["*"]}),
+        (COPILOT, {"tools": {"a": {}}}, {}),
+        (FASTMCP, {"auth": "token"}, {"headers": {"Authorization": "Bearer token"}}),
+        (FASTMCP, {"auth": "oauth"}, {}),
+        (CODEX, {"tool_timeout_sec": 5}, {"timeout": 5}),
+        (CODEX, {"http_headers": {"A": "b"}}, {"headers": {"A": "b"}}),
+        (
+            CODEX,
+            {"http_headers": {"A": "b"}, "env_http_headers": {"B": "VAR"}},
+            {"headers": {"A": "b", "B": "${VAR}"}},
+        ),
+        (CODEX, {"bearer_token_env_var": "T"}, {"headers": {"Authorization": "Bearer ${T}"}}),
+        (CODEX, {"env_vars": ["A", {"name": "B", "source": "local"}]}, {"env": {"A": "${A}", "B": "${B}"}}),
+        (STANDARD, {"headers": ["A: b", "C:d: e"]}, {"headers": {"A": "b", "C": "d: e"}}),
+        (STANDARD, {"transport": {"type": "sse", "url": "u"}}, {"type": "sse", "url": "u"}),
+        (STANDARD, {"type": "http", "transport": {"type": "sse"}}, {"type": "http"}),
+    ],
+)
+def test_a_client_s_entry_is_put_into_our_words(dialect: Dialect, fields: Any, ours: dict[str, Any]) -> None:
+    assert entry(fields, dialect).fields == ours
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"env_vars": [5]},
+        {"env_keys": "K"},
+        {"env_http_headers": {"A": 5}},
+        {"bearer_token_env_var": 5},
+        {"headers": ["no colon"], "env": [], "env_keys": ["K"]},
+        {"command": [], "transport": [], "timeout": [], "config": 5, "tools": 5, "auth": {}},
+        {"command": [5, "x"]},
+    ],
+)
+def test_an_unexpected_shape_is_left_for_the_checks(dialect: Dialect, fields: dict[str, Any]) -> None:
+    entry(fields, dialect)
+
+
+def test_where_a_key_was_written_is_remembered() -> None:
+    made = entry({"transport": {"url": "u"}, "cmd": ["x", "y"], "bearer_token_env_var": "T"})
+    assert made.at("url").path == "mcpServers.a.transport.url"
+    assert made.at("command").path == "mcpServers.a.cmd"
+    assert made.at("args", 0).path == "mcpServers.a.cmd.0"
+    assert made.at("headers", "Authorization").path == "mcpServers.a.bearer_token_env_var.Authorization"
+    assert made.at("env").path == "mcpServers.a.env"
+
+
+def test_what_a_client_alone_knows_is_kept_as_it_was() -> None:
+    made = entry({"command": "x", "isolation": {"docker": True}, "tools": {"a": 1}, "cache": 5}, MCPPROXY)
+    assert made.fields == {"command": "x"}
+    assert made.extra == {"isolation": {"docker": True}, "tools": {"a": 1}, "cache": 5}
+
+
+@pytest.mark.parametrize("key", ["headersHelper", "http_headers_helper"])
+def test_a_program_that_prints_headers_is_told_of_and_never_run(key: str) -> None:
+    made = entry({"url": "u", key: "touch /tmp/ran"})
+    [told] = made.findings
+    assert told.code is CODE_NOT_RUN
+    assert str(told) == f"mcp.json: mcpServers.a.{key} is a program that prints headers, and reading a file runs none"
+    assert made.extra == {key: "touch /tmp/ran"}

@@ -1,0 +1,171 @@
+"""Importing real modules: what is found in them, and the sentence for each way in which that fails."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.modules import Loaded, begin_to_load, load
+from isthmus.upstream.settings import PythonSettings
+
+
+@pytest.fixture(autouse=True)
+def own_imports() -> Iterator[None]:
+    """What a test imports is forgotten after it."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def write(folder: Path, text: str, name: str = "shop") -> Path:
+    file = folder / f"{name}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(dedent(text))
+    return file
+
+
+def names(loaded: Loaded) -> list[str]:
+    return [function.name for function in loaded.functions]
+
+
+def why(folder: Path, target: str = "shop") -> str:
+    with pytest.raises(ConnectFailed) as failed:
+        load(PythonSettings(target, str(folder)))
+    return str(failed.value)
+
+
+def test_a_module_offers_the_public_functions_that_it_defines(tmp_path: Path) -> None:
+    text = """
+        from math import sqrt
+        from os.path import join
+        class Thing: ...
+        TABLE = {}
+        def buy(item: str) -> None: ...
+        async def sell(item: str) -> None: ...
+        def _count(): ...
+        """
+    write(tmp_path, text)
+    assert names(load(PythonSettings("shop", str(tmp_path)))) == ["buy", "sell"]
+
+
+def test_a_module_that_says_what_is_public_offers_that(tmp_path: Path) -> None:
+    text = """
+        from os.path import join
+        from math import sqrt
+        __all__ = ["sqrt", "Thing", "nothing", "LIMIT"]
+        LIMIT = 3
+        class Thing: ...
+        def buy(): ...
+        """
+    write(tmp_path, text)
+    assert names(load(PythonSettings("shop", str(tmp_path)))) == ["sqrt"]
+
+
+def test_one_function_is_chosen_by_its_name(tmp_path: Path) -> None:
+    write(tmp_path, "def buy(): ...\ndef sell(): ...", "stores/shop")
+    assert names(load(PythonSettings("stores.shop:sell", str(tmp_path)))) == ["sell"]
+
+
+def test_a_function_that_cannot_be_a_tool_costs_only_itself(tmp_path: Path) -> None:
+    file = write(tmp_path, "def buy(): ...\ndef sell(*items): ...")
+    loaded = load(PythonSettings("shop", str(tmp_path)))
+    assert names(loaded) == ["buy"]
+    assert loaded.notes == [f"'sell' left out: it takes *items, and arguments of a tool have names ({file}, line 2)"]
+
+
+def test_the_path_is_searched_first(tmp_path: Path) -> None:
+    write(tmp_path, "def buy(): ...", "a/shop")
+    write(tmp_path, "def sell(): ...", "b/shop")
+    sys.path.insert(0, str(tmp_path / "a"))
+    assert names(load(PythonSettings("shop", str(tmp_path / "b")))) == ["sell"]
+    assert sys.path[0] == str(tmp_path / "b")
+
+
+def test_two_modules_of_one_name_cannot_be_told_apart_and_that_is_said(tmp_path: Path) -> None:
+    first = write(tmp_path, "def buy(): ...", "a/shop")
+    write(tmp_path, "def sell(): ...", "b/shop")
+    load(PythonSettings("shop", str(tmp_path / "a")))
+    assert (
+        why(tmp_path / "b") == f"a module called shop was loaded from {first} before; give one of the two another name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found' ({file}, line 1)"),
+        ("x = 1\ny = x / 0", "ZeroDivisionError: division by zero ({file}, line 2)"),
+        ("def f(:", "SyntaxError: invalid syntax (shop.py, line 1)"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt ({file}, line 1)"),
+    ],
+)
+def test_a_module_that_fails_says_how_and_where(tmp_path: Path, text: str, words: str) -> None:
+    file = write(tmp_path, text)
+    assert why(tmp_path) == f"importing shop failed: {words.format(file=file)}"
+
+
+def test_a_module_that_ends_its_program_does_not_end_the_hub(tmp_path: Path) -> None:
+    file = write(tmp_path, "import sys\n\nsys.exit(3)")
+    assert why(tmp_path) == f"the module shop ended its program while it was imported ({file}, line 3)"
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert why(tmp_path, "nowhere") == "there is no Python module called nowhere; path says where to look for one"
+    write(tmp_path, "", "stores/__init__")
+    assert why(tmp_path, "stores.shop:buy").startswith("there is no Python module called stores.shop;")
+
+
+def test_a_path_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    assert why(tmp_path / "away") == f"its path {tmp_path / 'away'} is not a folder"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop:sell", "the module shop has no sell ({file})"),
+        ("shop:Thing", "Thing of the module shop is a class and not a function"),
+        ("shop:LIMIT", "LIMIT of the module shop is of type int and not a function"),
+        ("shop:many", "many cannot be a tool: it takes *items, and arguments of a tool have names ({file}, line 3)"),
+    ],
+)
+def test_a_name_that_is_no_function_says_what_it_is(tmp_path: Path, target: str, words: str) -> None:
+    file = write(tmp_path, "class Thing: ...\nLIMIT = 3\ndef many(*items): ...")
+    assert why(tmp_path, target) == words.format(file=file)
+
+
+def test_a_module_without_tools_says_so(tmp_path: Path) -> None:
+    write(tmp_path, "LIMIT = 3")
+    assert why(tmp_path) == "nothing in the module shop can be a tool: it defines no public function"
+
+
+def test_a_module_mended_since_the_last_attempt_is_imported(tmp_path: Path) -> None:
+    write(tmp_path, "def f(:")
+    why(tmp_path)
+    write(tmp_path, "def buy(): ...  # mended")
+    assert names(load(PythonSettings("shop", str(tmp_path)))) == ["buy"]
+
+
+def test_an_import_under_way_is_waited_for_and_not_begun_again(tmp_path: Path) -> None:
+    text = """
+        import builtins
+        builtins.shop_gate.wait(30)
+        def buy(): ...
+        """
+    write(tmp_path, text)
+    builtins.shop_gate = gate = threading.Event()  # type: ignore[attr-defined]
+    reach = PythonSettings("shop", str(tmp_path))
+    first = begin_to_load(reach)
+    assert begin_to_load(reach) is first
+    assert not first.cancel()
+    gate.set()
+    assert names(first.result(10)) == ["buy"]
+    del builtins.shop_gate  # type: ignore[attr-defined]

@@ -1,0 +1,345 @@
+"""Plain JSON-RPC servers, over real sockets: what is sent, and what each answer means for a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.crew import Crew
+from isthmus.core.settings import Limits
+from isthmus.credentials.memory import StaticCredentials
+from isthmus.model.faults import BadReply, Cancelled, Lost, NotConnected, ServerError
+from isthmus.model.outcomes import Result
+from isthmus.transport.egress import Egress
+from isthmus.upstream.rpc import RpcLink
+from isthmus.upstream.settings import DeclaredTool, RpcSettings
+from isthmus.wire.mcp.messages import Implementation
+from tests.unit.core.doubles import SERVER, Listener, Stage, call, tool
+from tests.unit.transport.doubles import Peer, Server
+
+ADD = DeclaredTool("add", "Add two numbers.", {"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+class Scene:
+    """A server whose connections the test holds, and a hub whose only server it is."""
+
+    def __init__(self, server: Server, crew: Crew) -> None:
+        self.server = server
+        self._crew = crew
+        self.link = self.dial(ADD)
+        self.doubts = 0
+        self.link.on_doubt = self._doubt
+        self._stage = Stage(tool("add"), tool("send_it"))
+        self._stage.lane.attach(self.link)
+
+    def dial(self, *tools: DeclaredTool) -> RpcLink:
+        reach = RpcSettings(f"{self.server.origin}/rpc?v=1", {"X-Key": "secret"}, tools)
+        limits = Limits(reply_bytes=4096, connect_seconds=5.0)
+        return RpcLink(
+            SERVER,
+            Implementation("test", "1"),
+            limits,
+            reach=reach,
+            credentials=StaticCredentials({SERVER: reach.headers}),
+            egress=Egress(),
+            crew=self._crew,
+            max_calls=4,
+        )
+
+    def _doubt(self) -> None:
+        self.doubts += 1
+
+    def start(self, name: str = "files.add", arguments: dict[str, Any] | None = None) -> tuple[InFlight, Listener]:
+        return self._stage.start(call(name, arguments or {}))
+
+    async def answered(self, status: str, body: bytes) -> Listener:
+        """A call that was answered like this."""
+        _, listener = self.start()
+        peer = await self.server.accept()
+        await peer.request()
+        await peer.say(reply(body, status))
+        await over(listener)
+        return listener
+
+
+@pytest_asyncio.fixture
+async def scene() -> AsyncIterator[Scene]:
+    crew = Crew("test")
+    async with Server() as server:
+        scene = Scene(server, crew)
+        yield scene
+        await scene.link.aclose()
+    await crew.aclose()
+
+
+def reply(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
+
+
+def answer(id: int = 1, **members: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": id, **members}).encode()
+
+
+async def over(listener: Listener) -> None:
+    async with asyncio.timeout(10):
+        await listener.ended.wait()
+
+
+def result_of(listener: Listener) -> Result:
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result), outcome
+    return outcome
+
+
+async def asked(peer: Peer) -> Any:
+    return json.loads((await peer.request()).partition(b"\r\n\r\n")[2])
+
+
+# -- calls -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_is_a_post_whose_method_is_the_tool(scene: Scene) -> None:
+    scene.start("files.send_it", {"to": "ann", "amount": 1.50})
+    request = await (await scene.server.accept()).request()
+    head, _, body = request.partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    assert lines[0] == b"post /rpc?v=1 http/1.1"
+    assert {b"x-key: secret", b"content-type: application/json", b"accept: application/json"} <= set(lines)
+    assert body == b'{"jsonrpc":"2.0","id":1,"method":"send_it","params":{"to": "ann", "amount": 1.5}}'
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "structured"),
+    [
+        (7, "7", {"result": 7}),
+        ('a "word"\n', 'a "word"\n', {"result": 'a "word"\n'}),
+        (None, "null", {"result": None}),
+        ([1, "é"], '[1, "\\u00e9"]', {"result": [1, "é"]}),
+        ({"sum": 3}, '{"sum": 3}', {"sum": 3}),
+        ({"content": "none"}, '{"content": "none"}', {"content": "none"}),
+    ],
+)
+async def test_a_value_becomes_text_and_structure(scene: Scene, value: Any, text: str, structured: Any) -> None:
+    result = result_of(await scene.answered("200 OK", answer(result=value)))
+    assert json.loads(bytes(result.payload)) == {
+        "content": [{"type": "text", "text": text}],
+        "structuredContent": structured,
+        "isError": False,
+    }
+    assert not result.is_error
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+async def test_a_result_in_the_words_of_mcp_is_passed_on_as_it_is(scene: Scene, is_error: bool) -> None:  # noqa: FBT001
+    value = {"content": [{"type": "text", "text": "x"}], "isError": is_error, "more": 1.0}
+    result = result_of(await scene.answered("200 OK", answer(result=value)))
+    assert bytes(result.payload) == json.dumps(value).encode()
+    assert result.is_error is is_error
+
+
+async def test_content_that_mcp_does_not_have_is_shown_as_a_value(scene: Scene) -> None:
+    value = {"content": [{"type": "code_output", "stdout": "1"}], "isError": True}
+    result = result_of(await scene.answered("200 OK", answer(result=value)))
+    shown = json.loads(bytes(result.payload))
+    assert (shown["structuredContent"], shown["isError"], result.is_error) == (value, True, True)
+
+
+@pytest.mark.parametrize("status", ["200 OK", "404 Not Found", "500 Oops"])
+@pytest.mark.parametrize("id", [1, None])
+async def test_an_error_is_the_servers_own(scene: Scene, status: str, id: Any) -> None:
+    error = {"code": -32050, "message": "closed", "data": {"opens": "tomorrow"}}
+    fault = (await scene.answered(status, answer(id, error=error))).fault
+    assert isinstance(fault, ServerError)
+    assert (fault.code, fault.message, fault.executed) == (-32050, "closed", "yes")
+    assert json.loads(bytes(fault.data or b"")) == {"opens": "tomorrow"}
+
+
+async def test_a_member_that_is_null_beside_the_other_is_no_member(scene: Scene) -> None:
+    result = result_of(await scene.answered("200 OK", answer(result=7, error=None)))
+    assert json.loads(bytes(result.payload))["structuredContent"] == {"result": 7}
+
+
+async def test_a_null_result_beside_an_error_is_an_error(scene: Scene) -> None:
+    fault = (await scene.answered("200 OK", answer(result=None, error={"code": 5, "message": "no"}))).fault
+    assert isinstance(fault, ServerError)
+    assert fault.code == 5
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        ("200 OK", b""),
+        ("200 OK", b"hm"),
+        ("200 OK", b"\xff"),
+        ("200 OK", b"[%b]" % answer(result=1)),
+        ("200 OK", b'{"result":1}'),
+        ("200 OK", b'{"jsonrpc":"2.0","id":1,"result":1,"result":2}'),
+        ("200 OK", answer(result=1, error={"code": 1, "message": ""})),
+        ("200 OK", answer(2, result=1)),
+        ("200 OK", answer(2, error={"code": 1, "message": ""})),
+        ("200 OK", answer(result=json.loads("[" * 70 + "]" * 70))),
+        ("200 OK", answer(result="x" * 5000)),
+        ("500 Oops", b"<h1>Sorry</h1>"),
+        ("422 No", b'{"detail":[]}'),
+        ("500 Oops", answer(result=1)),
+    ],
+)
+async def test_what_is_no_answer_leaves_open_whether_it_ran(scene: Scene, status: str, body: bytes) -> None:
+    fault = (await scene.answered(status, body)).fault
+    assert isinstance(fault, BadReply)
+    assert fault.executed == "unknown"
+
+
+@pytest.mark.parametrize("status", [307, 308, 401, 403, 405, 406, 415])
+async def test_a_server_that_turns_a_call_away_did_not_run_it(scene: Scene, status: int) -> None:
+    fault = (await scene.answered(f"{status} No", answer(error={"code": 1, "message": "not you"}))).fault
+    assert isinstance(fault, NotConnected)
+    assert (fault.executed, fault.status) == ("no", status)
+    assert "not you" in fault.message
+    assert "secret" not in fault.message
+
+
+async def test_a_connection_that_breaks_casts_doubt_on_the_server(scene: Scene) -> None:
+    _, listener = scene.start()
+    peer = await scene.server.accept()
+    await peer.request()
+    peer.close()
+    await over(listener)
+    assert isinstance(listener.fault, Lost)
+    assert (listener.fault.executed, scene.doubts) == ("unknown", 1)
+
+
+async def test_two_calls_share_one_connection_one_after_the_other(scene: Scene) -> None:
+    _, first = scene.start()
+    peer = await scene.server.accept()
+    await peer.request()
+    await peer.say(reply(answer(result=1)))
+    await over(first)
+    _, second = scene.start()
+    assert (await asked(peer))["id"] == 2
+    await peer.say(reply(answer(2, result=2)))
+    await over(second)
+    assert scene.server.accepted == 1
+
+
+# -- giving up -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_given_up_before_it_left_did_not_run(scene: Scene) -> None:
+    inflight, listener = scene.start()
+    inflight.cancel("changed my mind")
+    assert isinstance(listener.fault, Cancelled)
+    assert listener.fault.executed == "no"
+    _, later = scene.start()
+    peer = await scene.server.accept()
+    assert (await asked(peer))["id"] == 2
+    await peer.say(reply(answer(2, result=1)))
+    await over(later)
+
+
+async def test_a_call_given_up_on_its_way_closes_its_connection(scene: Scene) -> None:
+    inflight, listener = scene.start()
+    peer = await scene.server.accept()
+    await peer.request()
+    inflight.cancel("changed my mind")
+    assert listener.fault.executed == "unknown"
+    assert await peer.rest() == b""
+
+
+async def test_closing_the_link_ends_what_is_on_it(scene: Scene) -> None:
+    _, listener = scene.start()
+    peer = await scene.server.accept()
+    await peer.request()
+    await scene.link.aclose()
+    assert isinstance(listener.fault, Lost)
+    assert scene.link.lost.result() == "closed by the hub"
+
+
+# -- greeting and listing --------------------------------------------------------------------------------------------
+
+
+async def test_declared_tools_cost_the_server_a_connection_and_no_request(scene: Scene) -> None:
+    await scene.link.greet("legacy")
+    assert await (await scene.server.accept()).rest() == b""
+    listing = await scene.link.list_features()
+    assert [bytes(one.definition["inputSchema"]) for one in listing.tools] == [
+        b'{"type":"object","properties":{"a":{"type":"integer"}}}'
+    ]
+    assert scene.link.abilities() == {"tools"}
+    assert scene.server.accepted == 1
+
+
+async def test_a_server_that_is_not_there_is_found_out_when_greeted(scene: Scene) -> None:
+    await scene.server.__aexit__(None, None, None)
+    with pytest.raises(NotConnected):
+        await scene.link.greet("legacy")
+    with pytest.raises(NotConnected):
+        await scene.link.ping(5)
+
+
+async def listed(scene: Scene, link: RpcLink, body: bytes) -> Any:
+    """What becomes of a listing that is answered like this."""
+    async with asyncio.timeout(10):
+        listing = asyncio.ensure_future(link.list_features())
+        peer = await scene.server.accept()
+        request = await asked(peer)
+        assert request == {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        await peer.say(reply(body))
+        return await listing
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"tools": [{"name": "add", "description": "Add."}, {"name": "text"}]},
+        {"tools": {"add": {"description": "Add."}, "text": None}},
+        {"tools": {"add": "Add.", "text": {}}},
+        {"tools": [{"name": "add", "description": "Add."}, "text"]},
+        [{"name": "add", "description": "Add."}, "text"],
+    ],
+)
+async def test_tools_are_learned_in_whatever_shape_they_are_told(scene: Scene, result: Any) -> None:
+    link = scene.dial()
+    await link.greet("legacy")
+    tools = (await listed(scene, link, answer(result=result))).tools
+    assert [(one.name, bytes(one.definition.get("description", b"null"))) for one in tools] == [
+        ("add", b'"Add."'),
+        ("text", b"null"),
+    ]
+    await link.aclose()
+
+
+async def test_a_server_that_cannot_list_says_what_to_do(scene: Scene) -> None:
+    link = scene.dial()
+    with pytest.raises(ServerError, match=r"declare its tools in the configuration"):
+        await listed(scene, link, answer(error={"code": -32601, "message": "Method not found"}))
+    await link.aclose()
+
+
+@pytest.mark.parametrize("result", [7, {}, {"tools": 7}, {"result": "ok"}, "add"])
+async def test_a_list_that_is_none_is_refused(scene: Scene, result: Any) -> None:
+    link = scene.dial()
+    with pytest.raises(BadReply, match=r"tools/list answered with something else"):
+        await listed(scene, link, answer(result=result))
+    await link.aclose()
+
+
+async def test_a_server_that_lists_is_pinged_by_its_list_and_an_error_is_an_answer(scene: Scene) -> None:
+    link = scene.dial()
+    pinging = asyncio.ensure_future(link.ping(10))
+    peer = await scene.server.accept()
+    assert (await asked(peer))["method"] == "tools/list"
+    await peer.say(reply(answer(error={"code": -32601, "message": "no"})))
+    await pinging
+    await link.aclose()
+
+
+async def test_a_server_whose_tools_are_declared_is_pinged_without_a_request(scene: Scene) -> None:
+    await scene.link.ping(10)
+    assert await (await scene.server.accept()).rest() == b""

@@ -1,0 +1,297 @@
+"""Functions as tools: their schemas, and how arguments become their own."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict, Union
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from isthmus.model.events import Event, Log, Progress
+from isthmus.upstream.signatures import BadArgument, Context, Function, Unusable
+from tests.unit.core.doubles import raw
+
+
+class Size(enum.Enum):
+    SMALL = "s"
+    LARGE = "l"
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+    next: Point | None = None
+
+
+class Options(TypedDict):
+    depth: int
+    name: NotRequired[str]
+
+
+class Box(msgspec.Struct):
+    width: float
+
+
+NOWHERE = object()
+
+
+class Described:
+    description = "In words"
+
+
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    return Function("f", function).input_schema
+
+
+def call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    made = Function("f", function)
+    return made.call(made.read(raw(arguments)), Context("ann", lambda _event: None))
+
+
+# -- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_signature_is_a_schema() -> None:
+    def send(to: str, amount: int = 3, *, is_urgent: bool = False, weight: float | None = None) -> None: ...
+
+    assert schema_of(send) == {
+        "type": "object",
+        "properties": {
+            "to": {"type": "string"},
+            "amount": {"type": "integer", "default": 3},
+            "is_urgent": {"type": "boolean", "default": False},
+            "weight": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
+        },
+        "required": ["to"],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("annotation", "good", "bad"),
+    [
+        (str, ["x"], [1, None]),
+        (int, [1], ["1", 1.5, True]),
+        (float, [1.5, 1], ["1"]),
+        (bool, [True], [1, "true"]),
+        (None, [None], [0]),
+        (Any, [1, None, {}], []),
+        (list, [[1, "x"]], [{}, "x"]),
+        (list[int], [[1]], [["x"]]),
+        (dict, [{"a": 1}], [[]]),
+        (dict[str, int], [{"a": 1}], [{"a": "x"}]),
+        (tuple[int, str], [[1, "x"]], [[1], [1, 2]]),
+        (set[int], [[1, 2]], [["x"]]),
+        (Optional[int], [1, None], ["x"]),  # noqa: UP045 - people write it so
+        (Union[int, str], [1, "x"], [1.5, None]),  # noqa: UP007
+        (Literal["a", 1], ["a", 1], ["b", 2]),
+        (Size, ["s"], ["m", "SMALL"]),
+        (Options, [{"depth": 1}, {"depth": 1, "name": "x"}], [{}, {"depth": "x"}]),
+        (Point, [{"x": 1}, {"x": 1, "next": {"x": 2}}], [{"y": 1}, {"x": 1, "next": {}}]),
+        (Box, [{"width": 1.5}], [{"width": "x"}]),
+        (Annotated[int, msgspec.Meta(ge=1)], [1], [0]),
+    ],
+)
+def test_the_schema_and_the_conversion_say_the_same(annotation: Any, good: list[Any], bad: list[Any]) -> None:
+    def f(value: Any) -> Any:
+        return value
+
+    f.__annotations__["value"] = annotation
+    function = Function("f", f)
+    check = jsonschema_rs.validator_for(function.input_schema)
+    for value in good:
+        check.validate({"value": value})
+        function.read(raw({"value": value}))
+    for value in bad:
+        assert not check.is_valid({"value": value})
+        with pytest.raises(BadArgument, match=r"\$\.value"):
+            function.read(raw({"value": value}))
+
+
+def test_words_come_from_the_annotation_and_else_from_the_docstring() -> None:
+    def f(  # noqa: D417
+        a: Annotated[int, "A's own"],
+        b: Annotated[int, Described()],
+        c: Annotated[int, msgspec.Meta(description="C's own")],
+        d: int,
+        e: int,
+    ) -> None:
+        """Do it.
+
+        Args:
+            a: not this
+            c: not this
+            d: D's words
+        """
+
+    properties = schema_of(f)["properties"]
+    assert [properties[name].get("description") for name in "abcde"] == [
+        "A's own",
+        "In words",
+        "C's own",
+        "D's words",
+        None,
+    ]
+    assert bytes(Function("f", f).definition()["description"]) == b'"Do it."'
+
+
+def test_a_default_that_json_has_not_is_left_out() -> None:
+    def f(a: Any = NOWHERE, b: int = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+    assert schema_of(f)["properties"] == {
+        "a": {},
+        "b": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+    }
+
+
+def test_a_function_without_docstring_has_no_description() -> None:
+    definition = Function("f", lambda: None).definition()
+    assert set(definition) == {"name", "inputSchema"}
+
+
+def test_more_keywords_are_allowed_where_the_function_takes_them() -> None:
+    def f(a: int, **more: int) -> dict[str, int]:
+        return {"a": a, **more}
+
+    assert schema_of(f)["additionalProperties"] == {"type": "integer"}
+    assert call(f, {"a": 1, "b": 2}) == {"a": 1, "b": 2}
+    with pytest.raises(BadArgument, match=r"Expected `int`, got `str` - at `\$\.b`"):
+        call(f, {"a": 1, "b": "x"})
+
+
+def test_more_keywords_without_a_type_are_anything() -> None:
+    def f(**more) -> Any:  # type: ignore[no-untyped-def]
+        return more
+
+    assert schema_of(f)["additionalProperties"] is True
+    assert call(f, {"x": [1]}) == {"x": [1]}
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_values_arrive_in_the_types_that_were_asked_for() -> None:
+    def f(point: Point, size: Size, numbers: set[int], pair: tuple[int, str]) -> Any:
+        return point, size, numbers, pair
+
+    given = {"point": {"x": 1}, "size": "l", "numbers": [1, 1], "pair": [1, "a"]}
+    assert call(f, given) == (Point(1), Size.LARGE, {1}, (1, "a"))
+
+
+def test_what_is_not_given_is_the_functions_own_default() -> None:
+    own: list[int] = [7]
+
+    def f(a: int, b: list[int] = own) -> Any:
+        return b
+
+    assert call(f, {"a": 1}) is own
+
+
+@pytest.mark.parametrize("arguments", [{}, {"a": 1, "b": 2}, {"a": "1"}])
+def test_a_bad_argument_is_named(arguments: dict[str, Any]) -> None:
+    def f(a: int) -> None: ...
+
+    with pytest.raises(BadArgument, match=r"`a`|`b`|`\$\.a`"):
+        call(f, arguments)
+
+
+def test_positions_are_filled_by_name() -> None:
+    def f(a: int, b: int = 5, /, c: int = 6) -> Any:
+        return a, b, c
+
+    assert call(f, {"a": 1, "c": 2}) == (1, 5, 2)
+    assert call(math.sqrt, {"x": 4}) == 2.0
+
+
+def test_objects_and_partials_that_can_be_called_are_functions() -> None:
+    class Adder:
+        async def __call__(self, a: int) -> int:
+            return a
+
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    adder = Function("adder", Adder())
+    assert adder.is_async
+    assert adder.input_schema["required"] == ["a"]
+    assert call(functools.partial(add, b=2), {"a": 1}) == 3
+
+
+def test_a_decorated_function_is_described_as_what_it_wraps() -> None:
+    def add(a: int) -> int:
+        return a
+
+    @functools.wraps(add)
+    def wrapped(*args: Any, **kwargs: Any) -> int:
+        return add(*args, **kwargs) + 1
+
+    assert schema_of(wrapped)["properties"] == {"a": {"type": "integer"}}
+    assert call(wrapped, {"a": 1}) == 2
+
+
+# -- context ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_context_is_given_by_the_hub_and_not_by_the_caller() -> None:
+    def f(a: int, context: Context) -> str:
+        context.progress(1, total=2, message="half")
+        context.log("info", "hello")
+        return context.caller
+
+    events: list[Event] = []
+    function = Function("f", f)
+    assert function.takes_context
+    assert function.input_schema["properties"] == {"a": {"type": "integer"}}
+    assert function.call(function.read(raw({"a": 1})), Context("ann", events.append)) == "ann"
+    assert events == [
+        Progress({"progress": msgspec.Raw(b"1"), "total": msgspec.Raw(b"2"), "message": msgspec.Raw(b'"half"')}),
+        Log("info", {"level": msgspec.Raw(b'"info"'), "data": msgspec.Raw(b'"hello"')}),
+    ]
+    with pytest.raises(BadArgument, match="context"):
+        function.read(raw({"a": 1, "context": {}}))
+
+
+def test_an_optional_context_is_given_too() -> None:
+    def f(context: Context | None = None) -> bool:
+        return context is not None
+
+    assert call(f, {}) is True
+
+
+# -- what cannot be a tool -------------------------------------------------------------------------------------------
+
+
+def with_words(*words: str) -> None: ...
+def with_bad_type(a: complex) -> None: ...
+def with_two_tables(a: Point | dict[str, int]) -> None: ...
+def with_unknown(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def stream() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (with_words, r"it takes \*words"),
+        (with_bad_type, "the type of its parameter a cannot be described: type <class 'complex'> is not supported"),
+        (with_two_tables, "more than one dict-like type"),
+        (with_unknown, "its annotations cannot be read: NameError: name 'Nowhere' is not defined"),
+        (generator, "it is a generator"),
+        (stream, "it is a generator"),
+        (dict.update, r"no signature|takes \*"),
+    ],
+)
+def test_what_cannot_be_described_says_why(function: Callable[..., Any], reason: str) -> None:
+    with pytest.raises(Unusable, match=reason):
+        Function("f", function)

@@ -1,0 +1,70 @@
+"""Plain values as results, byte for byte."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from isthmus.wire.mcp.results import failure, plain, result_of
+
+
+def test_a_value_keeps_its_exact_text() -> None:
+    result = result_of(msgspec.Raw(b'{"n": 1.50, "s": "\\u00e9"}'))
+    assert bytes(result.payload) == (
+        b'{"content":[{"type":"text","text":"{\\"n\\": 1.50, \\"s\\": \\"\\\\u00e9\\"}"}],'
+        b'"structuredContent":{"n": 1.50, "s": "\\u00e9"},"isError":false}'
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"content":[]}',
+        b'{"content":[{"type":"image","data":"","mimeType":"image/png"}],"isError":null}',
+        b'{"content":[{"type":"text","text":""}],"resultType":"complete"}',
+    ],
+)
+def test_what_is_a_result_already_stays_as_it_is(value: bytes) -> None:
+    assert bytes(result_of(value).payload) == value
+
+
+def test_a_typed_result_is_known_as_one() -> None:
+    assert result_of(b'{"content":[],"resultType":"complete"}').is_typed
+    assert not result_of(b'{"content":[]}').is_typed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"{}",
+        b'{"content":7}',
+        b'{"content":["x"]}',
+        b'{"content":[{"type":"video"}]}',
+        b'{"content":[],"isError":"no"}',
+        b'{"content":[],"resultType":"input_required"}',
+        b'{"isError":"yes"}',
+    ],
+)
+def test_what_only_looks_like_one_is_a_value(value: bytes) -> None:
+    result = result_of(value)
+    assert json.loads(bytes(result.payload))["structuredContent"] == json.loads(value)
+    assert not result.is_error
+    assert not result.is_typed
+
+
+@pytest.mark.parametrize("value", [b"7", b'"x"', b"[1]", b"null", b"true"])
+def test_structured_content_is_always_an_object(value: bytes) -> None:
+    shown = json.loads(bytes(plain(value).payload))
+    assert shown["structuredContent"] == {"result": json.loads(value)}
+    assert isinstance(shown["content"][0]["text"], str)
+
+
+def test_a_failure_is_its_words() -> None:
+    result = failure('it said "no"')
+    assert result.is_error
+    assert json.loads(bytes(result.payload)) == {
+        "content": [{"type": "text", "text": 'it said "no"'}],
+        "isError": True,
+    }
