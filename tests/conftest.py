@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -16,9 +17,14 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.faults.oracle import read_ledger
 from tests.peers.launch import HttpPeer, http_peer
+
+# How long one example takes says more about the machine than about what is tested.
+settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
@@ -75,6 +81,14 @@ async def spawn() -> AsyncIterator[Spawn]:
             return await stack.enter_async_context(http_peer(peer, *options, env=env))
 
         yield start
+
+
+@pytest.fixture
+def deaf_port() -> Iterator[int]:
+    """A port on which nobody listens, and nobody can begin to."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @pytest.fixture

@@ -182,8 +182,8 @@ async def withdraws(hub: dict[str, str], ledger: Ledger) -> None:
     await until_noted(ledger, '"cancelled": "far"')
 
 
-async def test_a_hub_that_is_not_there_ends_with_4(unused_tcp_port: int) -> None:
-    away = await run("call", "x.y", "--hub", f"http://127.0.0.1:{unused_tcp_port}")
+async def test_a_hub_that_is_not_there_ends_with_4(deaf_port: int) -> None:
+    away = await run("call", "x.y", "--hub", f"http://127.0.0.1:{deaf_port}")
     assert (away.code, away.out) == (4, "")
     assert "isthmus serve" in away.err
 

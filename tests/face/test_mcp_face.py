@@ -339,10 +339,11 @@ async def test_a_subscription_is_acknowledged_first_and_everything_on_it_is_mark
     assert f"raw.grown for {id!r}" in await names(hub.port)
 
 
-async def test_what_the_hub_does_not_announce_is_not_acknowledged(hub: HubProcess) -> None:
-    wanted = {"toolsListChanged": True, "promptsListChanged": True, "resourceSubscriptions": ["file:///x"]}
+async def test_what_the_hub_cannot_tell_of_is_not_acknowledged(hub: HubProcess) -> None:
+    lists = {"toolsListChanged": True, "promptsListChanged": True}
+    wanted = {**lists, "resourceSubscriptions": ["file:///x"], "somethingNew": True}
     async with subscribed(hub.port, wanted=wanted) as stream:
-        assert (await anext(stream))["params"]["notifications"] == {"toolsListChanged": True}
+        assert (await anext(stream))["params"]["notifications"] == lists
     async with subscribed(hub.port, wanted={}) as stream:
         assert (await anext(stream))["params"]["notifications"] == {}
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import statistics
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-
-import pytest
 
 from tests.conftest import Spawn
 from tests.faults.caller import Caller
@@ -47,14 +44,6 @@ async def good_servers(spawn: Spawn) -> dict[str, Any]:
 async def all_listed(caller: Caller, servers: Sequence[str] = GOOD) -> bool:
     names = {tool["name"] for tool in (await caller.list_tools())["tools"]}
     return {f"{server}.{tool}" for server in servers for tool in TOOLS} <= names
-
-
-@pytest.fixture
-def deaf_port() -> Iterator[int]:
-    """A port on which nobody listens, and nobody can begin to."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 async def test_a_listing_comes_at_once_with_the_good_and_names_the_bad(

@@ -59,6 +59,11 @@ class HttpPeer:
         return f"http://127.0.0.1:{self.port}{path}"
 
     @property
+    def socket_url(self) -> str:
+        """Where a peer over WebSocket is."""
+        return f"ws://127.0.0.1:{self.port}/mcp"
+
+    @property
     def pid(self) -> int:
         """Its process, which also leads its process group."""
         return self.process.pid

@@ -156,9 +156,7 @@ class _Surveyor:
             return None
         if self._is_modern:
             return {LOG_LEVEL: level}
-        with warnings.catch_warnings(action="ignore", category=MCPDeprecationWarning):
-            asking = self._client.session.set_logging_level(level)
-        await asking
+        await level_set(self._client, level)
         return None
 
     async def _begin_to_listen(self, uri: str) -> Answer:
@@ -188,6 +186,13 @@ async def subscribed(client: Client, uri: str) -> None:
     """Watch a resource as the legacy era does; the SDK calls that deprecated."""
     with warnings.catch_warnings(action="ignore", category=MCPDeprecationWarning):
         asking = client.session.subscribe_resource(uri)
+    await asking
+
+
+async def level_set(client: Client, level: LoggingLevel) -> None:
+    """Ask for logs from a level on, as the legacy era does; the SDK calls that deprecated."""
+    with warnings.catch_warnings(action="ignore", category=MCPDeprecationWarning):
+        asking = client.session.set_logging_level(level)
     await asking
 
 

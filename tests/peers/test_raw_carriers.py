@@ -37,8 +37,7 @@ async def answer_of(socket: ClientConnection, method: str, **params: Any) -> dic
 
 @asynccontextmanager
 async def socket_to(peer: HttpPeer) -> AsyncIterator[ClientConnection]:
-    url = peer.at("/mcp").replace("http", "ws", 1)
-    async with connect(url, subprotocols=[Subprotocol("mcp")], proxy=None) as socket:
+    async with connect(peer.socket_url, subprotocols=[Subprotocol("mcp")], proxy=None) as socket:
         yield socket
 
 

@@ -101,7 +101,7 @@ async def test_a_list_that_changes_a_thousand_times_a_second_is_read_once_a_seco
         entry = stdio(command("raw_server", *options))
     else:
         peer = await spawn("raw_server", *options, "--transport", transport)
-        schemes = {"http": peer.url, "sse": peer.at("/sse"), "websocket": peer.url.replace("http", "ws", 1)}
+        schemes = {"http": peer.url, "sse": peer.at("/sse"), "websocket": peer.socket_url}
         entry = {"url": schemes[transport]}
     heard = Listener()
     async with serving(tmp_path, {"restless": entry}) as hub:

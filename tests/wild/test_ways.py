@@ -112,7 +112,7 @@ async def test_a_server_behind_a_socket_is_like_any_other(
     peer = await spawn(
         "raw_server", "--transport", "websocket", "--era", era, "--ledger", str(ledger.path), "--mode", "progress:3"
     )
-    async with serving(tmp_path, {"socket": {"url": peer.url.replace("http", "ws", 1)}}) as hub:
+    async with serving(tmp_path, {"socket": {"url": peer.socket_url}}) as hub:
         await until_complete(hub.url)
         async with client_over_http(hub.url_of("socket")) as client:
             names = {tool.name for tool in (await client.list_tools()).tools}
@@ -129,7 +129,7 @@ async def test_a_call_whose_connection_breaks_is_unknown_once_and_the_next_one_w
     transport: str, tmp_path: Path, spawn: Spawn, ledger: Ledger
 ) -> None:
     peer = await spawn("raw_server", "--transport", transport, "--ledger", str(ledger.path))
-    url = peer.at("/sse") if transport == "sse" else peer.url.replace("http", "ws", 1)
+    url = peer.at("/sse") if transport == "sse" else peer.socket_url
     async with serving(tmp_path, {"odd": {"url": url}}) as hub:
         await until_complete(hub.url)
         async with Raw(hub.url) as raw:
@@ -147,7 +147,7 @@ async def test_an_answer_under_a_wrong_id_is_nobodys(
     transport: str, tmp_path: Path, spawn: Spawn, ledger: Ledger
 ) -> None:
     peer = await spawn("raw_server", "--transport", transport, "--ledger", str(ledger.path))
-    url = peer.at("/sse") if transport == "sse" else peer.url.replace("http", "ws", 1)
+    url = peer.at("/sse") if transport == "sse" else peer.socket_url
     async with serving(tmp_path, {"odd": {"url": url}}) as hub:
         await until_complete(hub.url)
         async with Raw(hub.url) as raw, asyncio.TaskGroup() as group:

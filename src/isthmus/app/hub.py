@@ -55,7 +55,7 @@ class RunningHub:
         for name in difference.removed:
             self.supervisor.remove(name)
         for server in difference.added:
-            self.supervisor.add(server)
+            self.supervisor.add(server, is_awaited=False)
         for server in difference.changed:
             self.supervisor.change(server)
         return difference

@@ -8,7 +8,7 @@ A file that cannot be used changes nothing, and a broken entry costs only itself
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from isthmus.app.difference import Difference, applicable, differing
 from isthmus.app.hub import RunningHub
 from isthmus.app.watching import Watch, quiet
 from isthmus.config.files import places
-from isthmus.config.findings import ConfigError
+from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, HubSettings
 
@@ -61,17 +61,23 @@ class Reloader:
         self._source = source
         self._on_change = on_change
         self._asked = asyncio.Event()
-        self._reports_everything = False
+        self._is_urgent = False
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Watch the files from now on."""
         watch = Watch(self._files, self._asked.set)
-        self._running.crew.spawn("watch of the configuration", watch.run())
-        self._running.crew.spawn("reload", self._reload_when_asked())
+        self._tasks.append(self._running.crew.spawn("watch of the configuration", watch.run()))
+        self._tasks.append(self._running.crew.spawn("reload", self._reload_when_asked()))
+
+    def stop(self) -> None:
+        """Take no more changes: a hub that goes away starts nothing."""
+        for task in self._tasks:
+            task.cancel()
 
     def ask(self) -> None:
-        """Read the configuration again soon, whether or not a file changed, and say so in any case."""
-        self._reports_everything = True
+        """Read the configuration now, whether or not a file changed, and say so in any case."""
+        self._is_urgent = True
         self._asked.set()
 
     def _files(self) -> tuple[Path, ...]:
@@ -80,15 +86,17 @@ class Reloader:
     async def _reload_when_asked(self) -> None:
         while True:
             await self._asked.wait()
-            await quiet(self._files)
+            if not self._is_urgent:  # whoever asks has finished writing
+                await quiet(self._files)
             self._asked.clear()
+            was_urgent, self._is_urgent = self._is_urgent, False
             try:
-                await self.reload()
+                await self.reload(reports_always=was_urgent)
             except Exception:  # a defect met in one version of a file must not keep the next one from being read
                 log.exception("configuration not reloaded: a defect in the hub")
 
-    async def reload(self) -> Difference | None:
-        """Read the files and do what differs; None if they were refused."""
+    async def reload(self, *, reports_always: bool = False) -> Difference | None:
+        """Read the files, do what differs and log it; None if they were refused."""
         try:
             read, wanted = await asyncio.to_thread(self._read)
             taken = applicable(self._running.configuration, read)
@@ -101,7 +109,10 @@ class Reloader:
             return None
         before = self._running.configuration
         difference = self._running.apply(taken)
-        self._report(before, wanted, difference)
+        _tell_new(taken.warnings, before.warnings)
+        waiting = differing(taken.hub, wanted)
+        if difference or waiting or reports_always:
+            log.info("configuration reloaded", **_in_words(difference, len(taken.callers), waiting))
         return difference
 
     def _read(self) -> tuple[Configuration, HubSettings]:
@@ -113,15 +124,11 @@ class Reloader:
         listening = self._running.configuration.hub.host
         return (read if read.hub.host == listening else self._source.load(host=listening)), read.hub
 
-    def _report(self, before: Configuration, wanted: HubSettings, difference: Difference) -> None:
-        now = self._running.configuration
-        for finding in now.warnings:
-            if finding not in before.warnings:
-                log.warning("configuration", finding=str(finding))
-        waiting = differing(now.hub, wanted)
-        reports_everything, self._reports_everything = self._reports_everything, False
-        if difference or waiting or reports_everything:
-            log.info("configuration reloaded", **_in_words(difference, len(now.callers), waiting))
+
+def _tell_new(warnings: Iterable[Finding], told: Container[Finding]) -> None:
+    for finding in warnings:
+        if finding not in told:
+            log.warning("configuration", finding=str(finding))
 
 
 def _refuse(findings: list[str]) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import structlog
 
 from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.reload import Reloader, Source
 from isthmus.config.load import access_mode
-from isthmus.config.settings import Configuration
+from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.crew import Crew
 from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Gate, Headers, Identify
@@ -24,13 +27,17 @@ from isthmus.faces.http.turn import PEER, Arrival, Message, Receive, Send
 from isthmus.faces.mcp.http import NOT_FOUND, McpHttp, say
 from isthmus.faces.mcp.sse import PATHS as SSE_PATHS
 from isthmus.faces.mcp.sse import McpSse
+from isthmus.faces.rest.http import RestHttp, is_rest
 from isthmus.identity.keys import KeyRing, credential_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
+from isthmus.telemetry import logs
 
 log = structlog.get_logger(__name__)
 
+
+STDIN = 0
 
 LAST_WORDS_SECONDS = 0.1
 """How long callers have to read, and servers to hear, that their calls were withdrawn at the end of a drain."""
@@ -47,19 +54,30 @@ class Face(Protocol):
         """Serve one request."""
 
 
+class SessionFace(Protocol):
+    """A way in that remembers callers between their requests."""
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """End what it remembers of everybody else."""
+
+
 class Routes:
     """Which path leads to which face. Decided on the path alone, exactly; nothing is normalised."""
 
-    def __init__(self, surface: Surface, mcp: McpHttp, faces: Mapping[str, Face]) -> None:
-        """`surface` is that of `/mcp`; `faces` are the others, by their exact paths."""
+    def __init__(self, surface: Surface, mcp: McpHttp, rest: RestHttp, faces: Mapping[str, Face]) -> None:
+        """`surface` is that of `/mcp`; `faces` are those with paths of their own, by these."""
         self._everything = surface
         self._mcp = mcp
+        self._rest = rest
         self._faces = faces
 
     def take(self, arrival: Arrival) -> bool:
         """Let the face that the path leads to answer a whole request at once, if it can."""
-        surface = self._surface(arrival.scope["path"])
-        return surface is not None and self._mcp.take(surface, arrival)
+        path: str = arrival.scope["path"]
+        surface = self._surface(path)
+        if surface is not None:
+            return self._mcp.take(surface, arrival)
+        return is_rest(path) and self._rest.take(arrival)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -70,6 +88,8 @@ class Routes:
         surface = self._surface(path)
         if surface is not None:
             await self._mcp.serve(surface, scope, receive, send)
+        elif is_rest(path):
+            await self._rest.serve(scope, receive, send)
         elif (face := self._faces.get(path)) is not None:
             await face.serve(scope, receive, send)
         else:
@@ -99,25 +119,37 @@ def identify(configuration: Configuration) -> Identify:
     return by_key
 
 
+def callers_of(configuration: Configuration) -> frozenset[Caller]:
+    """Everybody whom `identify` can name."""
+    return frozenset(caller for _, caller in configuration.callers) or frozenset({LOCAL})
+
+
+def _guard(settings: HubSettings) -> OriginGuard:
+    return OriginGuard(
+        bind_host=settings.host,
+        public_url=settings.public_url,
+        allowed_hosts=settings.allowed_hosts,
+        allowed_origins=settings.allowed_origins,
+    )
+
+
 async def serve(
-    configuration: Configuration, environment: Mapping[str, str], *, on_open: Callable[[str, int], None]
+    configuration: Configuration,
+    environment: Mapping[str, str],
+    source: Source | None = None,
+    *,
+    on_open: Callable[[str, int], None],
 ) -> None:
     """Run until SIGTERM or SIGINT; `on_open` is told where the hub listens.
+
+    With a `source`, its files are watched, and what changes in them is done; SIGHUP has them read at once.
 
     Raises:
         ConfigError: the hub would be open to a network.
         DoorError: the address cannot be listened on.
     """
     settings = configuration.hub
-    gate = Gate(
-        OriginGuard(
-            bind_host=settings.host,
-            public_url=settings.public_url,
-            allowed_hosts=settings.allowed_hosts,
-            allowed_origins=settings.allowed_origins,
-        ),
-        identify(configuration),
-    )
+    gate = Gate(_guard(settings), identify(configuration))
     signals = Signals()
     running = RunningHub(configuration, environment)
     try:
@@ -125,7 +157,7 @@ async def serve(
         sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
         health = Health(lambda: not running.hub.is_draining)
         faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
-        routes = Routes(running.surface, mcp, faces)
+        routes = Routes(running.surface, mcp, RestHttp(running.hub, gate), faces)
         door = Door(routes, _door_settings(configuration))
         door.offer(routes.take)
         door.on_drain(mcp.end_streams)
@@ -134,6 +166,9 @@ async def serve(
         gc.freeze()
         gc.set_threshold(COLLECT_AFTER)
         on_open(settings.host, port)
+        if source is not None:
+            change = partial(_change, running, gate, (mcp, sse))
+            signals.reload_by(Reloader(running, source, change))
         await _until_told(running, door, signals)
     finally:
         await _end(running, signals)
@@ -142,6 +177,28 @@ async def serve(
 def _path_of(public_url: str | None) -> str:
     """Under which path a proxy shows the hub."""
     return "" if public_url is None else urlsplit(public_url).path.rstrip("/")
+
+
+def _change(running: RunningHub, gate: Gate, faces: Sequence[SessionFace], configuration: Configuration) -> None:
+    """Let in whom a new configuration names, and nobody else, from now on; log as it says.
+
+    Raises:
+        ConfigError: the hub would be open to a network.
+        ValueError: a host or an origin is none, or the log cannot be written.
+    """
+    guard, known = _guard(configuration.hub), identify(configuration)
+    _log_as(running.configuration.hub, configuration.hub)
+    gate.change(guard, known)
+    for face in faces:
+        face.retain(callers_of(configuration))
+
+
+def _log_as(before: HubSettings, now: HubSettings) -> None:
+    if (before.log_level, before.log_format, before.log_file) != (now.log_level, now.log_format, now.log_file):
+        try:
+            logs.configure(now.log_level, now.log_format, now.log_file)
+        except OSError as error:
+            raise ValueError(f"log.file cannot be written: {now.log_file}: {error.strerror}") from error
 
 
 def _door_settings(configuration: Configuration) -> DoorSettings:
@@ -162,7 +219,8 @@ async def _until_told(running: RunningHub, door: Door, signals: Signals) -> None
         await signals.wait_for(1)
         log.info("shutting down: no new calls, waiting for those in flight", calls=running.hub.running())
         running.hub.refuse_new_calls()
-        drain = running.crew.spawn("drain", door.drain())
+        signals.reload_by(None)
+        drain = running.crew.spawn("drain", door.drain(running.hub.limits.drain_seconds))
         again = running.crew.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
@@ -185,14 +243,20 @@ async def _end(running: RunningHub, signals: Signals) -> None:
 
 
 class Signals:
-    """SIGTERM and SIGINT as something to wait for."""
+    """SIGTERM and SIGINT as something to wait for, and SIGHUP as a wish to have the configuration read again.
+
+    A terminal that goes away sends SIGHUP too: to a hub that was started on one, that is the end.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._count = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._reloader: Reloader | None = None
+        self._had_terminal = os.isatty(STDIN)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._arrive)
+        self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
     async def wait_for(self, count: int) -> None:
         """Wait until so many have come in all."""
@@ -200,6 +264,22 @@ class Signals:
             waiter = self._loop.create_future()
             self._waiters.append((count, waiter))
             await waiter
+
+    def reload_by(self, reloader: Reloader | None) -> None:
+        """Have the configuration kept up to date by this one, or by nobody any more."""
+        if self._reloader is not None:
+            self._reloader.stop()
+        self._reloader = reloader
+        if reloader is not None:
+            reloader.start()
+
+    def _hang_up(self) -> None:
+        if self._had_terminal and not os.isatty(STDIN):
+            self._arrive()
+            return
+        logs.reopen()
+        if self._reloader is not None:
+            self._reloader.ask()
 
     def _arrive(self) -> None:
         self._count += 1
@@ -209,5 +289,5 @@ class Signals:
 
     def close(self) -> None:
         """Give the signals back."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.remove_signal_handler(number)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration
 from isthmus.core.settings import Limits
 from isthmus.faces.mcp.stdio import McpStdio
@@ -40,6 +41,7 @@ CLOSE_SECONDS = 2.0
 async def run_stdio(
     configuration: Configuration,
     environment: Mapping[str, str],
+    source: Source | None = None,
     *,
     surface: Surface | None = None,
     stdin: int = 0,
@@ -47,10 +49,13 @@ async def run_stdio(
 ) -> None:
     """Serve until the caller closes `stdin` and has its answers, or a signal says to end.
 
-    Nothing but the protocol is written to `stdout`; both descriptors stay open.
+    Nothing but the protocol is written to `stdout`; both descriptors stay open. With a `source`, its files are
+    watched, and what changes in them is done.
     """
     running = RunningHub(configuration, environment)
     try:
+        if source is not None:
+            Reloader(running, source).start()
         await _Conversation(running, surface or running.surface, stdin, stdout).run()
     finally:
         await running.aclose()

@@ -92,7 +92,10 @@ async def quiet(files: Files) -> None:
 
 
 class Watch:
-    """Watches files, and calls `on_change` when one of them changed. Which ones it watches may change as well."""
+    """Watches files, and calls `on_change` when one of them changed. Which ones it watches may change as well.
+
+    The first call comes as soon as it watches: whether they changed since they were read, it cannot know.
+    """
 
     def __init__(self, files: Files, on_change: Callable[[], None]) -> None:
         self._files = files
@@ -102,6 +105,7 @@ class Watch:
     async def run(self) -> None:
         """Watch until cancelled."""
         seen = await survey(self._files)
+        self._on_change()
         while True:
             try:
                 seen = await self._follow(seen)

@@ -1,33 +1,29 @@
-"""`isthmus call`: one call, with its progress, to its one outcome."""
+"""`isthmus call`, `prompt` and `read`: one call, with its progress, to its one outcome."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from isthmus.app.hub import LOCAL
 from isthmus.cli import faults
 from isthmus.cli.arguments import arguments_of
+from isthmus.cli.documents import read_listing
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.faults import Told
 from isthmus.cli.naming import choose
-from isthmus.cli.opening import open_hub
+from isthmus.cli.opening import opened
 from isthmus.cli.output import harmless, say, write
 from isthmus.cli.progress import ProgressLine
-from isthmus.cli.reached import Reached
-from isthmus.cli.results import readable
+from isthmus.cli.reached import Asked, Reached
+from isthmus.cli.results import readable, readable_contents, readable_messages
 from isthmus.cli.sources import Own, Running
-from isthmus.model.calls import Call
-from isthmus.model.events import Event
-from isthmus.model.faults import Fault
-from isthmus.model.outcomes import Outcome, Result
-
-WITHDRAWAL_SECONDS = 0.1
-"""How long a server may act on a withdrawal before its link is closed; many end at once when that happens."""
+from isthmus.model.events import Event, Progress
+from isthmus.model.outcomes import Result
+from isthmus.wire.mcp.lists import PROMPTS, TOOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +43,35 @@ async def call_tool(source: Running | Own, wanted: Wanted, *, wait: float) -> Ex
     Raises:
         CommandFailed: there is no such hub or tool, an argument is wrong, or the call ended in a fault.
     """
-    hub = await open_hub(source, wait=wait, name=wanted.name)
-    try:
-        offer = choose(wanted.name, hub.offers(), hub.absences())
-        schema = offer.tool.definition.get("inputSchema")
-        arguments = arguments_of(wanted.words, wanted.whole, schema, read_text)
-        outcome = await _perform(hub, offer.name, arguments)
-    finally:
-        await hub.aclose()
-    return _tell(outcome, offer.name, hub, is_json=wanted.is_json)
+    async with opened(source, wait=wait, name=wanted.name) as hub:
+        offer = choose(wanted.name, read_listing(await hub.list(TOOLS), TOOLS))
+        arguments = arguments_of(wanted.words, wanted.whole, offer.definition.get("inputSchema"), read_text)
+        outcome = await _perform(hub, Asked("tool", offer.name, arguments))
+    return _tell(outcome, offer.name, readable, is_json=wanted.is_json)
+
+
+async def write_prompt(source: Running | Own, wanted: Wanted, *, wait: float) -> Exit:
+    """Have a prompt written out and print it.
+
+    Raises:
+        CommandFailed: as of `call_tool`.
+    """
+    async with opened(source, wait=wait, name=wanted.name, shape=PROMPTS) as hub:
+        offer = choose(wanted.name, read_listing(await hub.list(PROMPTS), PROMPTS), PROMPTS)
+        arguments = arguments_of(wanted.words, wanted.whole, None, read_text)
+        outcome = await _perform(hub, Asked("prompt", offer.name, arguments))
+    return _tell(outcome, offer.name, readable_messages, is_json=wanted.is_json)
+
+
+async def read_resource(source: Running | Own, uri: str, *, wait: float, is_json: bool) -> Exit:
+    """Read a resource and print it.
+
+    Raises:
+        CommandFailed: as of `call_tool`.
+    """
+    async with opened(source, wait=wait) as hub:
+        outcome = await _perform(hub, Asked("resource", uri, msgspec.Raw(b"{}")))
+    return _tell(outcome, uri, readable_contents, is_json=is_json)
 
 
 def read_text(name: str) -> str:
@@ -64,54 +80,35 @@ def read_text(name: str) -> str:
     return content.decode()
 
 
-async def _perform(hub: Reached, name: str, arguments: msgspec.Raw) -> Outcome:
-    """Wait for the outcome; whoever stops waiting withdraws the call at the server too."""
-    exchange = Watched(ProgressLine(sys.stderr))
-    call = Call(LOCAL, hub.surface, name, arguments, wants_progress=True)
-    inflight = hub.running.hub.start(call, exchange)
+async def _perform(hub: Reached, asked: Asked) -> Result | Told:
+    """Wait for the outcome and show progress meanwhile."""
+    line = ProgressLine(sys.stderr)
+
+    def show(event: Event) -> None:
+        if isinstance(event, Progress):
+            line.show(event)
+
     try:
-        return await exchange.outcome
-    except asyncio.CancelledError:
-        inflight.cancel("interrupted at the command line")
-        await asyncio.sleep(WITHDRAWAL_SECONDS)
-        raise
+        return await hub.perform(asked, show)
     finally:
-        exchange.progress.clear()
-
-
-class Watched:
-    """The command line's end of a call: shows progress as it comes."""
-
-    def __init__(self, progress: ProgressLine) -> None:
-        self.progress = progress
-        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-    def emit(self, event: Event) -> None:
-        """Show it."""
-        self.progress.show(event)
-
-    def end(self, outcome: Outcome) -> None:
-        """Wake whoever waits, if somebody still does."""
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
+        line.clear()
 
 
 # -- telling -------------------------------------------------------------------------------------------------
 
 
-def _tell(outcome: Outcome, name: str, hub: Reached, *, is_json: bool) -> Exit:
-    if isinstance(outcome, Fault):
+def _tell(outcome: Result | Told, name: str, in_words: Callable[[msgspec.Raw], str], *, is_json: bool) -> Exit:
+    if isinstance(outcome, Told):
         if is_json:
-            write(faults.as_json(outcome, is_remote=hub.is_remote).decode())
-        raise faults.failed(outcome, is_remote=hub.is_remote)
+            write(faults.as_json(outcome).decode())
+        raise faults.failed(outcome)
     if is_json:
         write(bytes(outcome.payload).decode())
         return Exit.CALL_FAILED if outcome.is_error else Exit.WELL
-    return _tell_result(outcome, name)
+    return _tell_result(outcome, name, in_words(outcome.payload))
 
 
-def _tell_result(result: Result, name: str) -> Exit:
-    text = readable(result.payload)
+def _tell_result(result: Result, name: str, text: str) -> Exit:
     if result.is_error:
         # On stderr: what is written to a file or a pipe should be what was asked for, or nothing.
         say(text)

@@ -6,21 +6,23 @@ import asyncio
 import os
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from isthmus.cli.check import finding_as_json
+from isthmus.cli.documents import ServerTold, read_servers
 from isthmus.cli.exits import Exit
 from isthmus.cli.output import aligned, first_line, show_table, write, write_json
-from isthmus.cli.reached import Reached, reach_running, start_own
+from isthmus.cli.reached import OwnHub, start_own
+from isthmus.cli.remote import RemoteHub
 from isthmus.cli.sources import Own, Running, configuration_of
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.wire.mcp.lists import TOOLS
 
 GOOD = ("ready", "disabled")
 
@@ -78,7 +80,7 @@ async def _examine_own(source: Own, *, wait: float, is_json: bool) -> Exit:
     return Exit.WELL if all(patient.is_well for patient in patients) else Exit.CALL_FAILED
 
 
-def _own_patients(hub: Reached, configuration: Configuration, began: float) -> list[Patient]:
+def _own_patients(hub: OwnHub, configuration: Configuration, began: float) -> list[Patient]:
     settings = {server.name: server for server in configuration.servers}
     standings = hub.running.hub.snapshot.standings
     return [_patient(standings[name], settings.get(name), hub.settled_at, began) for name in sorted(standings)]
@@ -136,30 +138,32 @@ def _show_configuration(configuration: Configuration) -> None:
 
 async def _examine_running(source: Running, *, is_json: bool) -> Exit:
     began = asyncio.get_running_loop().time()
-    hub = await reach_running(source)
-    seconds = asyncio.get_running_loop().time() - began
+    hub = RemoteHub(source)
     try:
-        patients = _told_patients(hub)
+        await hub.list(TOOLS)  # which gives servers that only start their moment
+        seconds = asyncio.get_running_loop().time() - began
+        patients = [_told_patient(server) for server in read_servers(await hub.servers())]
     finally:
         await hub.aclose()
     if is_json:
-        told = {"hub": {"url": source.reach.url, "era": hub.era, "seconds": round(seconds, 3)}}
+        told = {"hub": {"url": source.reach.url, "seconds": round(seconds, 3)}}
         write_json(msgspec.json.encode({**told, "servers": [_as_json(patient) for patient in patients]}))
     else:
-        write(f"hub: {source.reach.url}, MCP {hub.era}, reached in {_milliseconds(seconds)}")
+        write(f"hub: {source.reach.url}, reached in {_milliseconds(seconds)}")
         _show(patients)
     return Exit.WELL if all(patient.is_well for patient in patients) else Exit.CALL_FAILED
 
 
-def _told_patients(hub: Reached) -> list[Patient]:
-    absences = hub.absences()
-    counts = Counter(offer.server for offer in hub.offers())
-    patients = []
-    for name in sorted({*counts, *absences}):
-        gone = absences.get(name)
-        state, reason = ("ready", None) if gone is None else (gone.state, gone.reason)
-        patients.append(Patient(name, state, reason, tools=counts[name]))
-    return patients
+def _told_patient(server: ServerTold) -> Patient:
+    return Patient(
+        server=server.name,
+        state=server.state,
+        reason=None if server.state == "disabled" else server.reason,
+        era=server.era,
+        tools=server.tools,
+        said=server.detail,
+        notes=server.notes,
+    )
 
 
 # -- showing -------------------------------------------------------------------------------------------------

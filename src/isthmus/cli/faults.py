@@ -1,7 +1,7 @@
 """How a fault is told to a person: what happened, whether the tool ran, what to do next; and the exit code.
 
-A fault that a running hub met reaches us as its JSON-RPC error; the hub's own words for it are in the error's
-data, and those are what is told. A test proves that every leaf has advice.
+A hub of this process gives the fault itself, a running one tells it as a problem; both become a `Told`. A test
+proves that every leaf has advice.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.reached import REFUSED, in_hub_terms
 from isthmus.model.faults import (
     BadArguments,
     BadReply,
@@ -24,6 +23,8 @@ from isthmus.model.faults import (
     Overloaded,
     ServerError,
     TimedOut,
+    UnknownPrompt,
+    UnknownResource,
     UnknownTool,
     leaves,
 )
@@ -31,6 +32,8 @@ from isthmus.model.faults import (
 ADVICE: dict[type[Fault], str] = {
     BadArguments: "`isthmus tools --json` shows what each tool takes.",
     UnknownTool: "`isthmus tools` lists what there is.",
+    UnknownPrompt: "`isthmus prompts` lists what there is.",
+    UnknownResource: "`isthmus resources` lists what there is.",
     Cancelled: "Call it again if it is still wanted.",
     NotConnected: "`isthmus doctor` says what is wrong with the server.",
     Overloaded: "Try again in a moment, or raise max_calls for the server.",
@@ -51,42 +54,42 @@ EXECUTED: dict[Executed, str] = {
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a program may want to know of a fault."""
+    """Why a call has no result, whichever hub met it."""
 
+    message: str
     executed: Executed
     reason: str
     server: str | None = None
 
 
-def told_of(fault: Fault, *, is_remote: bool) -> Told:
-    """Return the facts of a fault; a running hub's own are believed, a server's are not."""
-    if is_remote and isinstance(fault, ServerError) and fault.data is not None:
-        try:
-            return msgspec.json.decode(fault.data, type=Told)
-        except msgspec.MsgspecError:
-            pass  # whatever answers there is no hub of ours
-    return Told(fault.executed, fault.reason, None if is_remote else fault.server)
+def told_of(fault: Fault) -> Told:
+    """A fault of this process's own hub."""
+    return Told(fault.message, fault.executed, fault.reason, fault.server)
 
 
-def failed(fault: Fault, *, is_remote: bool) -> CommandFailed:
-    """Return what to tell the person whose call ended in this fault."""
-    told = told_of(fault, is_remote=is_remote)
+class _Problem(msgspec.Struct):
+    detail: str
+    executed: Executed
+    reason: str
+    server: str | None = None
+
+
+def told_in(problem: bytes) -> Told | None:
+    """What a running hub tells in a problem; None if it is not one of a hub."""
+    try:
+        read = msgspec.json.decode(problem, type=_Problem)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return Told(read.detail, read.executed, read.reason, read.server)
+
+
+def failed(told: Told) -> CommandFailed:
+    """Return what to tell the person whose call ended so."""
     by_reason = {leaf.reason: ADVICE[leaf] for leaf in leaves()}
     advice = by_reason.get(told.reason, ADVICE[ServerError])
-    message = in_hub_terms(fault.message) if is_remote else fault.message
-    return CommandFailed(_exit(fault, is_remote=is_remote), message, EXECUTED[told.executed], advice)
+    return CommandFailed(Exit.CALL_FAILED, told.message, EXECUTED[told.executed], advice)
 
 
-def _exit(fault: Fault, *, is_remote: bool) -> Exit:
-    """Return the code: what the way to a running hub met is not the call's own failure."""
-    if is_remote and isinstance(fault, NotConnected):
-        return Exit.NOT_ALLOWED if fault.status in REFUSED else Exit.UNREACHABLE
-    if is_remote and isinstance(fault, Lost) and fault.executed == "no":
-        return Exit.UNREACHABLE
-    return Exit.CALL_FAILED
-
-
-def as_json(fault: Fault, *, is_remote: bool) -> bytes:
+def as_json(told: Told) -> bytes:
     """Return the fault for programs."""
-    told = told_of(fault, is_remote=is_remote)
-    return msgspec.json.encode({"error": {"message": fault.message, **msgspec.structs.asdict(told)}})
+    return msgspec.json.encode({"error": told})

@@ -116,7 +116,7 @@ def _quietly() -> None:
     help="The port; 0 takes a free one.  [default: 8765]",
 )
 def serve(config: Path | None, host: str | None, port: int | None) -> int:
-    """Run the hub: MCP at /mcp (all servers) and /mcp/SERVER (one)."""
+    """Run the hub: MCP at /mcp (all servers) and /mcp/SERVER (one), REST at /v1."""
     from isthmus.cli.serve import serve_hub
 
     return serve_hub(config, host, port)
@@ -128,11 +128,86 @@ def serve(config: Path | None, host: str | None, port: int | None) -> int:
 @_with_json
 def tools(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
     """List the tools, and the servers that are missing."""
+    from isthmus.cli.lists import list_features
     from isthmus.cli.running import run_command
-    from isthmus.cli.tools import list_tools
+    from isthmus.wire.mcp.lists import TOOLS
 
     _quietly()
-    return run_command(list_tools(_source(hub, config), wait=wait, is_json=is_json))
+    return run_command(list_features(_source(hub, config), TOOLS, wait=wait, is_json=is_json))
+
+
+@cli.command()
+@_with_source
+@_with_wait
+@_with_json
+def servers(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+    """List the servers and how each stands."""
+    from isthmus.cli.running import run_command
+    from isthmus.cli.servers import list_servers
+
+    _quietly()
+    return run_command(list_servers(_source(hub, config), wait=wait, is_json=is_json))
+
+
+@cli.command()
+@_with_source
+@_with_wait
+@_with_json
+@click.option("--templates", is_flag=True, help="List families of resources instead.")
+def resources(hub: str | None, config: Path | None, wait: float, *, is_json: bool, templates: bool) -> int:
+    """List what can be read, and the servers that are missing."""
+    from isthmus.cli.lists import list_features
+    from isthmus.cli.running import run_command
+    from isthmus.wire.mcp.lists import RESOURCES, TEMPLATES
+
+    _quietly()
+    shape = TEMPLATES if templates else RESOURCES
+    return run_command(list_features(_source(hub, config), shape, wait=wait, is_json=is_json))
+
+
+@cli.command()
+@click.argument("uri")
+@_with_source
+@_with_wait
+@_with_json
+def read(uri: str, hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+    """Read a resource and print it."""
+    from isthmus.cli.call import read_resource
+    from isthmus.cli.running import run_command
+
+    _quietly()
+    return run_command(read_resource(_source(hub, config), uri, wait=wait, is_json=is_json))
+
+
+@cli.command()
+@_with_source
+@_with_wait
+@_with_json
+def prompts(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+    """List the prompts, and the servers that are missing."""
+    from isthmus.cli.lists import list_features
+    from isthmus.cli.running import run_command
+    from isthmus.wire.mcp.lists import PROMPTS
+
+    _quietly()
+    return run_command(list_features(_source(hub, config), PROMPTS, wait=wait, is_json=is_json))
+
+
+@cli.command()
+@click.argument("name")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY=@FILE]...")
+@_with_source
+@_with_wait
+@_with_json
+def prompt(
+    name: str, arguments: tuple[str, ...], hub: str | None, config: Path | None, wait: float, *, is_json: bool
+) -> int:
+    """Write a prompt out, by its full name or a short one that is unique."""
+    from isthmus.cli.call import Wanted, write_prompt
+    from isthmus.cli.running import run_command
+
+    _quietly()
+    return run_command(write_prompt(_source(hub, config), Wanted(name, arguments, None, is_json), wait=wait))
 
 
 @cli.command()

@@ -1,7 +1,7 @@
-"""Which tool a person means by a name: full, `mcp.tool`, or short; and what to suggest if it is none.
+"""Which tool or prompt a person means by a name: full, `mcp.tool`, or short; and what to suggest if it is none.
 
 The rules are the catalog's (`core.catalog.names`); here they are applied to what one hub offers, and failures
-become words. Called by `isthmus call`.
+become words. Called by `isthmus call` and `isthmus prompt`.
 """
 
 from __future__ import annotations
@@ -10,40 +10,45 @@ import difflib
 import time
 from collections.abc import Mapping, Sequence
 
+from isthmus.cli.documents import Absence, Listing, Offer
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.reached import Absence, Offer
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.names import BUILTIN, Ambiguous, Pair, resolve
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.local import builtin_tools
+from isthmus.wire.mcp.lists import TOOLS, ListShape
 
 SUGGESTIONS_MAX = 3
 
 
-def servers_for(name: str, configuration: Configuration) -> set[ServerName] | None:
-    """Return which servers have to be started to call `name`; None if any could have it.
+def servers_for(name: str, configuration: Configuration, shape: ListShape = TOOLS) -> set[ServerName] | None:
+    """Return which servers have to be started for `name`; None if any could have it.
 
     A full name needs its own server only, and a built-in tool none: nobody waits for the others.
     """
     server = ServerName(name.partition(".")[0])
-    if server == BUILTIN or name in {tool.name for tool in builtin_tools(MemoryJournal(), time.time)}:
+    if shape is TOOLS and (server == BUILTIN or name in _builtin_names()):
         return set()
     if "." in name and any(server == configured.name for configured in configuration.servers):
         return {server}
     return None
 
 
-def choose(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]) -> Offer:
-    """Return the tool that is meant.
+def _builtin_names() -> set[str]:
+    return {tool.name for tool in builtin_tools(MemoryJournal(), time.time)}
+
+
+def choose(name: str, listing: Listing, shape: ListShape = TOOLS) -> Offer:
+    """Return the tool, or whatever the list is of, that is meant.
 
     Raises:
         CommandFailed: several could be meant, or none.
     """
-    exact = {offer.name: offer for offer in offers}
+    exact = {offer.name: offer for offer in listing.offers}
     if name in exact:
         return exact[name]
-    pairs = {pair: offer for offer in offers if (pair := _pair(offer)) is not None}
+    pairs = {pair: offer for offer in listing.offers if (pair := _pair(offer)) is not None}
     try:
         found = resolve(name, pairs)
     except Ambiguous as several:
@@ -51,7 +56,7 @@ def choose(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]) 
         text = f"{name!r} could be any of these:\n  {listed}"
         raise CommandFailed(Exit.USAGE, text, "Call it by its full name.") from None
     if found is None:
-        raise _unknown(name, offers, absences)
+        raise _unknown(name, listing.offers, listing.absences, shape)
     return pairs[found]
 
 
@@ -61,7 +66,7 @@ def _pair(offer: Offer) -> Pair | None:
     return (ServerName(server), FeatureName(tool)) if dot else None
 
 
-def _unknown(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]) -> CommandFailed:
+def _unknown(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence], shape: ListShape) -> CommandFailed:
     server = name.partition(".")[0]
     if server in absences:
         gone = absences[server]
@@ -71,12 +76,12 @@ def _unknown(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]
             f"cannot call {name}: server {server} is not connected: {why}",
             "executed: no. `isthmus doctor` says how each server stands.",
         )
-    advice = "`isthmus tools` lists what there is."
+    advice = f"`isthmus {shape.member}` lists what there is."
     if near := _near(name, offers):
         advice = f"Did you mean {' or '.join(near)}? {advice}"
     if absences:
         advice += f" Not connected, so not listed: {', '.join(sorted(absences))}."
-    return CommandFailed(Exit.CALL_FAILED, f"there is no tool {name!r}", advice)
+    return CommandFailed(Exit.CALL_FAILED, f"there is no {shape.noun} {name!r}", advice)
 
 
 def _near(name: str, offers: Sequence[Offer]) -> list[str]:

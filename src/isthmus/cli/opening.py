@@ -1,22 +1,35 @@
-"""From a source to an open hub, whichever kind it is. Called by `tools`, `call` and `doctor`."""
+"""From a source to a hub, whichever kind it is. Called by the commands that work with what servers offer."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from isthmus.cli.naming import servers_for
-from isthmus.cli.reached import Reached, reach_running, start_own
+from isthmus.cli.reached import OwnHub, Reached, start_own
+from isthmus.cli.remote import RemoteHub
 from isthmus.cli.sources import Own, Running, configuration_of
+from isthmus.wire.mcp.lists import TOOLS, ListShape
 
 
-async def open_hub(source: Running | Own, *, wait: float, name: str | None = None) -> Reached:
-    """Reach the running hub, or start one with every server, or with those that `name` could belong to.
+@asynccontextmanager
+async def opened(
+    source: Running | Own, *, wait: float, name: str | None = None, shape: ListShape = TOOLS
+) -> AsyncIterator[Reached]:
+    """A running hub, or one with every server or those that `name`, of this list, could belong to; closed at the end.
 
     Raises:
-        CommandFailed: there is no way to it, or the configuration cannot be used.
+        CommandFailed: the configuration cannot be used.
     """
-    if isinstance(source, Running):
-        return await reach_running(source)
+    hub = RemoteHub(source) if isinstance(source, Running) else await _start(source, wait, name, shape)
+    try:
+        yield hub
+    finally:
+        await hub.aclose()
+
+
+async def _start(source: Own, wait: float, name: str | None, shape: ListShape) -> OwnHub:
     configuration = configuration_of(source.file)
-    only = None if name is None else servers_for(name, configuration)
+    only = None if name is None else servers_for(name, configuration, shape)
     return await start_own(configuration, os.environ, within=wait, only=only)

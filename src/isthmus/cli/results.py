@@ -1,4 +1,4 @@
-"""A tool's result as a person reads it: texts as they are, everything else in a line.
+"""A result as a person reads it, of a tool, a prompt or a resource: texts as they are, all else in a line.
 
 `--json` shows what this leaves out. Nothing is printed here.
 """
@@ -18,6 +18,27 @@ def readable(payload: msgspec.Raw) -> str:
         return "\n".join(_block(block) for block in blocks)
     structured = members.get("structuredContent")
     return "" if structured is None else msgspec.json.format(bytes(structured), indent=2).decode()
+
+
+def readable_messages(payload: msgspec.Raw) -> str:
+    """Return the text to print for a prompt: each message under who says it."""
+    members = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+    return "\n\n".join(_message(message) for message in _blocks(members.get("messages")))
+
+
+def _message(message: Any) -> str:
+    match message:
+        case {"role": str(role), "content": content}:
+            return f"{role}: {_block(content)}"
+        case _:
+            return "[something that is no message: --json shows it]"
+
+
+def readable_contents(payload: msgspec.Raw) -> str:
+    """Return the text to print for a resource; several parts follow one another."""
+    members = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+    parts = _blocks(members.get("contents"))
+    return "\n".join(_block({"type": "resource", "resource": part}) for part in parts)
 
 
 def _blocks(content: msgspec.Raw | None) -> list[Any]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import structlog
 
+from isthmus.app.reload import Source
 from isthmus.app.serve import serve
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.running import run_service
-from isthmus.cli.sources import configuration_of, refused
+from isthmus.cli.sources import configuration_of, home, refused
 from isthmus.config.findings import ConfigError
-from isthmus.config.settings import Configuration
+from isthmus.config.settings import Configuration, HubSettings
 from isthmus.faces.http.door import DoorError
 from isthmus.telemetry.logs import configure
 
@@ -28,16 +30,31 @@ def serve_hub(file: Path | None, host: str | None, port: int | None) -> Exit:
         CommandFailed: the configuration cannot be used, or its address cannot be listened on.
     """
     configuration = configuration_of(file, host=host, port=port)
-    configure(configuration.hub.log_level, configuration.hub.log_format)
+    log_as(configuration.hub)
     warn(configuration)
+    source = Source(file, os.environ, Path.cwd(), home(), host, port)
     try:
-        run_service(serve(configuration, os.environ, on_open=lambda host, port: _opened(configuration, host, port)))
+        opened = partial(_opened, configuration)
+        run_service(serve(configuration, os.environ, source, on_open=opened))
     except ConfigError as error:
         raise refused(error) from error
     except DoorError as error:
         advice = "Choose another address with --host and --port, or in [hub] of the configuration."
         raise CommandFailed(Exit.CONFIGURATION, str(error), advice) from error
     return Exit.WELL
+
+
+def log_as(settings: HubSettings) -> None:
+    """Begin to log as the configuration says.
+
+    Raises:
+        CommandFailed: the file to log to cannot be written.
+    """
+    try:
+        configure(settings.log_level, settings.log_format, settings.log_file)
+    except OSError as error:
+        text = f"the log cannot be written to {settings.log_file}: {error.strerror}"
+        raise CommandFailed(Exit.CONFIGURATION, text, "Name another file under [log], or leave it out.") from error
 
 
 def warn(configuration: Configuration) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+from isthmus.app.reload import Source
 from isthmus.app.stdio import run_stdio
 from isthmus.cli.exits import Exit
 from isthmus.cli.reached import running_as_server
 from isthmus.cli.running import run_service
-from isthmus.cli.serve import warn
-from isthmus.cli.sources import Own, Running, configuration_of
-from isthmus.telemetry.logs import configure
+from isthmus.cli.serve import log_as, warn
+from isthmus.cli.sources import Own, Running, configuration_of, home
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -23,13 +24,15 @@ def serve_stdio(source: Running | Own) -> Exit:
     """
     if isinstance(source, Running):
         configuration, surface = running_as_server(source)
+        files = None
     else:
         configuration, surface = configuration_of(source.file), None
-    configure(configuration.hub.log_level, configuration.hub.log_format)
+        files = Source(source.file, os.environ, Path.cwd(), home())
+    log_as(configuration.hub)
     if isinstance(source, Own):
         warn(configuration)
     output = take_stdout()
-    run_service(run_stdio(configuration, os.environ, surface=surface, stdin=STDIN, stdout=output))
+    run_service(run_stdio(configuration, os.environ, files, surface=surface, stdin=STDIN, stdout=output))
     return Exit.WELL
 
 

@@ -250,7 +250,7 @@ def _other_projects(document: Document, cwd: Path) -> list[Finding]:
 def _without_own_kinds(entries: list[Entry], document: Document) -> tuple[list[Entry], list[Finding]]:
     """Leave out what only the client can run."""
     kinds = document.dialect.own_kinds
-    own = [entry for entry in entries if entry.fields.get("type") in kinds] if kinds else []
+    own = [entry for entry in entries if str(entry.fields.get("type")) in kinds] if kinds else []
     names = ", ".join(entry.name for entry in own)
     said = f"has what only {document.dialect.title} itself can run, which is left out: {names}"
     told = (

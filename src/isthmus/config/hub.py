@@ -50,7 +50,8 @@ def read_hub(
     if document is None or not document.dialect.has_hub:
         return _hub({}, _limits({}, call_seconds), home, home, given), ()
     hub, told = _read(document, "hub", _HUB_READERS)
-    log, told_of_log = _read(document, "log", _LOG_READERS)
+    # Elsewhere a `log` may be anything, and of anybody.
+    log, told_of_log = _read(document, "log", _LOG_READERS) if document.dialect.is_own else ({}, ())
     read, told_of_limits = _read(document, "limits", _LIMITS_READERS)
     limits = _accepted(document, "limits", lambda: _limits(read, call_seconds))
     _accepted(document, "hub", lambda: HubSettings(**hub))

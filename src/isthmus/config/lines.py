@@ -87,7 +87,10 @@ def _only_path(table: dict[str, Any]) -> Keys:
 def _yaml(text: str) -> Iterator[tuple[Keys, int]]:
     import yaml  # type: ignore[import-untyped] # noqa: PLC0415 - few have a file of this kind, and it loads slowly
 
-    return _of_node(yaml.compose(text, Loader=yaml.SafeLoader), ())
+    try:
+        return _of_node(yaml.compose(text, Loader=yaml.SafeLoader), ())
+    except yaml.YAMLError:
+        return iter(())
 
 
 def _of_node(node: Any, keys: Keys) -> Iterator[tuple[Keys, int]]:

@@ -14,6 +14,7 @@ from isthmus.config.findings import Finding
 from isthmus.upstream.settings import SECRET_LENGTH_MIN
 
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie", re.IGNORECASE)
+_PLACEHOLDER = re.compile(r"\$\{[^{}]*\}")
 
 
 def secrets_of(fields: dict[str, object]) -> set[str]:
@@ -26,7 +27,9 @@ def secrets_of(fields: dict[str, object]) -> set[str]:
     ]
     secrets = {str(value) for name, value in named if value and _SECRET_NAME.search(name)}
     # Of `Bearer abc` the token alone is secret as well, however it is quoted elsewhere.
-    return secrets | {value.split()[-1] for value in secrets if value.strip()}
+    secrets |= {value.split()[-1] for value in secrets if value.strip()}
+    # A variable that could not be replaced is no secret, and whoever has to set it must see its name.
+    return {value for value in secrets if _PLACEHOLDER.fullmatch(value) is None}
 
 
 def _pairs(value: object) -> Iterator[tuple[str, str]]:

@@ -1,33 +1,132 @@
-"""Structured logs to standard error, because standard output belongs to the stdio face.
+"""Structured logs: to a file, or to standard error, because standard output belongs to the stdio face.
 
 One line an event, control characters escaped, and a bound on its length: what a server or caller said may be in it.
+Writing never fails for whoever logs: a full disk or a closed terminal costs lines, not the hub. Set up by the
+command line, and again by `app` when the configuration changes.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
 from collections.abc import MutableMapping
-from typing import Any, Literal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TextIO, TypeAlias
 
 import structlog
 
 LINE_LENGTH_MAX = 8192
 VALUE_LENGTH_MAX = 2000
 
+LOOK_SECONDS = 1.0
+"""How often it is looked whether the file is still where it was: programs that rotate logs move it away."""
 
-def configure(level: str = "info", format: Literal["auto", "json", "console"] = "auto") -> None:
-    """Set up logging for the process; `auto` is readable on a terminal and JSON elsewhere."""
+Format: TypeAlias = Literal["auto", "json", "console"]
+
+
+class LogStream:
+    """Standard error, or whatever stands in for it, as something that can always be written to."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        # ValueError: somebody closed it. There is nobody left to tell.
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Have it leave."""
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+class LogFile:
+    """A file that lines are appended to; only its owner may read it.
+
+    It is made anew when it was moved or taken away. Lines that it does not take go to standard error.
+    """
+
+    def __init__(self, path: Path, otherwise: LogStream) -> None:
+        """Raises: OSError if there can be no such file."""
+        self._path = path
+        self._otherwise = otherwise
+        self._is_cut = False
+        self._looked_at = time.monotonic()
+        self._descriptor = _open(path)
+
+    def write(self, text: str) -> int:
+        """Append whole lines."""
+        if time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self._look()
+        try:
+            self._append(text.encode("utf-8", "backslashreplace"))
+        except OSError:
+            self._otherwise.write(text)
+            self._otherwise.flush()
+        return len(text)
+
+    def _append(self, line: bytes) -> None:
+        # The end of a line may be missing since the disk was full; the next one begins anew all the same.
+        line = b"\n" + line if self._is_cut else line
+        written = os.write(self._descriptor, line)
+        if written:
+            self._is_cut = not line[:written].endswith(b"\n")
+        if written < len(line):
+            raise OSError("the rest was not taken")
+
+    def flush(self) -> None:
+        """Nothing waits: every line is written at once."""
+
+    def _look(self) -> None:
+        self._looked_at = time.monotonic()
+        try:
+            is_there = os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except OSError:
+            is_there = False
+        if not is_there:
+            self.reopen()
+
+    def reopen(self) -> None:
+        """Write to whatever is at the path now; if that cannot be, go on as before."""
+        with suppress(OSError):
+            descriptor = _open(self._path)
+            os.close(self._descriptor)
+            self._descriptor, self._is_cut = descriptor, False
+
+    def close(self) -> None:
+        """Write nothing any more."""
+        os.close(self._descriptor)
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Not waiting, so that a pipe without a reader is an error and not a hub that stands still.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    return os.open(path, flags, 0o600)
+
+
+class _Target:
+    """Where the process logs to at the moment."""
+
+    file: LogFile | None = None
+
+
+def configure(level: str = "info", format: Format = "auto", file: str | None = None) -> None:
+    """Set up logging for the process; `auto` is readable on a terminal and JSON elsewhere.
+
+    Raises:
+        OSError: the file cannot be written to; nothing has changed then.
+    """
+    stderr = LogStream(sys.stderr)
+    target = None if file is None else LogFile(Path(file), stderr)
     number = getattr(logging, level.upper())
-    is_console = format == "console" or (format == "auto" and sys.stderr.isatty())
-    render: Any = (
-        structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(),
-            exception_formatter=structlog.dev.plain_traceback,  # the pretty one shows locals, secrets among them
-        )
-        if is_console
-        else structlog.processors.JSONRenderer()
-    )
+    is_terminal = target is None and sys.stderr.isatty()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -35,15 +134,56 @@ def configure(level: str = "info", format: Literal["auto", "json", "console"] = 
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
             structlog.processors.format_exc_info,
             _bound_values,
-            render,
+            _renderer(format, is_terminal=is_terminal),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        logger_factory=structlog.WriteLoggerFactory(target or stderr),  # type: ignore[arg-type]  # all it needs
+        # A logger that is kept would go on as it was when the configuration changes; lines are rare enough.
+        cache_logger_on_first_use=False,
     )
-    # Libraries that log the ordinary way (uvicorn, asyncio): only what matters, in plain words.
-    plain = "%(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format=plain)
+    _lead_libraries(max(number, logging.WARNING))
+    if _Target.file is not None:
+        _Target.file.close()
+    _Target.file = target
+
+
+def reopen() -> None:
+    """Begin the file anew if it was moved away, without waiting for the next look."""
+    if _Target.file is not None:
+        _Target.file.reopen()
+
+
+def _renderer(format: Format, *, is_terminal: bool) -> Any:
+    if format == "json" or (format == "auto" and not is_terminal):
+        return structlog.processors.JSONRenderer()
+    return structlog.dev.ConsoleRenderer(
+        colors=is_terminal,
+        exception_formatter=structlog.dev.plain_traceback,  # the pretty one shows locals, secrets among them
+    )
+
+
+# -- libraries that log the ordinary way (uvicorn, asyncio) --------------------------------------------------
+
+
+class _Bridge(logging.Handler):
+    """Has what libraries say look like everything else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one of their lines."""
+        line = structlog.get_logger(record.name)
+        line.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+def _lead_libraries(level: int) -> None:
+    """Have them say only what matters, unless somebody else has made arrangements."""
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(_Bridge())
+    if any(isinstance(handler, _Bridge) for handler in root.handlers):
+        root.setLevel(level)
+
+
+# -- what may be in a line -----------------------------------------------------------------------------------
 
 
 def _bound_values(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import InvalidStatus, PayloadTooBig
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import OPEN
@@ -231,7 +231,7 @@ class SocketChannel(asyncio.Protocol):
                 self._take(event)
         self._answer()
         if (error := self._client.handshake_exc or self._client.parser_exc) is not None:
-            self._end(_in_words(error))
+            self._end(_in_words(error, self._endpoint.limit_bytes))
 
     def _open(self) -> None:
         if self._client.handshake_exc is None and not self._opened.done():
@@ -306,7 +306,9 @@ class SocketChannel(asyncio.Protocol):
             self._timer.cancel()
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: Exception, limit_bytes: int) -> str:
+    if isinstance(error, PayloadTooBig):
+        return f"it sent a message of over {limit_bytes} bytes"
     if isinstance(error, InvalidStatus):
         return f"it answered HTTP {error.response.status_code} instead of opening a WebSocket"
     return f"it does not speak WebSocket as it should: {str(error)[:REASON_LENGTH]}"

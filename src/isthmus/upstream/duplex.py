@@ -31,6 +31,10 @@ GARBAGE_MAX = 10_000
 """Pieces in a row that are no messages: more than any banner, and a server that writes so is no server."""
 
 
+SUPERSEDED_MAX = 8
+"""Subscriptions that may wait for the newest to be acknowledged, by a server that is slow or never does it."""
+
+
 class Sent:
     """One request, and who waits for its answer."""
 
@@ -54,6 +58,8 @@ class DuplexLink(BaseLink, Generic[S]):
         self._is_garbage_told = False
         self._listening: int | None = None
         """The request on which a modern server announces changes."""
+        self._superseded: list[int] = []
+        """Those before it, which are given up when the server tells on the newest; until then they may tell."""
 
     # -- what a kind adds ------------------------------------------------------------------------------------------
 
@@ -97,12 +103,18 @@ class DuplexLink(BaseLink, Generic[S]):
         """A modern server announces changes only to those who ask; the request stays open for the link's life."""
         if self.dialect.era != "modern" or not self.capabilities.announces_changes or self.lost.done():
             return
-        before, self._listening = self._listening, self.next_id()
+        if self._listening is not None:
+            self._superseded.append(self._listening)
+        self._listening = self.next_id()
         self._expect_hearing()
         self._dispatch(self._listening, modern.LISTEN, self._listen_params(), _Listening(self))
-        if before is not None:  # only now, so that nothing is missed in between
-            self._pending.pop(before, None)
-            self._notify(CANCELLED, cancelled_params(str(before).encode(), "another takes its place"))
+        self._end_superseded(all_but=SUPERSEDED_MAX)
+
+    def _end_superseded(self, *, all_but: int = 0) -> None:
+        while len(self._superseded) > all_but:
+            id = self._superseded.pop(0)
+            if self._pending.pop(id, None) is not None:
+                self._notify(CANCELLED, cancelled_params(str(id).encode(), "another takes its place"))
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
@@ -173,6 +185,7 @@ class DuplexLink(BaseLink, Generic[S]):
         """The server tells from now on; what it says of an earlier subscription is no news."""
         named = modern.read_subscription(params)
         if named is None or named == str(self._listening).encode():
+            self._end_superseded()
             self._heard()
 
     def _logged(self, line: Log) -> None:

@@ -101,10 +101,10 @@ class Keeper:
             if self._pool is not None:
                 await self._pool.aclose()
 
-    def show(self) -> None:
-        """Take the place of whoever kept the server before, or be the first."""
+    def show(self, *, is_awaited: bool = False) -> None:
+        """Take the place of whoever kept the server before, or be the first; see `Hub.open_lane`."""
         self.is_hidden = False
-        self._hub.open_lane(self.lane, self.standing)
+        self._hub.open_lane(self.lane, self.standing, is_awaited=is_awaited)
         self._hub.subscriptions.attach(self.settings.name, self._link)
         self._resubscribe()
 
@@ -112,6 +112,8 @@ class Keeper:
         """Take settings that ask for nothing to be started anew."""
         self.settings = settings
         self.lane.adjust(settings.max_calls, settings.max_queued, settings.timeout)
+        if self._pool is not None:
+            self._pool.adjust(settings)
         self._stand(rules=settings.rules)
 
     def crashed(self, error: BaseException) -> None:
@@ -260,8 +262,9 @@ class Keeper:
 
     def _plan_refresh(self) -> None:
         """Lists are asked for anew when the first of them goes stale by its server's own word, or in a minute."""
-        promised = [seconds for seconds in self._listing.ttl_seconds.values() if seconds > 0]
-        seconds = min(min(promised, default=REFRESH_SECONDS), REFRESH_SECONDS_MAX)
+        abilities = frozenset() if self._link is None else self._link.abilities()
+        holds = [self._listing.ttl_seconds.get(topic, REFRESH_SECONDS) for topic in TOPICS if topic in abilities]
+        seconds = min(min(holds, default=REFRESH_SECONDS), REFRESH_SECONDS_MAX)
         self._due = asyncio.get_running_loop().time() + seconds
 
     def _note_change(self, topic: Topic) -> None:

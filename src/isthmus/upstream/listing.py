@@ -6,6 +6,7 @@ Called by links, on behalf of the supervisor.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
@@ -80,7 +81,7 @@ async def read_topic(link: Asking, topic: Topic, known: Listing) -> Listing:
             changes = {"resources": resources, "templates": await reading.read_templates()}
     notes = {**known.notes, topic: tuple(reading.notes)}
     ttl = {name: seconds for name, seconds in known.ttl_seconds.items() if name != topic}
-    if reading.ttl_seconds is not None:
+    if reading.ttl_seconds:  # nothing at all, which official servers say unless told otherwise, is no promise
         ttl[topic] = max(reading.ttl_seconds, TTL_SECONDS_MIN)
     return msgspec.structs.replace(known, **changes, notes=notes, ttl_seconds=ttl)
 
@@ -95,21 +96,26 @@ class _Reading:
 
     async def read(self, shape: ListShape, kind: type[F]) -> tuple[F, ...]:
         found: dict[FeatureName, F] = {}
-        cursors: set[str] = set()
+        cursors: set[bytes] = set()
         members: Mapping[str, Payload] = {}
+        limit = self._link.limits.tools_per_server
+        cut = f"has over {PAGES_MAX} pages"
         for _ in range(PAGES_MAX):
             page = await self._page(shape, members)
-            self.notes.extend(page.problems)
-            self._take(shape, kind, page.entries, found)
+            self._note(*page.problems)
+            took_all = self._take(kind, page.entries, found)
             cursor = page.next_cursor
-            if cursor is None or len(found) >= self._link.limits.tools_per_server:
+            if took_all and cursor is None:
                 return tuple(found.values())
-            if cursor in cursors:
-                self.notes.append(f"its list of {shape.noun}s runs in a circle and was cut")
-                return tuple(found.values())
-            cursors.add(cursor)
+            if cursor is None or len(found) >= limit:
+                cut = f"has over {limit} entries"
+                break
+            if (mark := _digest(cursor)) in cursors:
+                cut = "runs in a circle"
+                break
+            cursors.add(mark)
             members = {"cursor": msgspec.json.encode(cursor)}
-        self.notes.append(f"its list of {shape.noun}s has over {PAGES_MAX} pages and was cut")
+        self.notes.append(f"its list of {shape.noun}s {cut} and was cut")
         return tuple(found.values())
 
     async def read_templates(self) -> tuple[Template, ...]:
@@ -118,8 +124,10 @@ class _Reading:
             return await self.read(TEMPLATES, Template)
         except ServerError as refused:
             if refused.code != jsonrpc.METHOD_NOT_FOUND:
-                self.notes.append(f"it gave no list of templates: {refused.message}")
-            return ()
+                self._note(f"it gave no list of templates: {refused.message}")
+        except BadReply as bad:
+            self._note(f"it gave no list of templates: {bad.why}")
+        return ()
 
     async def _page(self, shape: ListShape, members: Mapping[str, Payload]) -> ListPage:
         answer = await self._link.ask(shape.method, self._link.dialect.params(members))
@@ -129,26 +137,31 @@ class _Reading:
         if isinstance(page, str):
             raise BadReply(self._link.server, page)
         if page.ttl_seconds is not None:
-            self.ttl_seconds = min(page.ttl_seconds, self.ttl_seconds or page.ttl_seconds)
+            known = page.ttl_seconds if self.ttl_seconds is None else self.ttl_seconds
+            self.ttl_seconds = min(page.ttl_seconds, known)
         return page
 
     def _take(
-        self,
-        shape: ListShape,
-        kind: type[F],
-        entries: list[tuple[str, dict[str, msgspec.Raw]]],
-        found: dict[FeatureName, F],
-    ) -> None:
+        self, kind: type[F], entries: list[tuple[str, dict[str, msgspec.Raw]]], found: dict[FeatureName, F]
+    ) -> bool:
+        """Take a page's entries; False if there is no room for all of them."""
         limits = self._link.limits
         for text, definition in entries:
             name = FeatureName(text)
             if name in found:
-                if len(self.notes) < NOTES_MAX:
-                    self.notes.append(f"{text!r} is listed twice; the first is used")
+                self._note(f"{text!r} is listed twice; the first is used")
             elif len(found) >= limits.tools_per_server:
-                self.notes.append(f"it has over {limits.tools_per_server} {shape.noun}s; the rest was left out")
-                return
+                return False
             elif sum(len(memoryview(value)) for value in definition.values()) > limits.schema_bytes:
-                self.notes.append(f"{text!r} left out: its description is over {limits.schema_bytes} bytes")
+                self._note(f"{text!r} left out: its description is over {limits.schema_bytes} bytes")
             else:
                 found[name] = kind.of(self._link.server, name, definition)
+        return True
+
+    def _note(self, *notes: str) -> None:
+        self.notes.extend(notes[: max(0, NOTES_MAX - len(self.notes))])
+
+
+def _digest(cursor: str) -> bytes:
+    """A cursor to be known again: it may have megabytes, and there may be a thousand of them."""
+    return hashlib.blake2b(cursor.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -77,6 +77,10 @@ class Pool:
     def __len__(self) -> int:
         return len(self._members)
 
+    def adjust(self, settings: ServerSettings) -> None:
+        """Allow more or fewer links from now on; those that are there stay."""
+        self._settings = settings
+
     # -- what the lane sees ----------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
@@ -133,7 +137,7 @@ class Pool:
             return
         member.waiting.pop(inflight, None)
         member.calls -= 1
-        if member.calls or member.link is None:
+        if member.calls or member.link is None or not self._has(member):
             return
         if self._settings.isolation == "call":
             self._retire(member)
@@ -146,37 +150,49 @@ class Pool:
         try:
             link = await self._connect()
         except (Fault, ConnectFailed) as failed:
-            self._members.pop(member.key, None)
+            self._drop(member)
             self._refuse(member, str(getattr(failed, "why", failed)))
             return
         except BaseException:
-            self._members.pop(member.key, None)
+            self._drop(member)
             self._refuse(member, "it could not be connected for this call")
             raise
-        link.on_lost = lambda _reason: self._lost(member)
+        if not self._has(member):
+            await link.aclose()  # its place was taken, or the pool closed, while it was made
+            return
+        link.on_lost = lambda _reason: self._retire(member)  # the link tells the calls on it so itself
         link.on_log = self._on_log
         member.link = link
-        waiting, member.waiting = member.waiting, {}
-        for inflight in waiting:
-            link.send(inflight)
-        if not member.calls:
+        self._send_waiting(member, link)
+        if not member.calls or link.lost.done():
             self._retire(member)  # whoever wanted it has left meanwhile
+
+    def _send_waiting(self, member: _Member, link: BaseLink) -> None:
+        while member.waiting:
+            inflight = next(iter(member.waiting))
+            del member.waiting[inflight]
+            link.send(inflight)
 
     def _refuse(self, member: _Member, why: str) -> None:
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
             inflight.finish(NotConnected(self._settings.name, self._settings.redact(why)))
 
-    def _lost(self, member: _Member) -> None:
-        """The link is gone, and tells the calls on it so itself."""
-        if self._members.get(member.key) is member:
-            self._retire(member)
+    def _has(self, member: _Member) -> bool:
+        """Whether it is still in the pool: another one may have its key by now."""
+        return self._members.get(member.key) is member
+
+    def _drop(self, member: _Member) -> None:
+        if self._has(member):
+            del self._members[member.key]
 
     def _retire(self, member: _Member) -> None:
+        """Take a link out of the pool, if it is in it, and close it."""
         member.rouse()
-        self._members.pop(member.key, None)
-        if member.link is not None and not self._is_closed:
-            self._crew.spawn(f"closing a link of {self._settings.name}", member.link.aclose())
+        if self._has(member):
+            self._drop(member)
+            if member.link is not None:
+                self._crew.spawn(f"closing a link of {self._settings.name}", member.link.aclose())
 
     async def aclose(self) -> None:
         """Close every link, all at once."""

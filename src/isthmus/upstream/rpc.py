@@ -111,9 +111,7 @@ class RpcLink(BaseLink):
         """Connect, TLS included, and hang up."""
         try:
             transport, _ = await self._egress.dial(self._origin, asyncio.Protocol, is_configured=True, within=within)
-        except EgressRefused as refused:
-            raise NotConnected(self.server, str(refused)) from refused
-        except DialFailed as failed:
+        except (EgressRefused, DialFailed) as failed:
             raise NotConnected(self.server, failed.reason) from failed
         transport.close()
 

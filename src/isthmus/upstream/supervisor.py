@@ -40,14 +40,18 @@ class Supervisor:
 
     # -- coming ----------------------------------------------------------------------------------------------------
 
-    def add(self, settings: ServerSettings) -> None:
-        """Start keeping a server; returns at once."""
+    def add(self, settings: ServerSettings, *, is_awaited: bool = True) -> None:
+        """Start keeping a server; returns at once.
+
+        Who lists or calls meanwhile waits a moment for it. One that joins a hub at work is announced when it is
+        there instead: nobody who calls another is to wait.
+        """
         if settings.disabled:
             self._show_disabled(settings)
             return
         keeper = self._start(settings)
         self.keepers[settings.name] = keeper
-        keeper.show()
+        keeper.show(is_awaited=is_awaited)
 
     def _show_disabled(self, settings: ServerSettings) -> None:
         lane = Lane(settings.name, self._hub.limits)
@@ -65,8 +69,13 @@ class Supervisor:
         keeper = Keeper(self._hub, self._crew, lane, settings, self._connect)
         task = self._crew.spawn(f"keeper of {settings.name}", keeper.run(), on_crash=keeper.crashed)
         self._tasks[keeper] = task
-        task.add_done_callback(lambda _done: self._tasks.pop(keeper, None))
+        task.add_done_callback(lambda _done: self._ended(keeper))
         return keeper
+
+    def _ended(self, keeper: Keeper) -> None:
+        self._tasks.pop(keeper, None)
+        if not keeper.tried.done():
+            keeper.tried.set_result(None)  # it was given up before it had tried; nobody need wait for that
 
     def add_local(self, server: ServerName, link: Link, tools: tuple[Tool, ...]) -> None:
         """Add a server that lives in this process and is always there."""
@@ -86,7 +95,7 @@ class Supervisor:
         self._disinherit(settings.name)
         if present is None or settings.disabled:
             self.remove(settings.name)
-            self.add(settings)
+            self.add(settings, is_awaited=False)
         elif _starts_the_same(present.settings, settings):
             present.adjust(settings)
         else:

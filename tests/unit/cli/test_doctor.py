@@ -35,15 +35,15 @@ async def test_all_well_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 async def test_a_broken_server_ends_with_1_and_says_what_to_try(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], unused_tcp_port: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], deaf_port: int
 ) -> None:
     servers = {
         "dead": DEAD,
-        "away": {"url": f"http://127.0.0.1:{unused_tcp_port}/mcp"},
+        "away": {"url": f"http://127.0.0.1:{deaf_port}/mcp"},
         "slow": {"command": "sleep", "args": ["30"]},
         "odd": stdio([*RAW, "--mode", "lying_list:duplicates"]),
     }
-    assert await examine(config(tmp_path, servers), wait=2, is_json=False) == Exit.CALL_FAILED
+    assert await examine(config(tmp_path, servers), wait=6, is_json=False) == Exit.CALL_FAILED
     out = capsys.readouterr().out
     assert "✗  dead     retrying" in out
     assert "  try: see what it says when run by hand: /no/such/program --token ***" in out

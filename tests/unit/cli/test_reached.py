@@ -126,11 +126,11 @@ async def test_a_hub_that_wants_a_key_does_not_let_others_in(tmp_path: Path, key
         await hub.aclose()
 
 
-async def test_a_hub_that_is_not_there_cannot_be_reached(unused_tcp_port: int) -> None:
+async def test_a_hub_that_is_not_there_cannot_be_reached(deaf_port: int) -> None:
     with pytest.raises(CommandFailed) as failed:
-        await reach_running(running(f"http://127.0.0.1:{unused_tcp_port}/mcp"))
+        await reach_running(running(f"http://127.0.0.1:{deaf_port}/mcp"))
     assert failed.value.exit == Exit.UNREACHABLE
-    assert failed.value.message.endswith(f"/mcp: connection refused by 127.0.0.1:{unused_tcp_port}")
+    assert failed.value.message.endswith(f"/mcp: connection refused by 127.0.0.1:{deaf_port}")
     assert "isthmus serve" in failed.value.advice[0]
 
 

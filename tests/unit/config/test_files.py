@@ -174,6 +174,13 @@ def test_making_json_strict_moves_nothing(text: str) -> None:
     assert [at for at, c in enumerate(made) if c == "\n"] == [at for at, c in enumerate(text) if c == "\n"]
 
 
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.config.files.FILE_BYTES_MAX", 3)
+    assert read(_written(tmp_path / "a.json", "{ }")).table == {}
+    with pytest.raises(ConfigError, match=r"^a.json: is longer than 32 MiB$"):
+        read(_written(tmp_path / "a.json", "{  }"))
+
+
 def test_a_file_that_is_no_text_says_in_which_line(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_bytes(b"{\n\xff}")

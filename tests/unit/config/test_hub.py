@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.dialects.dialect import OWN
+from isthmus.config.dialects.clients import CODEX
+from isthmus.config.dialects.dialect import OWN, STANDARD
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
 from isthmus.config.hub import read_hub
@@ -58,6 +59,9 @@ def test_what_the_command_line_gives_wins() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
+        ({"log": {"level": "loud"}}, "isthmus.toml: log.level must be one of debug, info, warning, error, not 'loud'"),
+        ({"log": {"file": 5}}, "isthmus.toml: log.file must be a text, not 5"),
+        ({"log": {"file": ""}}, "isthmus.toml: log.file must be the path of a file, not ''"),
         ({"hub": {"port": "high"}}, "isthmus.toml: hub.port must be a whole number, not 'high'"),
         ({"hub": {"port": 70000}}, "isthmus.toml: hub.port must be 0 to 65535, not 70000"),
         ({"hub": {"host": 5}}, "isthmus.toml: hub.host must be a text, not 5"),
@@ -78,6 +82,33 @@ def test_a_bad_value_refuses_the_file(table: dict[str, object], message: str) ->
 def test_a_bad_value_of_the_command_line_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^--port must be 0 to 65535, not 70000$"):
         read_hub(document(), HOME, {"port": 70000})
+
+
+def test_logging_has_a_table_of_its_own_that_wins_over_the_hub_s() -> None:
+    hub, findings = read_hub(
+        document(hub={"log_level": "error", "log_format": "json"}, log={"file": "logs/hub.log", "level": "debug"}),
+        HOME,
+        {},
+    )
+    assert findings == ()
+    assert (hub.log_level, hub.log_format, hub.log_file) == ("debug", "json", "/etc/hub/logs/hub.log")
+
+
+def test_a_limit_of_the_environment_stands_in_where_the_file_has_none() -> None:
+    assert read_hub(None, HOME, {}, 61)[0].limits.call_seconds == 61
+    assert read_hub(document(limits={"depth": 9}), HOME, {}, 61)[0].limits.call_seconds == 61
+    assert read_hub(document(limits={"call_seconds": 5}), HOME, {}, 61)[0].limits.call_seconds == 5
+    assert read_hub(document(limits={"hard_seconds": 20}), HOME, {}, 61)[0].limits.call_seconds == 20
+
+
+def test_a_log_in_a_file_that_is_not_ours_alone_is_somebody_else_s() -> None:
+    hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "log": "verbose"}, STANDARD), HOME, {})
+    assert (hub.port, hub.log_level, findings) == (1, "info", ())
+
+
+def test_another_client_s_settings_are_not_the_hub_s() -> None:
+    hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "limits": 5}, CODEX), HOME, {})
+    assert (hub.port, findings) == (8765, ())
 
 
 def test_unknown_keys_are_told_of() -> None:

@@ -11,8 +11,10 @@ def test_literal_secrets_are_found_wherever_people_put_them() -> None:
         "headers": {"Authorization": "Bearer in-header", "Accept": "text/plain", "X-Api-Key": 5},
         "env": {"GITHUB_TOKEN": "in-env", "MODE": "fast", "PASSWORD": ""},
         "url": "https://a.example/mcp?team=blue&api_key=in%2Durl#top",
-        "args": ["-y", "server", "--access-token", "in-args", "--secret=in-option", 5]
-        + ["-e", "API_KEY=in-setting", "--header", "Authorization: Bearer in-line", "--token"],
+        "args": [
+            *("-y", "server", "--access-token", "in-args", "--secret=in-option", 5, "-e", "API_KEY=in-setting"),
+            *("--header", "Authorization: Bearer in-line", "--token"),
+        ],
         "rpc": "https://a.example/rpc?token=in-rpc",
         "defaults": {"read": {"password": "in-default", "depth": 5}, "list": 5},
     }
@@ -28,6 +30,12 @@ def test_literal_secrets_are_found_wherever_people_put_them() -> None:
         "in-line",
         "in-rpc",
         "in-default",
+    }
+
+
+def test_a_variable_that_is_not_set_is_no_secret() -> None:
+    assert secrets_of({"env": {"TOKEN": "${TOKEN}"}, "headers": {"Authorization": "Bearer ${TOKEN}"}}) == {
+        "Bearer ${TOKEN}"
     }
 
 

@@ -40,13 +40,9 @@ CASES = {
     "claude-desktop": Sample("Claude/claude_desktop_config.json", seconds=30, can_switch_off=False),
     "claude-code": Sample(".mcp.json", can_switch_off=False, extra={"alwaysLoad": True}),
     "cursor": Sample(".cursor/mcp.json", "auto", 30, can_switch_off=False),
-    "vscode": Sample(
-        "Code/User/mcp.json", "auto", 30, can_switch_off=False, extra={"dev": {"watch": "src/**/*.ts"}}
-    ),
+    "vscode": Sample("Code/User/mcp.json", "auto", 30, can_switch_off=False, extra={"dev": {"watch": "src/**/*.ts"}}),
     "windsurf": Sample(".codeium/windsurf/mcp_config.json", "auto", 30, rules=Rules(hidden=HIDDEN)),
-    "cline": Sample(
-        "saoudrizwan.claude-dev/settings/cline_mcp_settings.json", extra={"autoApprove": ["read_file"]}
-    ),
+    "cline": Sample("saoudrizwan.claude-dev/settings/cline_mcp_settings.json", extra={"autoApprove": ["read_file"]}),
     "roo": Sample(
         ".roo/mcp.json",
         rules=Rules(hidden=HIDDEN),
@@ -62,9 +58,7 @@ CASES = {
         "goose/config.yaml", rules=Rules(only=SHOWN), extra={"name": "files", "description": "Files of the team"}
     ),
     "zed": Sample("zed/settings.json", "auto", extra={"source": "custom"}),
-    "kiro": Sample(
-        ".kiro/settings/mcp.json", "auto", rules=Rules(hidden=HIDDEN), extra={"autoApprove": ["read_file"]}
-    ),
+    "kiro": Sample(".kiro/settings/mcp.json", "auto", rules=Rules(hidden=HIDDEN), extra={"autoApprove": ["read_file"]}),
     "copilot": Sample(".copilot/mcp-config.json", seconds=30, can_switch_off=False, rules=Rules(only=SHOWN)),
     "opencode": Sample("opencode.jsonc", "auto"),
     "mcpproxy": Sample(

@@ -226,7 +226,10 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         ({"command": "a", "era": "old"}, "servers.a.era must be one of auto, legacy, modern, not 'old'"),
         ({"command": "a", "era": ["old"]}, "servers.a.era must be one of auto, legacy, modern, not a list"),
         ({"command": "a", "type": "http"}, "servers.a.type must be stdio beside command, not 'http'"),
-        ({"url": URL, "transport": "local"}, "servers.a.transport must be http, sse, ws, rpc or auto beside url, not 'local'"),
+        (
+            {"url": URL, "transport": "local"},
+            "servers.a.transport must be http, sse, ws, rpc or auto beside url, not 'local'",
+        ),
         ({"url": URL, "type": "WS"}, "servers.a.url must start with ws:// or wss://, not 'https'"),
         ({"url": "ws://a", "type": "http"}, "servers.a.url must start with http:// or https://, not 'ws'"),
         (
@@ -256,6 +259,10 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         ({"command": "a", "cache": {"ttl": "x"}}, "servers.a.cache.ttl must be a number, not 'x'"),
         ({"command": "a", "cache": {"ttl": 0}}, "servers.a.cache.ttl must be over 0 and at most 86400 seconds, not 0"),
         ({"url": URL, "transport": {}}, "servers.a.transport must be a text, not a table"),
+        (
+            {"url": "http://[", "type": "http"},
+            "servers.a.url must be an address, not a text that cannot be split (Invalid IPv6 URL)",
+        ),
         ({"url": "ftp://a"}, "servers.a.url must start with http:// or https://, not 'ftp'"),
         (
             {"url": URL, "headers": {"A": "env:GONE"}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,13 +12,14 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
+from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Call, Surface
+from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
 from isthmus.model.events import Event, Progress
 from isthmus.model.faults import Fault
-from isthmus.model.features import Tool
+from isthmus.model.features import Ability, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome, Result
 
@@ -39,9 +40,46 @@ def tool(name: str = "read", server: str = SERVER, **members: Any) -> Tool:
     return Tool.of(ServerName(server), FeatureName(name), definition)
 
 
-def ready(*tools: Tool, server: str = SERVER) -> Standing:
+def prompt(name: str = "ask", server: str = SERVER) -> Prompt:
+    """A prompt."""
+    return Prompt.of(ServerName(server), FeatureName(name), {"name": raw(name)})
+
+
+def resource(uri: str, server: str = SERVER, **members: Any) -> Resource:
+    """A resource with these members in its definition."""
+    definition = {"uri": raw(uri), **{key: raw(value) for key, value in members.items()}}
+    return Resource.of(ServerName(server), FeatureName(uri), definition)
+
+
+def template(uri: str, server: str = SERVER) -> Template:
+    """A template of resources."""
+    return Template.of(ServerName(server), FeatureName(uri), {"uriTemplate": raw(uri)})
+
+
+ABLE: frozenset[Ability] = frozenset(("tools", "prompts", "resources", "subscribe", "completions", "logging"))
+
+
+def ready(
+    *tools: Tool,
+    server: str = SERVER,
+    prompts: Iterable[Prompt] = (),
+    resources: Iterable[Resource] = (),
+    templates: Iterable[Template] = (),
+    abilities: frozenset[Ability] = ABLE,
+    rules: Rules = NO_RULES,
+) -> Standing:
     """The standing of a server that is there."""
-    return Standing(ServerName(server), "ready", tools=tools, is_settled=True)
+    return Standing(
+        ServerName(server),
+        "ready",
+        tools=tools,
+        prompts=tuple(prompts),
+        resources=tuple(resources),
+        templates=tuple(templates),
+        abilities=abilities,
+        rules=rules,
+        is_settled=True,
+    )
 
 
 def call(
@@ -51,9 +89,10 @@ def call(
     caller: Caller = ANYONE,
     surface: Surface = EVERYTHING,
     timeout: float | None = None,
+    kind: Kind = "tool",
 ) -> Call:
-    """A call of a tool."""
-    return Call(caller, surface, name, raw(arguments or {}), timeout=timeout)
+    """A call, of a tool unless another kind is named."""
+    return Call(caller, surface, name, raw(arguments or {}), timeout=timeout, kind=kind)
 
 
 class Listener:
@@ -125,6 +164,13 @@ class Stage:
         self.link = HeldLink()
         self.lane.attach(self.link)
         self.hub.open_lane(self.lane, ready(*(tools or (tool(),))))
+
+    @classmethod
+    def of(cls, standing: Standing, limits: Limits | None = None) -> Stage:
+        """A hub whose one server offers this."""
+        stage = cls(limits=limits)
+        stage.hub.publish(standing)
+        return stage
 
     def start(self, asked: Call | None = None) -> tuple[InFlight, Listener]:
         """Start a call and listen to it."""

@@ -1,15 +1,25 @@
-"""Log lines: to standard error, one an event, and nothing in them that could drive a terminal."""
+"""Log lines: to standard error or a file, one an event, and nothing in them that could drive a terminal."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
+import os
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
-from isthmus.telemetry.logs import VALUE_LENGTH_MAX, configure
+from isthmus.telemetry import logs
+from isthmus.telemetry.logs import VALUE_LENGTH_MAX, configure, reopen
+from tests.conftest import descriptors
+from tests.hubs import environment
 
 NASTY = "\x1b[2J\x1b]0;title\x07\u202e\u200b\U000e0041\x9b1m\r\nforged line"
 
@@ -19,6 +29,7 @@ def as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     yield
+    configure()  # nothing is written to a test's file any more
     root.setLevel(level)
     root.handlers[:] = handlers
     structlog.reset_defaults()
@@ -72,9 +83,163 @@ def test_a_traceback_is_in_the_log_and_bounded(format: str, capsys: pytest.Captu
     assert "\x1b" not in told
 
 
-def test_libraries_say_only_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
-    logging.getLogger().handlers.clear()  # basicConfig does nothing where somebody else has configured
+def test_libraries_say_only_what_matters_and_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger().handlers.clear()  # nothing is done where somebody else has made arrangements
+    configure()
     configure()
     logging.getLogger("uvicorn").info("chatter")
-    logging.getLogger("uvicorn").warning("trouble")
-    assert capsys.readouterr().err == "WARNING uvicorn trouble\n"
+    logging.getLogger("uvicorn").warning("trouble with %s", NASTY)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["logger"]) == ("warning", "uvicorn")
+    assert line["event"].isprintable()
+
+
+def test_arrangements_of_others_are_left_alone() -> None:
+    before = logging.getLogger().handlers[:], logging.getLogger().level
+    assert before[0], "pytest has its own"
+    configure("error")
+    assert (logging.getLogger().handlers, logging.getLogger().level) == before
+
+
+def test_a_change_holds_for_loggers_that_are_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    log = structlog.get_logger()
+    configure("warning", "json")
+    log.info("not this")
+    configure("info", "console")
+    log.info("but this")
+    assert "but this" in capsys.readouterr().err
+
+
+class Closed(io.StringIO):
+    """A terminal that went away."""
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_standard_error_that_takes_nothing_hurts_nobody(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
+    stream = Closed()
+    if is_closed:
+        stream.close()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(Closed, "isatty", lambda _: False)
+    configure()
+    structlog.get_logger().error("nobody hears this")
+
+
+# -- a file --------------------------------------------------------------------------------------------------
+
+
+def events(file: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in file.read_text().splitlines()]
+
+
+def test_a_file_gets_the_lines_and_is_for_its_owner_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "logs" / "hub.log"
+    for text in ("first", "second"):
+        configure("info", "auto", str(file))
+        structlog.get_logger().info(text)
+    assert events(file) == ["first", "second"], "JSON, and what was there stays"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_can_be_readable_for_people(tmp_path: Path) -> None:
+    file = tmp_path / "hub.log"
+    configure("info", "console", str(file))
+    structlog.get_logger().info("server ready", server="files")
+    text = file.read_text()
+    assert "server ready" in text
+    assert "server=files" in text
+    assert text.count("\n") == 1
+    assert "\x1b" not in text
+
+
+def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.0)
+    file, moved = tmp_path / "hub.log", tmp_path / "hub.log.1"
+    configure("info", "json", str(file))
+    structlog.get_logger().info("before")
+    file.rename(moved)
+    structlog.get_logger().info("after")
+    assert (events(moved), events(file)) == (["before"], ["after"])
+    file.unlink()
+    structlog.get_logger().info("once more")
+    assert events(file) == ["once more"]
+
+
+def test_it_need_not_be_looked_for_if_somebody_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "hub.log"
+    reopen()
+    configure("info", "json", str(file))
+    file.rename(tmp_path / "hub.log.1")
+    reopen()
+    structlog.get_logger().info("after")
+    assert events(file) == ["after"]
+
+
+def test_where_the_file_cannot_be_made_anew_the_old_one_is_written_on(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    configure("info", "json", str(folder / "hub.log"))
+    folder.rename(tmp_path / "moved")
+    folder.write_text("in the way")
+    reopen()
+    structlog.get_logger().info("after")
+    assert events(tmp_path / "moved" / "hub.log") == ["after"]
+
+
+def test_a_file_that_cannot_be_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    with pytest.raises(IsADirectoryError):
+        configure("debug", "json", str(tmp_path))
+    structlog.get_logger().info("as before")
+    assert json.loads(capsys.readouterr().err)["event"] == "as before"
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_anybody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="No such device"):
+        configure("info", "json", str(tmp_path / "pipe"))
+
+
+def test_descriptors_of_files_that_are_not_used_any_more_are_closed(tmp_path: Path) -> None:
+    configure("info", "json")
+    before = descriptors()
+    for number in range(5):
+        configure("info", "json", str(tmp_path / f"{number}.log"))
+        reopen()
+    configure("info", "json")
+    assert descriptors() == before
+
+
+FULL = """
+import resource, signal, structlog, sys
+from isthmus.telemetry.logs import configure
+configure("info", "json", sys.argv[1])
+log = structlog.get_logger()
+log.info("short")
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, hard))
+log.info("the first that does not fit", text="x" * 100)
+log.info("the second that does not fit", text="x" * 100)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+log.info("there is room again")
+print("went on")
+"""
+
+
+def test_a_full_disk_costs_lines_and_not_the_hub(tmp_path: Path) -> None:
+    file = tmp_path / "hub.log"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(file)], capture_output=True, text=True, timeout=60, env=environment()
+    )
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == [
+        "the first that does not fit",
+        "the second that does not fit",
+    ]
+    lines = file.read_text().splitlines()
+    assert json.loads(lines[0])["event"] == "short"
+    assert json.loads(lines[-1])["event"] == "there is room again"

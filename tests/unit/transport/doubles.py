@@ -94,6 +94,10 @@ class Server:
         self._peers.append(peer)
         self._accepted.put_nowait(peer)
 
+    def waiting(self) -> int:
+        """How many connections nobody has taken yet."""
+        return self._accepted.qsize()
+
     async def accept(self) -> Peer:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._accepted.get()

@@ -17,7 +17,8 @@ from tests.unit.transport.doubles import Peer
 
 ME = Implementation("test", "1")
 SOMEBODY = Caller("somebody", "default", Grants(("*",)))
-ACCEPTED = b"HTTP/1.1 202 Accepted\r\ncontent-length: 8\r\n\r\nAccepted"
+ACCEPTED = b"HTTP/1.1 202 Accepted\r\nconnection: close\r\ncontent-length: 8\r\n\r\nAccepted"
+"""Closing, so that a test finds every message on a connection of its own."""
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 WELCOME = {
     "protocolVersion": "2024-11-05",

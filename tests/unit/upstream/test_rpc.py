@@ -17,6 +17,7 @@ from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.faults import BadReply, Cancelled, Lost, NotConnected, ServerError
 from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress
+from isthmus.upstream.listing import Listing
 from isthmus.upstream.rpc import RpcLink
 from isthmus.upstream.settings import DeclaredTool, RpcSettings
 from isthmus.wire.mcp.messages import Implementation
@@ -312,6 +313,8 @@ async def test_tools_are_learned_in_whatever_shape_they_are_told(scene: Scene, r
         ("add", b'"Add."'),
         ("text", b"null"),
     ]
+    known = Listing(tools)
+    assert await link.list_features(frozenset(("prompts",)), known) is known
     await link.aclose()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,6 +20,7 @@ from isthmus.upstream import duplex
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.sse import SseLink
 from tests.conftest import Ledger, Spawn
+from tests.faults.watching import eventually
 from tests.unit.core.doubles import SERVER, Listener
 from tests.unit.transport.doubles import Peer, Server
 from tests.unit.upstream.doubles import (
@@ -73,25 +75,22 @@ class Held(Scene):
         """Open the link as a good server does; returns its stream."""
         greeting = asyncio.ensure_future(self.link.greet("auto"))
         stream = await self.opened()
-        post = await self.server.accept()
-        assert (await posted(post))["method"] == "initialize"
-        await post.say(ACCEPTED)
+        assert (await self.taken())["method"] == "initialize"
         await stream.say(event(message(id=1, result=WELCOME)))
+        post = await self.server.accept()
         assert (await posted(post))["method"] == "notifications/initialized"
         assert not greeting.done()
         await post.say(ACCEPTED)
         async with asyncio.timeout(10):
             await greeting
-        post.close()
-        await post.rest()
         return stream
 
-    async def taken(self) -> Peer:
-        """Take the next message on a connection of its own, and accept it."""
+    async def taken(self) -> dict[str, Any]:
+        """Take the next message and accept it."""
         post = await self.server.accept()
-        await posted(post)
+        taken = await posted(post)
         await post.say(ACCEPTED)
-        return post
+        return taken
 
 
 @pytest_asyncio.fixture
@@ -187,6 +186,7 @@ async def test_a_stream_without_an_endpoint_is_not_waited_for_long(held: Held) -
 async def test_a_stream_that_ends_before_its_endpoint_is_told(held: Held) -> None:
     greeting = asyncio.ensure_future(held.link.greet("auto"))
     stream = await held.server.accept()
+    await stream.request()
     await stream.say(STREAM)
     stream.close()
     with pytest.raises(ConnectFailed, match="ended its event stream"):
@@ -326,14 +326,12 @@ async def test_a_post_that_breaks_after_it_was_accepted_changes_nothing(held: He
     assert text_of(await over(listener)) == "done"
 
 
-async def test_a_withdrawn_call_is_taken_back_or_cancelled_in_words(held: Held) -> None:
+async def test_a_withdrawn_call_is_cancelled_in_words(held: Held) -> None:
     await held.greeted()
     inflight, _ = held.start()
-    post = await held.server.accept()
-    await posted(post)
-    await post.say(ACCEPTED)
+    await held.taken()
     inflight.cancel("changed my mind")
-    notice = await posted(post)
+    notice = await held.taken()
     assert notice["method"] == "notifications/cancelled"
     assert notice["params"] == {"requestId": 2, "reason": "changed my mind"}
 
@@ -428,6 +426,7 @@ async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(held: He
     mine = held.start()[1]
     await held.taken()
     await stream.say(line)
+    await eventually(lambda: bool(mine.events), "the line is told")
     theirs = held.start(caller=SOMEBODY)[1]
     await held.taken()
     await stream.say(line + event(answer(2)) + event(answer(3)))
@@ -471,9 +470,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
     scene = Scene(dial(running.at("/sse"), crew))
     await scene.link.greet("auto")
     listeners = [scene.start("pay", {"nonce": f"n{at}"})[1] for at in range(5)]
-    async with asyncio.timeout(10):
-        while len(ledger.ran()) < 5:  # noqa: ASYNC110 - another process writes it
-            await asyncio.sleep(0.01)
+    await eventually(lambda: len(ledger.ran()) == 5, "all calls run")
     await running.kill()
     for listener in listeners:
         assert (await over(listener)).fault.executed == "unknown"

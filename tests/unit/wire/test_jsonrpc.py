@@ -392,3 +392,29 @@ def test_a_text_on_one_line_is_left_as_it_is() -> None:
 def test_what_is_not_json_is_never_put_on_one_line() -> None:
     with pytest.raises(msgspec.DecodeError):
         jsonrpc.compact(b'{"a":"raw\nnewline"}')
+
+
+@pytest.mark.parametrize("body", [b"{}", b' {"a": [1.0]} ', '{"ä":"\\u00e4"}'.encode(), b'{"a":1,"A":2}'])
+def test_an_object_that_is_no_message_keeps_its_text(body: bytes) -> None:
+    read = jsonrpc.decode_object(body)
+    assert isinstance(read, Raw)
+    assert bytes(read) == body.strip()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", jsonrpc.PARSE_ERROR),
+        (b"{} {}", jsonrpc.PARSE_ERROR),
+        (b'{"a":"\xff"}', jsonrpc.PARSE_ERROR),
+        (b"[]", jsonrpc.INVALID_REQUEST),
+        (b"7", jsonrpc.INVALID_REQUEST),
+        (b'{"a":1,"a":1}', jsonrpc.INVALID_REQUEST),
+        (b'{"a":' * 4 + b"1" + b"}" * 4, jsonrpc.INVALID_REQUEST),
+        (b'{"a":' * 100_000, jsonrpc.INVALID_REQUEST),
+    ],
+)
+def test_what_is_no_such_object_is_refused(body: bytes, code: int) -> None:
+    read = jsonrpc.decode_object(body, max_depth=3)
+    assert isinstance(read, Malformed)
+    assert read.code == code

@@ -176,3 +176,10 @@ def test_a_flood_without_an_end_holds_no_more_than_the_limit(size_bytes: int) ->
     found = [event for _ in range(2 * MIB // size_bytes + 1) for event in decoder.feed(chunk)]
     assert found == [Oversized(MIB)]
     assert decoder.feed(b"\n\ndata: {}\n\n") == [SseEvent(data=b"{}")]
+
+
+def test_an_event_can_have_a_name_of_its_own() -> None:
+    framed = frame(b'{"a":\n1}', event="progress")
+    assert feed_all([framed]) == [SseEvent(event="progress", data=b'{"a":1}')]
+    with pytest.raises(ValueError, match="one line"):
+        frame(b"{}", event="a\ndata: b")

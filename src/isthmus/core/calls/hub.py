@@ -68,19 +68,20 @@ class Hub:
         return inflight
 
     def keep(self, inflight: InFlight, outcome: Outcome) -> None:
-        """Remember how a call ended, if it may be given again."""
-        self.recall.keep(inflight, outcome, inflight.target.keep_seconds, self.now())
+        """Remember how a call ended, if it may be given again and its server is still the same."""
+        if inflight.lane is self.lanes.get(inflight.target.feature.server):
+            self.recall.keep(inflight, outcome, inflight.target.keep_seconds, self.now())
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    def open_lane(self, lane: Lane, standing: Standing) -> None:
+    def open_lane(self, lane: Lane, standing: Standing, *, is_awaited: bool = True) -> None:
         """Make room for a server, or for a changed one in place of what it was.
 
-        Listings wait a moment for it until its first attempt has ended.
+        If it is awaited, listings and calls wait a moment for it until its first attempt has ended.
         """
         self._leave(self.lanes.get(lane.server))
         self.lanes[lane.server] = lane
-        if not standing.is_settled:
+        if is_awaited and not standing.is_settled:
             self._settling[lane.server] = self._loop.create_future()
         self.publish(standing)
 

@@ -23,6 +23,9 @@ KEPT_BYTES_MAX = 64 * 1024 * 1024
 RESULT_BYTES_MAX = 4 * 1024 * 1024
 """A larger one is not kept: it would push out too many others."""
 
+ENTRY_BYTES = 1024
+"""What keeping a result costs beside the result: millions of tiny ones are not small."""
+
 SECONDS_MAX = 86_400.0
 
 CACHED_KEY = "isthmus/cached"
@@ -46,6 +49,11 @@ class Recall:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._under: dict[tuple[ServerName, str], set[Key]] = {}
+        """By server and name: a server that tells of updates all the time must not have all of them looked at."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def find(self, inflight: InFlight, now: float) -> Result | None:
         """What this call was answered before, if that still holds."""
@@ -72,19 +80,30 @@ class Recall:
         # A copy: the payload may be a part of a much larger body.
         result = msgspec.structs.replace(outcome, payload=outcome.payload.copy())
         self._kept[key] = _Kept(result, now, now + seconds)
-        self._size_bytes += size_bytes
+        self._under.setdefault(key[:2], set()).add(key)
+        self._size_bytes += _cost(key, result)
         while self._size_bytes > self._limit_bytes:
             self._forget(next(iter(self._kept)))
 
     def forget(self, server: ServerName, name: str | None = None) -> None:
         """Forget what a server answered, or what it answered under one of its names."""
-        for key in [key for key in self._kept if key[0] == server and name in (None, key[1])]:
+        names = [under for under in self._under if under[0] == server] if name is None else [(server, name)]
+        for key in [key for under in names for key in self._under.get(under, ())]:
             self._forget(key)
 
     def _forget(self, key: Key) -> None:
         kept = self._kept.pop(key, None)
-        if kept is not None:
-            self._size_bytes -= len(memoryview(kept.result.payload))
+        if kept is None:
+            return
+        self._size_bytes -= _cost(key, kept.result)
+        same_name = self._under[key[:2]]
+        same_name.discard(key)
+        if not same_name:
+            del self._under[key[:2]]
+
+
+def _cost(key: Key, result: Result) -> int:
+    return len(memoryview(result.payload)) + len(key[1]) + ENTRY_BYTES
 
 
 def _owner(call: Call) -> str:
@@ -94,10 +113,11 @@ def _owner(call: Call) -> str:
 def _key(inflight: InFlight, owner: str) -> Key:
     call = inflight.call
     digest = hashlib.blake2b(inflight.target.feature.digest, digest_size=16)
-    for part in (call.kind.encode(), owner.encode("utf-8", "surrogatepass"), bytes(call.arguments)):
+    parts = [call.kind.encode(), owner.encode("utf-8", "surrogatepass"), bytes(call.arguments)]
+    for name in sorted(call.extra):
+        parts += (name.encode("utf-8", "surrogatepass"), bytes(call.extra[name]))
+    for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
-    for name, value in sorted(call.extra.items()):
-        digest.update(name.encode("utf-8", "surrogatepass") + b"\0" + bytes(value) + b"\0")
     return inflight.target.feature.server, inflight.name, digest.digest()
 
 

@@ -30,7 +30,8 @@ def uri_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
     """
     ordered = sorted(set(pairs))
     shared = Counter(uri for _, uri in ordered)
-    return {pair: pair[1] if shared[pair[1]] == 1 and not is_qualified(pair[1]) else qualified(*pair) for pair in ordered}
+    keeps = {uri for uri, count in shared.items() if count == 1 and not is_qualified(uri)}
+    return {pair: pair[1] if pair[1] in keeps else qualified(*pair) for pair in ordered}
 
 
 def is_qualified(uri: str) -> bool:

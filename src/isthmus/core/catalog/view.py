@@ -11,13 +11,19 @@ import msgspec
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.checks import unchecked
 from isthmus.core.catalog.defaults import Defaults
-from isthmus.core.catalog.uris import Shape, qualified
+from isthmus.core.catalog.uris import Shape, is_qualified, qualified
 from isthmus.model.calls import Kind
 from isthmus.model.features import Ability, Feature, Resource, Topic
 from isthmus.model.names import FeatureName, ServerName
 
 ServerState: TypeAlias = Literal["starting", "ready", "retrying", "stopped", "disabled"]
 """`starting`: the first attempt runs. `retrying`: lost or never reached, tried again by itself."""
+
+TEMPLATED_LENGTH_MAX = 8192
+"""A longer URI is held against no template: servers may have thousands of them, and others wait meanwhile."""
+
+CANDIDATES_MAX = 8
+"""How many meanings of a URI a caller is told."""
 
 
 class Route(msgspec.Struct, frozen=True, eq=False):
@@ -128,8 +134,11 @@ class View:
         whose = self._named_in(uri)
         own = uri if whose is None else uri.removeprefix(qualified(whose, ""))
         routes = self._templates_for(own, whose)
-        if len({route.feature.server for route in routes}) > 1:
-            return None  # as with listed ones: no server stands in for another because it claims more
+        claims = {route.feature.server for route in routes}
+        if whose is None:
+            claims |= {server for server in self.servers if qualified(server, uri) in self.resources}
+        if len(claims) > 1:
+            return None  # no server stands in for another, however well its template fits
         return Found(routes[0], own) if routes else self._unlisted(uri, own, whose)
 
     def _named_in(self, uri: str) -> ServerName | None:
@@ -139,7 +148,8 @@ class View:
 
     def _templates_for(self, own: str, whose: ServerName | None) -> list[Route]:
         """The templates that may stand for a URI, the most literal first."""
-        if len(own) > TEMPLATED_LENGTH_MAX:
+        is_strangers = whose is None and is_qualified(own) and len(self.servers) > 1
+        if is_strangers or len(own) > TEMPLATED_LENGTH_MAX:
             return []
         if self._shapes is None:
             shapes = [(Shape(route.feature.name), route) for route in self.templates.values()]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import structlog
@@ -17,6 +18,10 @@ Tell: TypeAlias = Callable[[], None]
 Key: TypeAlias = tuple[ServerName, str]
 """A server, and what it calls the resource."""
 
+LEVELS_MAX = 32
+LENGTH_MAX = 2048
+"""How far up it is looked for who follows the whole of which a part was updated; servers tell as often as they like."""
+
 
 class Subscriptions:
     """The subscriptions of all callers of one hub. They outlast a lost link: the next one is asked again."""
@@ -24,6 +29,8 @@ class Subscriptions:
     def __init__(self) -> None:
         self._listeners: dict[Key, list[Tell]] = {}
         self._announcers: dict[ServerName, Announcer] = {}
+        self._asked: dict[Key, asyncio.Future[Fault | None]] = {}
+        """What a server is being asked just now: who comes meanwhile waits for the same answer."""
 
     # -- callers ---------------------------------------------------------------------------------------------------
 
@@ -32,9 +39,30 @@ class Subscriptions:
         listeners = self._listeners.setdefault(key, [])
         is_first = not listeners
         listeners.append(tell)  # before the server is asked: it may tell of an update together with its answer
-        fault = await self._ask(key) if is_first else None
+        fault = await (self._ask_for_all(key) if is_first else self._answer(key))
         if fault is not None:
             self._drop(key, tell)
+        return fault
+
+    async def _answer(self, key: Key) -> Fault | None:
+        """What the server says to who asked first."""
+        while (asked := self._asked.get(key)) is not None:
+            await asyncio.wait({asked})
+            if not asked.cancelled():
+                return asked.result()
+            if key not in self._asked:  # who asked has left before it heard: ask in its place
+                return await self._ask_for_all(key)
+        return None
+
+    async def _ask_for_all(self, key: Key) -> Fault | None:
+        asked = self._asked[key] = asyncio.get_running_loop().create_future()
+        try:
+            fault = await self._ask(key)
+            asked.set_result(fault)
+        finally:
+            asked.cancel()
+            if self._asked.get(key) is asked:
+                del self._asked[key]
         return fault
 
     async def _ask(self, key: Key) -> Fault | None:
@@ -78,8 +106,18 @@ class Subscriptions:
 
     def updated(self, server: ServerName, uri: str) -> None:
         """A server says that a resource of its was updated, perhaps a part of one that was asked about."""
-        for tell in tuple(self._listeners.get((server, uri), ())):
+        for tell in [tell for whole in _and_above(uri) for tell in self._listeners.get((server, whole), ())]:
             try:
                 tell()
             except Exception:  # one broken listener must not keep the others, or the link, from the news
                 log.exception("a listener of a resource failed", server=server)
+
+
+def _and_above(uri: str) -> Iterator[str]:
+    """A URI, and those of which it may be a part: its folders, written with a slash at the end or without."""
+    yield uri
+    for _ in range(LEVELS_MAX if len(uri) <= LENGTH_MAX else 0):
+        uri = uri[:-1] if uri.endswith("/") else uri[: uri.rfind("/") + 1]
+        if not uri:
+            return
+        yield uri

@@ -10,8 +10,10 @@ import asyncio
 import functools
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http import HTTPStatus
 from typing import Any, Literal, Protocol
 
+import msgspec
 import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -427,7 +429,12 @@ def render_header(name: bytes, value: bytes) -> tuple[bytes, Literal["length", "
 
 
 def render_error(status: int, sentence: str) -> bytes:
-    """A whole answer of the door's own, after which the connection closes."""
-    body = sentence.encode()
-    head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    """A whole answer of the door's own, after which the connection closes: a problem as RFC 9457 has it.
+
+    What the door refuses has reached no face; only of its own failure is it not known how far the request came.
+    """
+    executed = "unknown" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "no"
+    told = {"title": HTTPStatus(status).phrase, "status": status, "detail": sentence, "executed": executed}
+    body = msgspec.json.encode(told)
+    head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
     return b"".join([STATUS_LINE[status], head % len(body), body])

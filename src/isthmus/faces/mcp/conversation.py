@@ -66,8 +66,9 @@ class Conversation:
         """Calls that wait for servers which only start."""
         self._interests = Interests(self._hub, caller, surface, self._tell_update)
         self._feed: ChangeFeed | None = None
-        self._streams: dict[bytes, tuple[ChangeFeed, Interests]] = {}
-        """Subscriptions of a modern caller, by their ids."""
+        self._streams: dict[bytes, tuple[ChangeFeed | None, Interests]] = {}
+        """Subscriptions of a modern caller, by their ids; without a feed until they are acknowledged."""
+        self._is_telling = True
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -79,6 +80,7 @@ class Conversation:
 
     def stop_telling(self) -> None:
         """Tell nothing any more but answers."""
+        self._is_telling = False
         if self._feed is not None:
             self._feed.close()
         for id in list(self._streams):
@@ -87,6 +89,7 @@ class Conversation:
 
     def cancel_all(self, why: str) -> None:
         """Withdraw every call: the caller has gone."""
+        self._waiting.clear()
         for inflight in list(self._calls.values()):
             inflight.cancel(why)
 
@@ -191,18 +194,22 @@ class Conversation:
         self._unsubscribe(id)
         stream = MarkedStream(request.id, self._say, frame=bytes)
         interests = Interests(self._hub, self._caller, self._surface, stream.tell_update)
+        self._streams[id] = (None, interests)
         honoured = await follow_all(interests, wanted)
-        self._say(stream.acknowledge(honoured))
-        stream.release()
+        if self._is_telling and self._streams.get(id) == (None, interests):
+            self._say(stream.acknowledge(honoured))
+            stream.release()
+            feed = ChangeFeed(self._hub, self._caller.grants, self._surface, stream.tell_change, honoured.topics)
+            self._streams[id] = (feed, interests)
+        else:  # it was withdrawn meanwhile, or the caller has left
+            interests.close()
         self._done()  # it has no answer while the conversation lasts
-        feed = ChangeFeed(self._hub, self._caller.grants, self._surface, stream.tell_change, honoured.topics)
-        self._streams[id] = (feed, interests)
 
     def _unsubscribe(self, id: bytes) -> None:
-        stream = self._streams.pop(id, None)
-        if stream is not None:
-            feed, interests = stream
+        feed, interests = self._streams.pop(id, (None, None))
+        if feed is not None:
             feed.close()
+        if interests is not None:
             interests.close()
 
     # -- writing ---------------------------------------------------------------------------------------------------

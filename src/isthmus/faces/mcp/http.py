@@ -73,7 +73,7 @@ class McpHttp:
             _set(stream)
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the sessions and streams of everybody else; a caller may have been removed, or be allowed other things."""
+        """End the sessions and streams of everybody else: who was removed, or may now do other things."""
         self.sessions.retain(callers)
         for stream, caller in list(self.streams.items()):
             if caller not in callers:

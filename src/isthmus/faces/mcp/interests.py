@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.view import Found
 from isthmus.core.watch.subscriptions import Key, Tell
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
@@ -30,19 +29,22 @@ class Interests:
         self._tell = tell
         self._followed: dict[str, tuple[Key, Tell]] = {}
         self.level: LogLevel | None = None
+        self._is_closed = False
 
     def set_level(self, level: LogLevel) -> None:
         """Hear what servers log from this level on."""
         self.level = level
-        self._hub.levels.want(self, level)
+        if not self._is_closed:  # a request may be read after its caller has left
+            self._hub.levels.want(self, level)
 
     async def follow(self, uri: str) -> Fault | None:
         """Hear of updates of a resource; the fault if it cannot be found or its server does not agree."""
-        found = self._find(uri)
+        view = await self._hub.view(self._caller.grants, self._surface)
+        found = view.find_resource(uri)
         if found is None:
-            return UnknownResource(uri)
+            return UnknownResource(uri, view.candidates(uri))
         server = found.route.feature.server
-        if uri in self._followed:
+        if uri in self._followed or self._is_closed:
             return None
         if len(self._followed) >= SUBSCRIPTIONS_MAX:
             return Overloaded(server, len(self._followed), 0)
@@ -53,9 +55,6 @@ class Interests:
             self._followed.pop(uri, None)
         return fault
 
-    def _find(self, uri: str) -> Found | None:
-        return self._hub.snapshot.view(self._caller.grants, self._surface).find_resource(uri)
-
     def unfollow(self, uri: str) -> None:
         """Hear no more of a resource."""
         followed = self._followed.pop(uri, None)
@@ -63,7 +62,8 @@ class Interests:
             self._hub.subscriptions.remove(*followed)
 
     def close(self) -> None:
-        """Want nothing any more."""
+        """Want nothing any more, nor anything that is asked for later."""
+        self._is_closed = True
         for uri in list(self._followed):
             self.unfollow(uri)
         self._hub.levels.want(self, None)

@@ -66,7 +66,7 @@ class McpSse:
             _set(session.over)
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the sessions of everybody else; a caller may have been removed, or be allowed other things."""
+        """End the sessions of everybody else: who was removed, or may now do other things."""
         for session in list(self._sessions.values()):
             if session.caller not in callers:
                 session.conversation.cancel_all("the session was ended")

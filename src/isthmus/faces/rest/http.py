@@ -42,6 +42,11 @@ DEFAULT_LEVEL: LogLevel = "info"
 Answered: TypeAlias = "bytes | Problem"
 
 
+def is_rest(path: str) -> bool:
+    """Whether a path belongs to this face, whatever it finds there."""
+    return path.startswith("/v1/") or path in ("/v1", "/openapi.json")
+
+
 class RestHttp:
     """The face over HTTP."""
 

@@ -293,8 +293,10 @@ class StreamableLink(BaseLink):
         """
         if self.lost.done() or not (self.capabilities.announces_changes or self._session is not None):
             return
-        if self._next_changes is not None:
-            self._next_changes.close()  # whatever it was to tell, the next one is
+        if self._changes is None:
+            self._changes = self._next_changes  # it may tell soon, and the next one later
+        elif self._next_changes is not None:
+            self._next_changes.close()
         self._next_changes = changes = Changes(self, self.dialect.era)
         if self.dialect.era == "modern":
             self._expect_hearing()
@@ -318,6 +320,8 @@ class StreamableLink(BaseLink):
         if changes is self._next_changes:
             self._next_changes = None
             self._heard(refusal)
+        elif changes is self._changes:
+            self._changes = None
 
     def deaf(self, changes: Changes) -> None:
         """The stream of changes ended: open it again in a while, and look for what was missed."""

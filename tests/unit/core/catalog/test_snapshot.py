@@ -6,12 +6,13 @@ import pytest
 
 from isthmus.core.catalog import snapshot as snapshots
 from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.rules import Rules
 from isthmus.core.catalog.snapshot import Snapshot, Standing
 from isthmus.core.catalog.view import View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import ServerName
-from tests.unit.core.doubles import raw, ready, tool
+from tests.unit.core.doubles import prompt, raw, ready, resource, template, tool
 
 ALL = Grants(("*",))
 WEB = ServerName("web")
@@ -89,9 +90,9 @@ def test_a_disabled_server_is_not_there_at_all() -> None:
 
 def test_a_view_knows_which_servers_it_shows_whatever_their_state() -> None:
     taken = snapshot(Standing(WEB), *TWO[1:])
-    assert taken.view(ALL, EVERYTHING).servers == {WEB, FILES}
-    assert taken.view(Grants(("files.read",)), EVERYTHING).servers == {FILES}
-    assert taken.view(Grants(("files.read",)), Surface("own", WEB)).servers == frozenset()
+    assert taken.view(ALL, EVERYTHING).servers.keys() == {WEB, FILES}
+    assert taken.view(Grants(("files.read",)), EVERYTHING).servers.keys() == {FILES}
+    assert taken.view(Grants(("files.read",)), Surface("own", WEB)).servers == {}
 
 
 def test_equal_grants_share_one_view() -> None:
@@ -122,35 +123,86 @@ def test_the_digest_changes_exactly_when_the_list_does() -> None:
     assert snapshot(*TWO).view(ALL, Surface("llm")).digest != digest
 
 
-# -- checks --------------------------------------------------------------------------------------------------------
+# -- the operator's rules ------------------------------------------------------------------------------------------
 
 
-TEXT = {"type": "object", "required": ["text"]}
+NEEDY = tool("read", inputSchema={"type": "object", "required": ["root", "name"]})
 
 
-def test_a_tool_without_a_usable_schema_is_not_checked_here() -> None:
-    cache = CheckCache(limit_bytes=4096)
-    assert cache.of(tool())(raw({})) is None
-    assert cache.of(tool(inputSchema={"type": "nonsense"}))(raw({})) is None
+def test_a_tool_that_is_not_shown_is_neither_listed_nor_called() -> None:
+    ruled = ready(tool("read"), tool("write"), rules=Rules(hidden=("write",)))
+    view = snapshot(ruled).view(ALL, EVERYTHING)
+    assert names(view) == ["files.read"]
+    assert view.find("tool", "files.write") is None
 
 
-def test_a_check_is_compiled_on_the_first_call_and_kept() -> None:
-    cache = CheckCache(limit_bytes=4096)
-    check = cache.of(tool(inputSchema=TEXT))
-    assert len(cache._checks) == 0
-    assert check(raw({})) == '"text" is a required property'
-    assert cache.of(tool(inputSchema=TEXT))(raw({"text": 1})) is None
-    assert len(cache._checks) == 1
+def test_rules_grant_nothing() -> None:
+    ruled = ready(tool("read"), tool("write"), rules=Rules(only=("read", "write")))
+    assert names(snapshot(ruled).view(Grants(("files.read",)), EVERYTHING)) == ["files.read"]
 
 
-def test_a_changed_schema_is_a_new_check() -> None:
-    cache = CheckCache(limit_bytes=4096)
-    assert cache.of(tool(inputSchema=TEXT))(raw({})) is not None
-    assert cache.of(tool(inputSchema={"type": "object"}))(raw({})) is None
+def test_what_is_filled_in_is_listed_as_not_required_and_checked_all_the_same() -> None:
+    ruled = ready(NEEDY, rules=Rules(defaults={"read": {"root": "/srv"}}))
+    route = snapshot(ruled).view(ALL, EVERYTHING).routes["files.read"]
+    assert bytes(route.feature.definition["inputSchema"]) == b'{"type":"object","required":["name"]}'
+    assert bytes(route.defaults["root"]) == b'"/srv"'
+    assert route.check(raw({"name": "x"})) == '"root" is a required property'
+    assert route.check(raw({"name": "x", "root": "/"})) is None
 
 
-def test_the_number_of_checks_kept_is_bounded() -> None:
-    cache = CheckCache(limit_bytes=4096, capacity=2)
-    for name in ("a", "b", "c"):
-        assert cache.of(tool(name, inputSchema=TEXT))(raw({})) is not None
-    assert len(cache._checks) == 1
+def test_only_tools_whose_results_may_be_kept_say_for_how_long() -> None:
+    ruled = ready(tool("read"), tool("write"), rules=Rules(cached=("read",), cache_seconds=5.0))
+    routes = snapshot(ruled).view(ALL, EVERYTHING).routes
+    assert [route.keep_seconds for route in routes.values()] == [5.0, 0.0]
+
+
+def test_a_change_of_rules_changes_the_digest_only_where_it_is_seen() -> None:
+    plain = snapshot(ready(NEEDY)).view(ALL, EVERYTHING).digest
+    kept = snapshot(ready(NEEDY, rules=Rules(cached=("*",)))).view(ALL, EVERYTHING).digest
+    eased = snapshot(ready(NEEDY, rules=Rules(defaults={"read": {"root": "/"}}))).view(ALL, EVERYTHING).digest
+    assert kept == plain != eased
+
+
+# -- the other lists -----------------------------------------------------------------------------------------------
+
+
+def offering(server: str) -> Standing:
+    return ready(
+        tool("t", server),
+        server=server,
+        prompts=[prompt("p", server)],
+        resources=[resource("same:r", server), resource(f"{server}:r", server)],
+        templates=[template("same:{x}", server)],
+    )
+
+
+def test_prompts_are_named_as_tools_are_and_uris_as_their_servers_spell_them() -> None:
+    taken = snapshot(offering("a"), offering("b"))
+    view = taken.view(ALL, EVERYTHING)
+    assert list(view.prompts) == ["a.p", "b.p"]
+    assert list(view.resources) == ["isthmus://hub/a/same:r", "a:r", "isthmus://hub/b/same:r", "b:r"]
+    assert list(view.templates) == ["isthmus://hub/a/same:{x}", "isthmus://hub/b/same:{x}"]
+    assert list(taken.view(ALL, Surface("llm")).prompts) == ["mcp_a_p", "mcp_b_p"]
+
+
+def test_on_one_servers_surface_everything_has_its_own_name() -> None:
+    view = snapshot(offering("a"), offering("b")).view(ALL, Surface("own", ServerName("b")))
+    lists = [list(table) for table in (view.routes, view.prompts, view.resources, view.templates)]
+    assert lists == [["t"], ["p"], ["same:r", "b:r"], ["same:{x}"]]
+
+
+def test_a_name_means_the_same_to_everybody() -> None:
+    taken = snapshot(offering("a"), offering("b"))
+    assert list(taken.view(Grants(("a",)), EVERYTHING).resources) == ["isthmus://hub/a/same:r", "a:r"]
+
+
+def test_a_disabled_server_clashes_with_nobody() -> None:
+    disabled = Standing(ServerName("b"), "disabled", resources=offering("b").resources)
+    assert list(snapshot(offering("a"), disabled).view(ALL, EVERYTHING).resources) == ["same:r", "a:r"]
+
+
+@pytest.mark.parametrize("list_of", ["tools", "prompts", "resources", "templates"])
+def test_a_server_that_is_away_counts_as_listed_whatever_it_offered(list_of: str) -> None:
+    offered = {list_of: getattr(offering("a"), list_of)}
+    away = Standing(ServerName("a"), "retrying", "gone", is_settled=True, **offered)
+    assert snapshot(away).view(ALL, EVERYTHING).missing[ServerName("a")].is_listed

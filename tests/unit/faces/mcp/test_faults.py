@@ -19,6 +19,12 @@ FILES = ServerName("files")
 TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
     (faults.BadArguments("files.read", "no"), -32602, {"executed": "no", "reason": "bad_arguments"}),
     (faults.UnknownTool("files.read"), -32602, {"executed": "no", "reason": "unknown_tool"}),
+    (faults.UnknownPrompt("files.ask"), -32602, {"executed": "no", "reason": "unknown_prompt"}),
+    (
+        faults.UnknownResource("file:///x"),
+        -32602,
+        {"executed": "no", "reason": "unknown_resource", "uri": "file:///x"},
+    ),
     (
         faults.Cancelled("enough", executed="unknown", server=FILES),
         -32012,
@@ -76,9 +82,17 @@ def test_reasons_are_words_of_their_own() -> None:
 
 @pytest.mark.parametrize(("fault", "code", "data"), TOLD, ids=lambda value: getattr(value, "reason", ""))
 def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(fault: Fault, code: int, data: dict[str, Any]) -> None:
-    reply = json.loads(error_reply(msgspec.Raw(b'"x"'), fault))
+    reply = json.loads(error_reply(msgspec.Raw(b'"x"'), fault, "modern"))
     assert reply == {"jsonrpc": "2.0", "id": "x", "error": {"code": code, "message": fault.message, "data": data}}
     assert code_of(fault) == code
+
+
+@pytest.mark.parametrize(("fault", "code", "_data"), TOLD, ids=lambda value: getattr(value, "reason", ""))
+def test_the_earlier_era_has_the_same_codes_but_for_a_resource_that_is_not_there(
+    fault: Fault, code: int, _data: dict[str, Any]
+) -> None:
+    assert code_of(fault, "legacy") == (-32002 if isinstance(fault, faults.UnknownResource) else code)
+    assert json.loads(error_reply(None, fault, "legacy"))["error"]["code"] == code_of(fault, "legacy")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,51 @@
+"""Servers of other clients brought in and shown by the command itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.hubs import environment, isthmus
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+SAMPLES = Path(__file__).parents[1] / "unit" / "config" / "samples"
+RUN_SECONDS = 60.0
+
+
+async def run(folder: Path, *words: str) -> tuple[int, str, str]:
+    pipe = asyncio.subprocess.PIPE
+    env = environment({"HOME": str(folder / "home"), "SEARCH_TOKEN": "s3arch-t0ken"})
+    process = await asyncio.create_subprocess_exec(
+        *isthmus(*words), stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env, cwd=folder
+    )
+    try:
+        async with asyncio.timeout(RUN_SECONDS):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_what_was_imported_is_what_the_hub_then_sees(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "codex", tmp_path, dirs_exist_ok=True)
+    code, out, err = await run(tmp_path, "import", "codex")
+    assert (code, out.count("new")) == (0, 3), err
+    table = tomllib.loads((tmp_path / "isthmus.toml").read_text())
+    assert set(table["servers"]) == {"files", "search", "clock"}
+    code, out, err = await run(tmp_path, "config", "show", "--origin", "--json")
+    assert code == 0, err
+    values = {value["path"]: value for value in json.loads(out)["values"]}
+    assert values["servers.search.headers"]["value"] == {"Authorization": "***"}
+    assert values["servers.search.headers"]["origin"]["borrowed"] == ["SEARCH_TOKEN"]
+    assert "s3arch-t0ken" not in out
+    code, out, err = await run(tmp_path, "config", "check")
+    assert (code, "3 servers" in out) == (0, True), out

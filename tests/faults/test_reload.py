@@ -1,0 +1,288 @@
+"""A hub that is told new things while it works: nobody notices but those who are meant, and nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import itertools
+import os
+import pty
+import signal
+import termios
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.app.hub import RunningHub
+from isthmus.app.reload import Reloader, Source
+from tests.conftest import Ledger, children, descriptors
+from tests.faults import quick_server
+from tests.faults.caller import Caller, pay
+from tests.faults.oracle import Record, judge
+from tests.faults.watching import Tail, eventually, family, open_descriptors, resident_bytes
+from tests.hubs import HubProcess, Raw, environment, isthmus, serving, stdio, write_config
+from tests.peers.launch import command
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+ROUNDS = 100
+RELOAD_SECONDS = 20.0
+"""Who waits for so long has found that a change is not taken."""
+
+KEY, OTHER_KEY = "k3y-of-the-planner-0123456789", "k3y-of-another-0123456789"
+GROWTH_BYTES = 16 * 1024 * 1024
+"""What an allocator may keep of a hundred reloads; a leaked server would be more than this by itself."""
+
+
+class Load:
+    """Callers that never stop, and what each of them was told."""
+
+    def __init__(self, port: int) -> None:
+        self.records: dict[str, list[Record]] = {}
+        self._caller = Caller(port)
+        self._nonces = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_over = False
+
+    def call(self, server: str) -> None:
+        """Call one server again and again, until it is gone."""
+        self._tasks.append(asyncio.ensure_future(self._keep_calling(server)))
+
+    async def _keep_calling(self, server: str) -> None:
+        told = self.records.setdefault(server, [])
+        was_there = False
+        while not self._is_over:
+            record = await pay(self._caller, f"{server}.pay", f"{server}-{next(self._nonces)}")
+            told.append(record)
+            if was_there and record.told == "no":
+                return  # it was taken out
+            was_there |= record.told == "ok"
+            await asyncio.sleep(0.005)  # there is more to do for two processors than to call
+
+    async def end(self) -> list[Record]:
+        """Stop, and return everything that was told."""
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+        self._caller.hang_up()
+        return [record for told in self.records.values() for record in told]
+
+
+def tell(hub: HubProcess, folder: Path, servers: Mapping[str, Any], /, **tables: Any) -> None:
+    """Write other servers into the hub's file, and have it read at once."""
+    write_config(folder, servers, **tables)
+    hub.process.send_signal(signal.SIGHUP)
+
+
+def said(hub: HubProcess, *words: str) -> int:
+    """How many lines with all these words the hub has logged."""
+    return sum(all(word in line for word in words) for line in hub.said)
+
+
+async def until_said(hub: HubProcess, *words: str, times: int = 1) -> None:
+    """Wait until the hub has logged so many lines with all these words."""
+    await eventually(lambda: said(hub, *words) >= times, f"the hub says {words}", within=RELOAD_SECONDS)
+
+
+async def test_a_hundred_reloads_under_load_cost_nobody_a_call(tmp_path: Path, ledger: Ledger) -> None:
+    def entry(mark: str, **more: Any) -> dict[str, Any]:
+        return stdio(quick_server.command(ledger.path, mark), **more)
+
+    def servers(round: int) -> dict[str, Any]:
+        return {
+            "stays": entry("stays"),
+            "eased": entry("eased", timeout=20 + round % 10),
+            "changed": entry(f"changed-{round}"),
+            f"new-{round}": entry(f"new-{round}"),
+        }
+
+    async with serving(tmp_path, servers(0)) as hub:
+        for name in servers(0):
+            await until_said(hub, '"server ready"', f'"{name}"')
+        processes, files, memory = len(family(hub.pid)), open_descriptors(hub.pid), resident_bytes(hub.pid)
+        load = Load(hub.port)
+        for name in ("stays", "eased", "changed", "changed"):
+            load.call(name)
+        for round in range(1, ROUNDS + 1):
+            load.call(f"new-{round}")
+            tell(hub, tmp_path, servers(round))
+            await until_said(hub, '"server changed"', times=round)
+        await until_said(hub, '"server ready"', f'"new-{ROUNDS}"')
+        records = await load.end()
+
+        await eventually(lambda: len(family(hub.pid)) == processes, "as many processes as before", within=20.0)
+        assert {words.split()[-1] for words in family(hub.pid).values()} == {
+            *("stays", "eased", f"changed-{ROUNDS}", f"new-{ROUNDS}")
+        }
+        await eventually(lambda: open_descriptors(hub.pid) == files, "as many descriptors as before", within=20.0)
+        assert resident_bytes(hub.pid) - memory < GROWTH_BYTES
+
+    assert judge(records, ledger.ran()) == []
+    for name in ("stays", "eased", "changed"):
+        assert {record.told for record in load.records[name]} == {"ok"}
+        assert len(load.records[name]) > ROUNDS
+    assert {record.told for record in records} <= {"ok", "no"}
+
+
+@asynccontextmanager
+async def in_process(folder: Path, servers: Mapping[str, Any]) -> AsyncIterator[tuple[RunningHub, Reloader]]:
+    source = Source(write_config(folder, servers), {}, folder, folder)
+    running = RunningHub(source.load(), {})
+    try:
+        yield running, Reloader(running, source)
+    finally:
+        await running.aclose()
+
+
+async def test_reloads_leave_no_task_lane_process_or_descriptor(tmp_path: Path, ledger: Ledger) -> None:
+    def servers(round: int) -> dict[str, Any]:
+        entry = stdio(quick_server.command(ledger.path, str(round)))
+        return {"changed": entry, f"new-{round}": entry, "broken": {"command": f"/no/such/program-{round}"}}
+
+    async with in_process(tmp_path, servers(0)) as (running, reloader):
+        hub = running.hub
+
+        def is_settled() -> bool:
+            return all(standing.is_settled for standing in hub.snapshot.standings.values())
+
+        async def settled() -> tuple[int, int, int]:
+            await eventually(is_settled, "every server was tried", within=RELOAD_SECONDS)
+            return len(running.crew), len(children()), len(descriptors())
+
+        before = await settled()
+        assert before[1] == 2
+        for round in range(1, 26):
+            write_config(tmp_path, servers(round))
+            assert await reloader.reload() is not None
+        await settled()
+        await eventually(lambda: len(running.crew) == before[0], "as many tasks as before", within=20.0)
+        assert await settled() == before
+        assert set(hub.lanes) == {"builtin", "changed", "new-25", "broken"}
+        assert set(running.supervisor.keepers) == {"changed", "new-25", "broken"}
+
+
+# -- what runs while things change ---------------------------------------------------------------------------
+
+
+async def test_calls_on_a_server_that_is_removed_or_changed_are_answered_by_it(tmp_path: Path, ledger: Ledger) -> None:
+    raw = command("raw_server", "--ledger", str(ledger.path))
+    async with serving(tmp_path, {"gone": stdio(raw), "other": stdio(raw)}) as hub, Caller(hub.port) as caller:
+        await until_said(hub, '"server ready"', times=2)
+        calls = [asyncio.ensure_future(pay(caller, f"{name}.pay", name, mode="sleep:2")) for name in ("gone", "other")]
+        tail = Tail(ledger.path)
+        await eventually(lambda: tail.look().ran == {"gone", "other"}, "both calls run")
+        tell(hub, tmp_path, {"other": stdio(raw, env={"OTHER": "1"})})
+        await until_said(hub, '"server changed"')
+        assert (await caller.call("gone.pay", {"nonce": "late"})).error == (-32602, "no", "unknown_tool")
+        assert [(await call).told for call in calls] == ["ok", "ok"]
+
+
+async def test_a_bad_file_is_refused_and_the_old_one_stays(tmp_path: Path, ledger: Ledger) -> None:
+    quick = stdio(quick_server.command(ledger.path))
+    async with serving(tmp_path, {"a": quick}) as hub, Raw(hub.url) as caller:
+        await until_said(hub, '"server ready"')
+        (tmp_path / "isthmus.json").write_text('{"servers": {')
+        await until_said(hub, "configuration refused", "isthmus.json: line 1")
+        assert "a.pay" in await caller.names()
+        tell(hub, tmp_path, {"b": quick})
+        await until_said(hub, '"server ready"', '"b"')
+        assert "a.pay" not in await caller.names()
+
+
+# -- who may call --------------------------------------------------------------------------------------------
+
+
+def callers(**allowed: list[str]) -> dict[str, Any]:
+    keys = {"planner": KEY, "other": OTHER_KEY}
+    return {name: {"key": keys[name], "allow": allow} for name, allow in allowed.items()}
+
+
+async def test_keys_and_permissions_change_at_once(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, callers=callers(planner=["*"])) as hub,
+        Raw(hub.url, key=KEY) as planner,
+        Raw(hub.url, key=OTHER_KEY) as other,
+    ):
+        assert len(await planner.names()) > 1
+        assert (await other.post({})).status_code == 401
+
+        tell(hub, tmp_path, {}, callers=callers(planner=["builtin.echo"], other=["*"]))
+        await until_said(hub, '"configuration reloaded"', '"callers": 2')
+        assert await planner.names() == ["builtin.echo"]
+        assert len(await other.names()) > 1
+
+        tell(hub, tmp_path, {}, callers=callers(other=["*"]))
+        await until_said(hub, '"configuration reloaded"', '"callers": 1')
+        assert (await planner.post({})).status_code == 401
+
+
+async def test_sessions_and_streams_of_who_may_do_other_things_end(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, callers=callers(planner=["*"], other=["*"])) as hub,
+        Caller(hub.port, key=KEY, era="legacy") as planner,
+        Caller(hub.port, key=OTHER_KEY, era="legacy") as other,
+        Raw(hub.url, key=KEY) as listening,
+    ):
+        await planner.initialize()
+        await other.initialize()
+        headers = {"accept": "text/event-stream"}
+        async with (
+            listening.http.stream("GET", hub.url, headers=headers) as changes,
+            listening.http.stream("GET", hub.url.replace("/mcp", "/sse"), headers=headers) as sse,
+        ):
+            assert (changes.status_code, sse.status_code) == (200, 200)
+            tell(hub, tmp_path, {}, callers=callers(planner=["builtin.echo"], other=["*"]))
+            async with asyncio.timeout(RELOAD_SECONDS):
+                assert [len([chunk async for chunk in stream.aiter_bytes()]) < 10 for stream in (changes, sse)]
+        assert (await planner.send(planner.request_bytes("tools/list", {}, id="1"))).status == 404
+        assert (await other.send(other.request_bytes("tools/list", {}, id="1"))).status == 200
+
+
+async def test_a_hub_that_others_can_reach_is_never_left_without_callers(tmp_path: Path) -> None:
+    known = callers(planner=["*"])
+    tables = {"hub": {"host": "0.0.0.0"}}
+    async with (
+        serving(tmp_path, callers=known, **tables) as hub,
+        Raw(hub.url, key=KEY) as planner,
+        Raw(hub.url) as nobody,
+    ):
+        tell(hub, tmp_path, {}, **tables)
+        await until_said(hub, "configuration refused", "must be loopback while no caller is configured")
+        # That it wants to be on loopback does not yet put it there.
+        tell(hub, tmp_path, {}, hub={"host": "127.0.0.1"})
+        await until_said(hub, "configuration refused", "must be loopback", times=2)
+        assert (await nobody.post({})).status_code == 401
+        assert len(await planner.names()) > 1
+
+
+# -- signals -------------------------------------------------------------------------------------------------
+
+
+async def test_a_terminal_that_goes_away_ends_the_hub(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    config = write_config(tmp_path, {})
+    process = await asyncio.create_subprocess_exec(
+        *isthmus("serve", "--config", str(config), "--port", "0"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(RELOAD_SECONDS):
+            while b"listening" not in await process.stderr.readline():
+                pass
+            process.send_signal(signal.SIGHUP)
+            while b"configuration reloaded" not in await process.stderr.readline():
+                pass
+            os.close(ours)
+            assert await process.wait() == 0
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()

@@ -1,0 +1,89 @@
+"""What lies between two configurations, and what of a newer one a running hub can take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from isthmus.app.difference import FIXED_LIMITS, FIXED_SETTINGS, Difference, applicable, between, differing
+from isthmus.config.settings import Configuration, HubSettings, Origin
+from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.names import ServerName
+from isthmus.upstream.settings import ServerSettings, StdioSettings
+
+HUB = HubSettings()
+PLANNER = (b"digest", Caller("planner", "default", Grants(("*",))))
+IMPORTED = Path("/home/me/.cursor/mcp.json")
+
+
+def server(name: str, command: str = "run") -> ServerSettings:
+    return ServerSettings(ServerName(name), StdioSettings(command))
+
+
+def having(*servers: ServerSettings, hub: HubSettings = HUB) -> Configuration:
+    return Configuration(None, hub, servers)
+
+
+def test_two_readings_of_one_file_do_not_differ() -> None:
+    assert not between(having(server("a"), server("b")), having(server("b"), server("a")))
+
+
+def test_servers_are_compared_by_name() -> None:
+    old = having(server("stays"), server("goes"), server("changes"))
+    new = having(server("changes", "other"), server("stays"), server("comes"))
+    assert between(old, new) == Difference(
+        added=(server("comes"),), changed=(server("changes", "other"),), removed=(ServerName("goes"),)
+    )
+
+
+def test_callers_are_compared_as_a_whole() -> None:
+    old = having()
+    assert between(old, replace(old, callers=(PLANNER,))).are_callers_other
+    assert not between(replace(old, callers=(PLANNER,)), replace(old, callers=(PLANNER,))).are_callers_other
+
+
+def test_settings_are_named_as_a_file_spells_them() -> None:
+    new = HubSettings(port=1, log_file="/tmp/x", limits=Limits(call_seconds=5.0))
+    assert differing(HUB, new) == ("hub.port", "log.file", "limits.call_seconds")
+
+
+OTHER = {"host": "localhost", "port": 1, "names": "llm", "state": "/elsewhere"}
+
+
+@pytest.mark.parametrize("name", FIXED_SETTINGS)
+def test_what_needs_a_restart_stays_as_it_is(name: str) -> None:
+    wanted = HubSettings(**{name: OTHER[name]})  # type: ignore[arg-type]
+    assert applicable(having(), having(hub=wanted)).hub == HUB
+    assert differing(HUB, wanted) == (f"hub.{name}",)
+
+
+@pytest.mark.parametrize("name", FIXED_LIMITS)
+def test_what_the_door_was_made_with_stays_and_other_limits_change(name: str) -> None:
+    wanted = Limits(**{name: 123_456, "call_seconds": 5.0})  # type: ignore[arg-type]
+    taken = applicable(having(), having(hub=HubSettings(limits=wanted)))
+    assert taken.hub.limits == Limits(call_seconds=5.0)
+
+
+def test_a_broken_entry_keeps_the_form_it_had() -> None:
+    read = replace(having(server("b", "other")), broken=(ServerName("a"), ServerName("new")))
+    taken = applicable(having(server("a"), server("b")), read)
+    assert taken.servers == (server("b", "other"), server("a"))
+
+
+def test_servers_of_an_imported_file_that_is_broken_stay_until_it_is_read_again() -> None:
+    origins = {"servers.a": Origin(IMPORTED, "mcpServers.a"), "servers.b": Origin(Path("own.toml"), "servers.b")}
+    running = replace(having(server("a"), server("b")), origins=origins)
+    unread = replace(having(), unread=(IMPORTED,))
+
+    once = applicable(running, unread)
+    assert once.servers == (server("a"),)
+    assert applicable(once, unread).servers == (server("a"),)
+    assert applicable(once, having()).servers == ()
+
+
+def test_an_entry_of_the_same_name_elsewhere_wins_over_the_one_that_is_kept() -> None:
+    read = replace(having(server("a", "other")), broken=(ServerName("a"),))
+    assert applicable(having(server("a")), read).servers == (server("a", "other"),)

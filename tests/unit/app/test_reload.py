@@ -1,0 +1,221 @@
+"""From changed files to a changed hub: what is taken, what is refused, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from isthmus.app.difference import Difference
+from isthmus.app.hub import RunningHub
+from isthmus.app.reload import Reloader, Source
+from isthmus.config.settings import Configuration
+from isthmus.model.names import ServerName
+
+PATIENCE_SECONDS = 20.0
+OFF = {"command": "true", "disabled": True}
+"""A server that costs nothing: what is done with it is for the supervisor's tests."""
+
+
+class Desk:
+    """A hub, the folder of its files, and a reloader."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.file = folder / "mcp.json"
+        self.source = Source(None, environment, folder, folder / "home")
+        self.running = RunningHub(self.source.load(), environment)
+        self.taken: list[Configuration] = []
+        self.objection: Exception | None = None
+        self.reloader = Reloader(self.running, self.source, self._take)
+
+    def _take(self, configuration: Configuration) -> None:
+        if self.objection is not None:
+            raise self.objection
+        self.taken.append(configuration)
+
+    def write(self, servers: Mapping[str, Any], **tables: Any) -> None:
+        self.file.write_text(json.dumps({"mcpServers": servers, **tables}))
+
+    @property
+    def servers(self) -> set[str]:
+        return {str(name) for name in self.running.hub.lanes if name != "builtin"}
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not holds():  # noqa: ASYNC110 - files are watched by a thread of the system
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    made = Desk(tmp_path, {})
+    yield made
+    await made.running.aclose()
+
+
+async def test_servers_come_change_and_go(desk: Desk) -> None:
+    desk.write({"a": OFF, "b": OFF})
+    first = await desk.reloader.reload()
+    assert first is not None
+    assert [server.name for server in first.added] == ["a", "b"]
+
+    desk.write({"b": {**OFF, "timeout": 5}, "c": OFF})
+    second = await desk.reloader.reload()
+    assert second is not None
+    assert [server.name for server in second.added] == ["c"]
+    assert [server.name for server in second.changed] == ["b"]
+    assert second.removed == ("a",)
+    assert desk.servers == {"b", "c"}
+
+
+async def test_the_same_once_more_is_no_difference(desk: Desk) -> None:
+    desk.write({"a": OFF})
+    await desk.reloader.reload()
+    with structlog.testing.capture_logs() as logs:
+        assert await desk.reloader.reload() == Difference()
+    assert logs == []
+
+
+async def test_a_file_that_cannot_be_used_is_refused_and_the_old_one_stays(desk: Desk) -> None:
+    desk.write({"a": OFF})
+    await desk.reloader.reload()
+    before = desk.running.configuration
+    desk.file.write_text('{"mcpServers": {')
+    with structlog.testing.capture_logs() as logs:
+        assert await desk.reloader.reload() is None
+    assert desk.running.configuration is before
+    assert desk.servers == {"a"}
+    assert logs[0]["event"] == "configuration refused, the one before stays"
+    assert "mcp.json: line 1" in logs[0]["findings"]
+
+
+@pytest.mark.parametrize("text", ["allowed_hosts must be hosts", "log.file cannot be written"])
+async def test_whoever_has_to_take_it_may_refuse_it(desk: Desk, text: str) -> None:
+    desk.write({"a": OFF})
+    desk.objection = ValueError(text)
+    with structlog.testing.capture_logs() as logs:
+        assert await desk.reloader.reload() is None
+    assert desk.servers == set()
+    assert logs[0]["findings"] == text
+
+
+async def test_a_broken_entry_costs_only_itself_and_keeps_its_old_form(desk: Desk) -> None:
+    desk.write({"a": {**OFF, "timeout": 5}, "b": OFF})
+    await desk.reloader.reload()
+    desk.write({"a": {"url": 5}, "c": OFF})
+    with structlog.testing.capture_logs() as logs:
+        await desk.reloader.reload()
+    kept = next(server for server in desk.running.configuration.servers if server.name == "a")
+    assert kept.timeout == 5
+    assert desk.servers == {"a", "c"}
+    assert "mcpServers.a.url must be" in logs[0]["finding"]
+    told = {"event": "configuration reloaded", "log_level": "info", "added": ["c"], "removed": ["b"]}
+    assert logs[1] == told
+
+
+async def test_what_was_said_already_is_not_said_again(desk: Desk) -> None:
+    desk.write({"a": {"url": 5}})
+    await desk.reloader.reload()
+    desk.write({"a": {"url": 5}, "b": OFF})
+    with structlog.testing.capture_logs() as logs:
+        await desk.reloader.reload()
+    assert [line["event"] for line in logs] == ["configuration reloaded"]
+
+
+async def test_a_setting_that_needs_a_restart_is_named_and_not_taken(desk: Desk) -> None:
+    desk.write({}, hub={"host": "localhost", "port": 1}, limits={"call_seconds": 5})
+    with structlog.testing.capture_logs() as logs:
+        await desk.reloader.reload()
+    assert (desk.running.configuration.hub.host, desk.running.configuration.hub.port) == ("127.0.0.1", 8765)
+    assert desk.running.hub.limits.call_seconds == 5
+    assert logs[0]["needs_a_restart"] == ["hub.host", "hub.port"]
+    assert logs[0]["settings"] == ["limits.call_seconds"]
+
+
+async def test_keys_must_be_strong_for_the_address_that_is_listened_on_not_for_the_one_in_the_file(
+    tmp_path: Path,
+) -> None:
+    callers = {"strong": {"key": "9f8a7b6c5d4e3f2a1b0c", "allow": ["*"]}, "weak": {"key": "x1", "allow": ["*"]}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"hub": {"host": "0.0.0.0"}, "callers": callers}))
+    desk = Desk(tmp_path, {})
+    assert [caller.name for _, caller in desk.running.configuration.callers] == ["strong"]
+    desk.write({}, hub={"host": "127.0.0.1"}, callers=callers)
+    await desk.reloader.reload()
+    assert [caller.name for _, caller in desk.running.configuration.callers] == ["strong"]
+    await desk.running.aclose()
+
+
+async def test_a_defect_met_in_one_version_does_not_keep_the_next_from_being_read(desk: Desk) -> None:
+    desk.objection = ZeroDivisionError("a defect")
+    with structlog.testing.capture_logs() as logs:
+        desk.reloader.start()
+        await desk.until(lambda: any(line["log_level"] == "error" for line in logs))
+    desk.objection = None
+    desk.write({"a": OFF})
+    await desk.until(lambda: desk.servers == {"a"})
+
+
+# -- watched -------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_comes_changes_and_goes_is_followed(desk: Desk) -> None:
+    desk.reloader.start()
+    desk.write({"a": OFF})
+    await desk.until(lambda: desk.servers == {"a"})
+    beside = desk.file.with_suffix(".tmp")
+    beside.write_text(json.dumps({"mcpServers": {"b": OFF}}))
+    beside.rename(desk.file)
+    await desk.until(lambda: desk.servers == {"b"})
+    (desk.folder / "isthmus.toml").write_text('[servers.c]\ncommand = "true"\ndisabled = true\n')
+    await desk.until(lambda: desk.servers == {"c"})
+    (desk.folder / "isthmus.toml").unlink()
+    await desk.until(lambda: desk.servers == {"b"})
+
+
+async def test_variables_and_imported_files_are_followed_too(desk: Desk) -> None:
+    own = desk.folder / "isthmus.toml"
+    own.write_text('import = ["other/mcp.json"]\n[servers.a]\ncommand = "${PROGRAM}"\ndisabled = true\n')
+    await desk.reloader.reload()
+    desk.reloader.start()
+    (desk.folder / ".env").write_text("PROGRAM=first\n")
+    await desk.until(lambda: "'first'" in repr(desk.running.configuration.servers))
+    (desk.folder / "other").mkdir()
+    (desk.folder / "other" / "mcp.json").write_text(json.dumps({"mcpServers": {"b": OFF}}))
+    await desk.until(lambda: desk.servers == {"a", "b"})
+    (desk.folder / "other" / "mcp.json").write_text("{")
+    (desk.folder / ".env").write_text("PROGRAM=second\n")
+    await desk.until(lambda: "'second'" in repr(desk.running.configuration.servers))
+    assert desk.servers == {"a", "b"}, "a file that is broken for a moment costs no server"
+
+
+async def test_a_wish_to_read_is_answered_even_if_nothing_changed(desk: Desk) -> None:
+    desk.reloader.start()
+    await desk.until(lambda: len(desk.taken) == 1)
+    with structlog.testing.capture_logs() as logs:
+        desk.reloader.ask()
+        await desk.until(lambda: bool(logs))
+    assert logs == [{"event": "configuration reloaded", "log_level": "info"}]
+
+
+async def test_a_stopped_reloader_takes_nothing_more(desk: Desk) -> None:
+    desk.reloader.start()
+    await desk.until(lambda: len(desk.taken) == 1)
+    tasks = len(desk.running.crew)
+    desk.reloader.stop()
+    await desk.until(lambda: len(desk.running.crew) == tasks - 2)
+
+
+# -- the hub itself ------------------------------------------------------------------------------------------
+
+
+async def test_nobody_waits_for_a_server_that_joins_a_hub_at_work(desk: Desk) -> None:
+    desk.write({"slow": {"url": "http://127.0.0.1:9/mcp"}})
+    await desk.reloader.reload()
+    assert desk.running.hub.snapshot.standings[ServerName("slow")].state == "starting"
+    assert not desk.running.hub.is_settling()

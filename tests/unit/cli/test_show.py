@@ -1,0 +1,134 @@
+"""The configuration is shown as the hub sees it, without its secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.exits import Exit
+from isthmus.cli.main import main
+
+FILE = """import = ["one.json"]
+[hub]
+port = 9000
+
+[servers.files]
+command = "npx"
+args = ["--token", "hunter22"]
+env = { API_KEY = "abc", MODE = "fast" }
+enabled = true
+autoApprove = ["x"]
+
+[servers.plain]
+rpc = "http://a/rpc"
+include_tools = []
+exclude_tools = ["x"]
+cache = { tools = ["t"] }
+[servers.plain.tools.t]
+[servers.plain.defaults.t]
+key = "k"
+
+[servers.fun]
+python = "a.b"
+
+[callers.planner]
+key = "k3y-of-the-planner-0123"
+allow = ["*"]
+"""
+OTHER = """{
+  "mcpServers": {
+    "search": {"url": "https://a.example/mcp",
+      "headers": {"Authorization": "Bearer ${TOKEN}", "X-Team": "blue"}},
+    "socket": {"url": "wss://a.example/"}
+  }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TOKEN", "s3cret-value")
+    monkeypatch.setenv("MCP_CALL_TIMEOUT", "61")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "isthmus.toml").write_text(FILE)
+    (tmp_path / "one.json").write_text(OTHER)
+    return tmp_path
+
+
+def rows(text: str) -> dict[str, str]:
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines()}
+
+
+def test_every_value_is_shown_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show"]) == Exit.WELL
+    shown = capsys.readouterr()
+    values = rows(shown.out)
+    assert values["hub.port"] == "9000"
+    assert values["limits.call_seconds"] == "61.0"
+    assert values["servers.files.args"] == '["--token","***"]'
+    assert values["servers.files.env"] == '{"API_KEY":"***","MODE":"fast"}'
+    assert values["servers.files.extra"] == '["autoApprove"]'
+    assert values["servers.search.headers"] == '{"Authorization":"***","X-Team":"blue"}'
+    assert values["servers.search.type"] == '"auto"'
+    assert values["servers.socket.type"] == '"ws"'
+    assert values["servers.plain.tools"] == '["t"]'
+    assert values["servers.plain.include_tools"] == '["(none)"]'
+    assert values["servers.plain.defaults"] == '{"t":["key"]}'
+    assert values["servers.fun.python"] == '"a.b"'
+    assert values["callers.planner.key"] == '"***"'
+    for secret in ("hunter22", "abc", "s3cret-value", "k3y-of-the-planner-0123"):
+        assert secret not in shown.out + shown.err
+    assert "1 finding: `isthmus config check` says more." in shown.err
+
+
+def test_the_origin_of_each_value_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--origin"]) == Exit.WELL
+    values = rows(capsys.readouterr().out)
+    own, other = folder / "isthmus.toml", folder / "one.json"
+    assert values["hub.host"] == '"127.0.0.1" default'
+    assert values["hub.port"] == f"9000 {own}:3 hub.port"
+    assert values["limits.call_seconds"] == "61.0 variable MCP_CALL_TIMEOUT"
+    assert values["servers.files.timeout"] == "61.0 variable MCP_CALL_TIMEOUT"
+    assert values["servers.files.command"] == f'"npx" {own}:6 servers.files.command'
+    assert values["servers.files.disabled"] == f"false {own}:9 servers.files.enabled"
+    assert values["servers.files.extra"] == f'["autoApprove"] {own}:5 servers.files'
+    assert values["servers.search.url"] == f'"https://a.example/mcp" {other}:3 mcpServers.search.url'
+    assert values["servers.search.headers"].endswith(f"{other}:4 mcpServers.search.headers, with TOKEN")
+    assert values["servers.files.isolation"] == '"shared" default'
+
+
+def test_programs_get_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--origin", "--json"]) == Exit.WELL
+    told = json.loads(capsys.readouterr().out)
+    assert told["file"] == str(folder / "isthmus.toml")
+    assert told["files"] == [str(folder / "isthmus.toml"), str(folder / "one.json")]
+    assert {
+        "path": "servers.search.url",
+        "value": "https://a.example/mcp",
+        "origin": {
+            "file": str(folder / "one.json"),
+            "line": 3,
+            "path": "mcpServers.search.url",
+            "borrowed": [],
+        },
+    } in told["values"]
+    assert {"path": "hub.host", "value": "127.0.0.1", "origin": None} in told["values"]
+    assert [finding["code"] for finding in told["findings"]] == ["ISC-202"]
+
+
+def test_without_a_file_there_are_the_defaults(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "isthmus.toml").unlink()
+    assert main(["config", "show", "--json"]) == Exit.WELL
+    assert json.loads(capsys.readouterr().out)["file"] is None
+    assert main(["config", "show"]) == Exit.WELL
+    assert "these are the defaults" in capsys.readouterr().err
+
+
+def test_a_configuration_that_cannot_be_used_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "isthmus.toml").write_text("[hub\n")
+    assert main(["config", "show"]) == Exit.CONFIGURATION
+    assert "cannot be used" in capsys.readouterr().err

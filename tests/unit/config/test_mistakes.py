@@ -1,0 +1,227 @@
+"""Every kind of mistake, made once: told by its code, where it is and in which words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from isthmus.config import codes
+from isthmus.config.codes import CODES, Code
+from isthmus.config.findings import ConfigError, Finding
+from isthmus.config.load import access_mode, load
+
+KEY = "k3y-of-the-planner-0123"
+LONELY = f'[callers.a]\nkey = "{KEY}"\nallow = ["*"]\n'
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A file with one thing wrong, and what is said of it."""
+
+    code: Code
+    text: str
+    told: str
+    file: str = "isthmus.toml"
+    environment: dict[str, str] = field(default_factory=dict)
+    beside: dict[str, str] = field(default_factory=dict)
+
+
+def server(line: str) -> str:
+    return f'[servers.a]\ncommand = "x"\n{line}\n'
+
+
+def entry(members: str) -> str:
+    return f'{{"mcpServers": {{"a": {{{members}}}}}}}'
+
+
+MISTAKES = [
+    Mistake(
+        codes.UNRESOLVED_VARIABLE,
+        server('args = ["${GONE}"]'),
+        "isthmus.toml: servers.a.args.0 has '${GONE}', which is not set; it stays as it is",
+    ),
+    Mistake(
+        codes.UNREADABLE_SECRET,
+        server('env = { K = "file:/no/such" }'),
+        "isthmus.toml: servers.a.env.K must name a readable file, not file:/no/such (No such file or directory)",
+    ),
+    Mistake(
+        codes.CODE_NOT_RUN,
+        entry('"url": "http://a", "headersHelper": "x"'),
+        ".mcp.json: mcpServers.a.headersHelper is a program that prints headers, and reading a file runs none",
+        ".mcp.json",
+    ),
+    Mistake(
+        codes.UNANSWERED_INPUT,
+        '{"servers": {"a": {"url": "http://a", "headers": {"K": "${input:my-key}"}}}}',
+        "mcp.json: servers.a.headers.K has '${ISTHMUS_INPUT_MY_KEY}', which is not set; it stays as it is",
+        ".vscode/mcp.json",
+    ),
+    Mistake(codes.ENV_FILE, "", ".env: line 1 is not NAME=value and is left out", beside={".env": "hunter22"}),
+    Mistake(
+        codes.BAD_VALUE,
+        server("timeout = 0"),
+        "isthmus.toml: servers.a.timeout must be over 0 and at most 600 seconds, not 0",
+    ),
+    Mistake(
+        codes.UNKNOWN_KEY,
+        server("tiemout = 5"),
+        "isthmus.toml: servers.a.tiemout is not known and has no effect (did you mean timeout?)",
+    ),
+    Mistake(codes.IDLE_KEY, server("headers = {}"), "isthmus.toml: servers.a.headers has no effect beside command"),
+    Mistake(codes.NO_WAY, "[servers.a]", "isthmus.toml: servers.a must have a command or a url, not neither"),
+    Mistake(
+        codes.SEVERAL_WAYS, server('url = "http://a"'), "isthmus.toml: servers.a must have a command or a url, not both"
+    ),
+    Mistake(
+        codes.TRANSPORT_WORD,
+        server('type = "sse"'),
+        "isthmus.toml: servers.a.type must be stdio beside command, not 'sse'",
+    ),
+    Mistake(
+        codes.LOOKS_LIKE_SSE,
+        '[servers.a]\nurl = "http://a/sse"\ntype = "http"',
+        "isthmus.toml: servers.a.type says http, but an address that ends in /sse is usually of the earlier transport",
+    ),
+    Mistake(
+        codes.RENAMED,
+        '[servers."a b"]\ncommand = "x"',
+        'isthmus.toml: servers."a b" cannot be a server\'s name, so the server is called a-b '
+        "(use 1 to 50 letters, digits, _ and -)",
+    ),
+    Mistake(
+        codes.LOOK_ALIKES,
+        '[servers.a-b]\ncommand = "x"\n[servers.A_B]\ncommand = "x"',
+        "isthmus.toml: servers has names that differ only by case or by - and _: a-b, A_B",
+    ),
+    Mistake(
+        codes.TAKEN_NAME,
+        server("") + '[mcpServers.a]\ncommand = "y"',
+        "isthmus.toml: servers.a is already under mcpServers and is left out",
+    ),
+    Mistake(
+        codes.MILLISECONDS,
+        entry('"command": "x", "timeout": 60000'),
+        "mcp.json: mcpServers.a.timeout is taken for milliseconds, 60 seconds (over 600 it cannot be seconds)",
+        "mcp.json",
+    ),
+    Mistake(
+        codes.MILLISECONDS,
+        entry('"command": "x", "timeout": 500'),
+        ".mcp.json: mcpServers.a.timeout is below 1000, which Claude Code takes for none",
+        ".mcp.json",
+    ),
+    Mistake(
+        codes.CAPPED,
+        entry('"command": "x", "timeout": 3600'),
+        "mcp.json: mcpServers.a.timeout is 3600 seconds, and no call may take more than 600",
+        ".roo/mcp.json",
+    ),
+    Mistake(
+        codes.REPEATED_KEY,
+        entry('"command": "x", "command": "y"'),
+        "mcp.json: command is written twice in one object; the last one counts",
+        "mcp.json",
+    ),
+    Mistake(
+        codes.NOT_A_SERVER,
+        "extensions:\n  developer: {type: builtin}\n",
+        "config.yaml: extensions has what only Goose itself can run, which is left out: developer",
+        "goose/config.yaml",
+    ),
+    Mistake(
+        codes.MISSING_FILE,
+        'import = ["/no/such.json"]',
+        "isthmus.toml: import.0 must name a file that is there, not '/no/such.json'",
+    ),
+    Mistake(
+        codes.UNREADABLE_FILE,
+        "",
+        "isthmus.ini: must be a .toml, .yaml or .json file, not '.ini'",
+        "isthmus.ini",
+    ),
+    Mistake(codes.SYNTAX, "{", "mcp.json: line 1, column 2 is not JSON: Expecting property name", "mcp.json"),
+    Mistake(codes.NO_SERVERS, '{"theme": 1}', "mcp.json: has no servers (they belong under mcpServers)", "mcp.json"),
+    Mistake(
+        codes.UNKNOWN_TABLE,
+        "[server.a]",
+        "isthmus.toml: server is not known and has no effect (did you mean servers?)",
+    ),
+    Mistake(
+        codes.UNKNOWN_CLIENT,
+        'import = ["cursr"]',
+        "isthmus.toml: import.0 is no client and no path, not 'cursr' (did you mean cursor?)",
+    ),
+    Mistake(codes.NOTHING_TO_IMPORT, 'import = ["cursor"]', "isthmus.toml: import.0 has no file of Cursor to read"),
+    Mistake(
+        codes.OTHER_PROJECTS,
+        '{"projects": {"/other": {"mcpServers": {"a": {"command": "x"}}}}, "mcpServers": {}}',
+        ".claude.json: projects has servers for 1 other folders, which are left out",
+        ".claude.json",
+    ),
+    Mistake(
+        codes.SERVER_MAP,
+        "",
+        "MCP_SERVER_MAP must be a JSON object of names and addresses, not another text",
+        environment={"MCP_SERVER_MAP": "[]"},
+    ),
+    Mistake(
+        codes.BAD_CALLER,
+        LONELY + '[callers.b]\nallow = ["*"]',
+        "isthmus.toml: callers.b.key must be given, not left out (this caller is left out)",
+    ),
+    Mistake(
+        codes.WEAK_KEY,
+        '[callers.a]\nkey = "abc"\nallow = ["*"]',
+        "isthmus.toml: callers.a.key ",
+    ),
+    Mistake(
+        codes.MAY_CALL_NOTHING,
+        f'[callers.a]\nkey = "{KEY}"',
+        'isthmus.toml: callers.a may call nothing (allow = ["*"] would allow everything)',
+    ),
+    Mistake(
+        codes.SHARED_KEY,
+        LONELY
+        + LONELY.replace("callers.a", "callers.b")
+        + LONELY.replace("callers.a", "callers.c").replace("k3y", "K3Y"),
+        "isthmus.toml: callers have the same key: a, b (these callers are left out)",
+    ),
+    Mistake(
+        codes.NO_USABLE_CALLER,
+        "[callers.a]",
+        "isthmus.toml: callers are configured but none is usable, and the hub must not be open",
+    ),
+    Mistake(
+        codes.OPEN_TO_NETWORK,
+        '[hub]\nhost = "0.0.0.0"',
+        "hub.host must be loopback while no caller is configured, not '0.0.0.0' ",
+    ),
+]
+
+
+def found(mistake: Mistake, folder: Path) -> list[Finding]:
+    file = folder / mistake.file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(mistake.text)
+    for name, text in mistake.beside.items():
+        file.with_name(name).write_text(text)
+    try:
+        configuration = load(file, mistake.environment, folder, folder / "home")
+        access_mode(configuration.hub, configuration.callers)
+    except ConfigError as error:
+        return list(error.findings)
+    return list(configuration.warnings)
+
+
+def test_every_kind_of_mistake_is_made_here() -> None:
+    assert {mistake.code for mistake in MISTAKES} == set(CODES)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.code.name)
+def test_a_mistake_is_named_exactly(mistake: Mistake, tmp_path: Path) -> None:
+    told = [finding for finding in found(mistake, tmp_path) if finding.code is mistake.code]
+    assert [str(finding)[: len(mistake.told)] for finding in told] == [mistake.told]
+    assert told[0].mend

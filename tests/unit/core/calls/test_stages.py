@@ -1,0 +1,94 @@
+"""The stages of a call that is not a plain one: other kinds, defaults, and what is unknown."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from isthmus.core.calls.lane import Lane
+from isthmus.core.catalog.rules import Rules
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Kind
+from isthmus.model.faults import NotConnected, UnknownPrompt, UnknownResource
+from isthmus.model.names import ServerName
+from tests.unit.core.doubles import Listener, Stage, call, prompt, ready, resource, template, tool
+
+TREE = "file:///{path}"
+OFFER = ready(tool(), prompts=[prompt()], resources=[resource("file:///notes")], templates=[template(TREE)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "own"),
+    [
+        ("tool", "files.read", "read"),
+        ("prompt", "files.ask", "ask"),
+        ("prompt_argument", "files.ask", "ask"),
+        ("uri_argument", TREE, TREE),
+        ("resource", "file:///notes", "file:///notes"),
+        ("resource", "isthmus://hub/files/file:///new", "file:///new"),
+    ],
+)
+async def test_a_call_of_any_kind_is_sent_under_its_servers_own_name(kind: Kind, name: str, own: str) -> None:
+    stage = Stage.of(OFFER)
+    inflight, listener = stage.start(call(name, kind=kind))
+    assert stage.link.sent == [inflight]
+    assert (inflight.name, inflight.call.name, inflight.timeout) == (own, name, 30.0)
+    assert not listener.ends
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "message"),
+    [
+        ("prompt", UnknownPrompt, "Unknown prompt: web.x"),
+        ("prompt_argument", UnknownPrompt, "Unknown prompt: web.x"),
+        ("uri_argument", UnknownResource, "Resource not found: web.x"),
+        ("resource", UnknownResource, "Resource not found: web.x"),
+    ],
+)
+async def test_what_is_unknown_and_what_is_denied_end_alike(kind: Kind, fault: type, message: str) -> None:
+    stage = Stage.of(OFFER)
+    nobody = Caller("nobody", "default", Grants(()))
+    denied = stage.start(call("web.x", kind=kind, caller=nobody))[1].fault
+    assert isinstance(denied, fault)
+    assert (denied.message, denied.executed, denied.server) == (message, "no", None)
+    hidden = {"prompt": "files.ask", "prompt_argument": "files.ask", "uri_argument": TREE, "resource": "file:///notes"}
+    unseen = stage.start(call(hidden[kind], kind=kind, caller=nobody))[1].fault
+    assert unseen.message == message.replace("web.x", hidden[kind])
+    assert stage.link.sent == []
+
+
+async def test_a_resource_that_several_servers_have_is_told_with_what_could_be_meant() -> None:
+    stage = Stage.of(OFFER)
+    web = ServerName("web")
+    stage.hub.open_lane(
+        Lane(web, stage.hub.limits), ready(server=web, resources=[resource("file:///notes", web)], templates=[])
+    )
+    fault = stage.start(call("file:///notes", kind="resource"))[1].fault
+    assert "isthmus://hub/files/file:///notes or isthmus://hub/web/file:///notes" in fault.message
+
+
+async def test_defaults_are_filled_in_before_the_check_and_reach_the_server() -> None:
+    strict = tool(
+        "read", inputSchema={"type": "object", "required": ["root"], "properties": {"root": {"type": "string"}}}
+    )
+    stage = Stage.of(ready(strict, rules=Rules(defaults={"read": {"root": "/srv"}})))
+    inflight, _ = stage.start(call(arguments={"path": 1}))
+    assert json.loads(bytes(inflight.call.arguments)) == {"path": 1, "root": "/srv"}
+    assert stage.start(call(arguments={"root": 7}))[1].fault.reason == "bad_arguments"
+
+
+async def test_a_tool_without_defaults_gets_the_callers_own_bytes() -> None:
+    stage = Stage.of(ready(tool(), rules=Rules(defaults={"write": {"root": "/srv"}})))
+    text = msgspec.Raw(b'{ "path" : 1 }')
+    inflight = stage.hub.start(msgspec.structs.replace(call(), arguments=text), Listener())
+    assert inflight.call.arguments is text
+
+
+async def test_a_resource_whose_lane_has_no_link_says_why() -> None:
+    stage = Stage.of(OFFER)
+    stage.lane.detach("it crashed", is_failure=True)
+    fault = stage.start(call("file:///notes", kind="resource"))[1].fault
+    assert isinstance(fault, NotConnected)
+    assert fault.why == "it crashed"

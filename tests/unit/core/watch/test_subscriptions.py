@@ -1,0 +1,205 @@
+"""Who hears that a resource was updated: many listen, and its server is asked once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from isthmus.core.watch.subscriptions import LENGTH_MAX, Subscriptions
+from isthmus.model.faults import Fault, NotConnected, ServerError
+from tests.unit.core.doubles import SERVER
+
+KEY = (SERVER, "file:///notes")
+REFUSED = ServerError(SERVER, -32601, "no such method")
+
+
+async def at_once(_uri: str) -> None:
+    return None
+
+
+class Server:
+    """An announcer that writes down what it is asked, and answers as the test says."""
+
+    def __init__(self, answer: Callable[[str], Awaitable[None]] = at_once) -> None:
+        self.asked: list[str] = []
+        self.answer = answer
+
+    async def subscribe(self, uri: str) -> None:
+        self.asked.append(f"+{uri}")
+        await self.answer(uri)
+
+    def unsubscribe(self, uri: str) -> None:
+        self.asked.append(f"-{uri}")
+
+
+class Ear:
+    """A listener that counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+class Gate:
+    """An answer that the test holds back."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.open = asyncio.Event()
+        self.refusal: Fault | None = None
+
+    async def __call__(self, _uri: str) -> None:
+        self.asked.set()
+        await self.open.wait()
+        if self.refusal is not None:
+            raise self.refusal
+
+
+def following(server: Server) -> Subscriptions:
+    subscriptions = Subscriptions()
+    subscriptions.attach(SERVER, server)
+    return subscriptions
+
+
+async def test_many_listen_and_the_server_is_asked_once() -> None:
+    server, ears = Server(), [Ear() for _ in range(5)]
+    subscriptions = following(server)
+    assert [await subscriptions.add(KEY, ear) for ear in ears] == [None] * 5
+    subscriptions.updated(*KEY)
+    subscriptions.updated(SERVER, "file:///other")
+    assert server.asked == ["+file:///notes"]
+    assert [ear.count for ear in ears] == [1] * 5
+
+
+async def test_the_last_to_leave_has_the_server_told() -> None:
+    server, one, two = Server(), Ear(), Ear()
+    subscriptions = following(server)
+    await subscriptions.add(KEY, one)
+    await subscriptions.add(KEY, two)
+    subscriptions.remove(KEY, one)
+    assert server.asked == ["+file:///notes"]
+    subscriptions.remove(KEY, two)
+    subscriptions.remove(KEY, two)
+    assert server.asked == ["+file:///notes", "-file:///notes"]
+    subscriptions.updated(*KEY)
+    assert (one.count, two.count) == (0, 0)
+    assert subscriptions.wanted(SERVER) == []
+
+
+async def test_who_was_never_there_can_leave() -> None:
+    server = Server()
+    following(server).remove(KEY, Ear())
+    assert server.asked == []
+
+
+async def test_a_refusal_is_told_and_leaves_nothing() -> None:
+    async def refuse(_uri: str) -> None:
+        raise REFUSED
+
+    subscriptions, ear = following(Server(refuse)), Ear()
+    assert await subscriptions.add(KEY, ear) is REFUSED
+    subscriptions.updated(*KEY)
+    assert (ear.count, subscriptions.wanted(SERVER)) == (0, [])
+
+
+async def test_without_a_link_nobody_can_be_asked() -> None:
+    subscriptions = following(Server())
+    subscriptions.attach(SERVER, None)
+    fault = await subscriptions.add(KEY, Ear())
+    assert isinstance(fault, NotConnected)
+    assert subscriptions.wanted(SERVER) == []
+
+
+async def test_subscriptions_outlast_a_link_and_the_next_one_knows_what_to_ask_for() -> None:
+    subscriptions, ear = following(Server()), Ear()
+    await subscriptions.add(KEY, ear)
+    await subscriptions.add((SERVER, "file:///other"), ear)
+    subscriptions.attach(SERVER, None)
+    subscriptions.attach(SERVER, None)
+    assert subscriptions.wanted(SERVER) == ["file:///notes", "file:///other"]
+    again = Server()
+    subscriptions.attach(SERVER, again)
+    subscriptions.remove(KEY, ear)
+    assert again.asked == ["-file:///notes"]
+
+
+async def test_an_update_that_comes_before_the_answer_is_told() -> None:
+    gate, ear = Gate(), Ear()
+    subscriptions = following(Server(gate))
+    adding = asyncio.ensure_future(subscriptions.add(KEY, ear))
+    await gate.asked.wait()
+    subscriptions.updated(*KEY)
+    assert ear.count == 1
+    gate.open.set()
+    assert await adding is None
+
+
+@pytest.mark.parametrize("refusal", [None, REFUSED])
+async def test_who_comes_while_the_server_is_asked_hears_the_same_answer(refusal: Fault | None) -> None:
+    gate, one, two = Gate(), Ear(), Ear()
+    server = Server(gate)
+    subscriptions = following(server)
+    first = asyncio.ensure_future(subscriptions.add(KEY, one))
+    await gate.asked.wait()
+    second = asyncio.ensure_future(subscriptions.add(KEY, two))
+    await asyncio.sleep(0)
+    assert not second.done()
+    gate.refusal = refusal
+    gate.open.set()
+    async with asyncio.timeout(30):
+        assert (await first, await second) == (refusal, refusal)
+    assert server.asked == ["+file:///notes"]
+    subscriptions.updated(*KEY)
+    assert one.count == two.count == (1 if refusal is None else 0)
+
+
+async def test_if_who_asked_leaves_before_the_answer_another_asks_in_its_place() -> None:
+    gate, one, two, three = Gate(), Ear(), Ear(), Ear()
+    server = Server(gate)
+    subscriptions = following(server)
+    first = asyncio.ensure_future(subscriptions.add(KEY, one))
+    await gate.asked.wait()
+    others = [asyncio.ensure_future(subscriptions.add(KEY, ear)) for ear in (two, three)]
+    await asyncio.sleep(0)
+    gate.asked.clear()
+    first.cancel()
+    async with asyncio.timeout(30):
+        await gate.asked.wait()
+        gate.open.set()
+        assert await asyncio.gather(*others) == [None, None]
+    assert server.asked == ["+file:///notes", "+file:///notes"]
+
+
+async def test_an_update_of_a_part_is_told_to_who_follows_the_whole() -> None:
+    subscriptions = following(Server())
+    ears = {uri: Ear() for uri in ("file:///a/b", "file:///a/", "file:///a", "file:///ab", "file:///a/b/c/d")}
+    for uri, ear in ears.items():
+        await subscriptions.add((SERVER, uri), ear)
+    subscriptions.updated(SERVER, "file:///a/b/c")
+    assert [ear.count for ear in ears.values()] == [1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("uri", ["", "/", "no slash", "/" * 5000, "x" * (LENGTH_MAX + 1) + "/x", "urn:a:b"])
+async def test_whatever_a_server_says_was_updated_it_does_no_harm(uri: str) -> None:
+    subscriptions, ear = following(Server()), Ear()
+    await subscriptions.add((SERVER, uri), ear)
+    subscriptions.updated(SERVER, uri)
+    assert ear.count == 1
+
+
+async def test_a_broken_listener_keeps_the_news_from_nobody() -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    subscriptions, ear = following(Server()), Ear()
+    await subscriptions.add(KEY, broken)
+    await subscriptions.add(KEY, ear)
+    with capture_logs() as logs:
+        subscriptions.updated(*KEY)
+    assert ear.count == 1
+    assert [line["event"] for line in logs] == ["a listener of a resource failed"]
