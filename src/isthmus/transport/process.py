@@ -32,6 +32,9 @@ EXIT_SECONDS: Final = 0.25
 """Between a child's exit and the end of its output, or the reverse, usually lie microseconds. After this time
 the other is not waited for: a grandchild outside the group holds the pipe, or the child will not leave."""
 
+LAST_LOOK_SECONDS: Final = 0.01
+"""Long enough for the loop to read once more what is there already."""
+
 KILL_SECONDS: Final = 2.0
 """How long the kernel gets to end a killed process; only one stuck in a system call needs it."""
 
@@ -338,11 +341,15 @@ class ProcessChannel:
         if self._is_exited and {1, 2} <= self._closed_by_child:
             self._conclude()
         elif self._timer is None and (self._is_exited or self._has_stopped_talking()):
-            self._timer = self._loop.call_later(EXIT_SECONDS, self._conclude)
+            self._timer = self._loop.call_later(EXIT_SECONDS, self._look_once_more)
 
     def _has_stopped_talking(self) -> bool:
         # One that we have asked to leave may take its time.
         return not self._is_closing and not self._closed_by_child.isdisjoint({0, 1})
+
+    def _look_once_more(self) -> None:
+        # A loop that stood still runs its timers before it reads: what the child said last may still be unread.
+        self._timer = self._loop.call_later(LAST_LOOK_SECONDS, self._conclude)
 
     def _conclude(self) -> None:
         self._portions.finish()

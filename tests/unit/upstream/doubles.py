@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.events import Log
 from isthmus.model.outcomes import Result
@@ -76,10 +77,10 @@ def text_of(listener: Listener) -> str:
 class Scene:
     """A link under a hub's lane, and everything that it told its owner, in order."""
 
-    def __init__(self, link: BaseLink) -> None:
+    def __init__(self, link: BaseLink, limits: Limits | None = None) -> None:
         self.told: list[str] = []
         self.logs: list[Log] = []
-        self._stage = Stage(tool("read"), tool("echo"), tool("pay"), tool("slow"))
+        self._stage = Stage(tool("read"), tool("echo"), tool("pay"), tool("slow"), limits=limits)
         self.watch(link)
 
     def watch(self, link: BaseLink) -> None:

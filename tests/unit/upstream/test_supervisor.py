@@ -1,194 +1,307 @@
-"""Keepers: what they do with a link that lives, changes, falls silent or dies. The links are small doubles."""
+"""Servers come, change and go: nobody waits for it, no call is lost, and nothing is left behind."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 
-from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.crew import Crew
+from isthmus.core.catalog.rules import Rules
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadReply, Lost
-from isthmus.model.features import TOPICS, Tool, Topic
-from isthmus.model.names import FeatureName, ServerName
-from isthmus.telemetry.counters import Counters
-from isthmus.upstream import keeper as module
-from isthmus.upstream.dialect import ModernDialect
-from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.listing import Listing
-from isthmus.upstream.settings import Carrier, Era, ServerSettings, StdioSettings
-from isthmus.upstream.supervisor import Supervisor
-from isthmus.upstream.waiters import Waiter
-from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.messages import Implementation
+from isthmus.model.faults import Lost, NotConnected, UnknownTool
+from isthmus.upstream import supervisor as module
+from isthmus.upstream.settings import StdioSettings
+from tests.unit.core.doubles import ANYONE, DONE, HeldLink, call, tool
+from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
 
-NAME = ServerName("files")
-ME = Implementation("test", "1")
-
-
-class Scripted(BaseLink):
-    """A link to a server that does what the test says."""
-
-    def __init__(self) -> None:
-        super().__init__(NAME, ME, Limits())
-        self.names = ["read"]
-        self.listings = 0
-        self.pings = 0
-        self.greeted_as: list[Era] = []
-        self.is_silent = False
-        self.dies_of_probe = False
-        self.is_closed = False
-
-    async def greet(self, era: Era) -> None:
-        self.greeted_as.append(era)
-        if self.dies_of_probe and era != "legacy":
-            self.is_probing = True
-            self.die("exited with code 1")
-            raise Lost(NAME, "exited with code 1", executed="unknown")
-        if era != "legacy":
-            self.dialect = ModernDialect(ME)
-
-    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
-        self.listings += 1
-        definition = {"inputSchema": msgspec.Raw(b'{"type":"object"}')}
-        return Listing(tools=tuple(Tool.of(NAME, FeatureName(name), definition) for name in self.names))
-
-    async def ping(self, within: float) -> None:
-        self.pings += 1
-        if self.is_silent:
-            raise BadReply(NAME, "no answer to ping")
-
-    def die(self, reason: str) -> None:
-        self._lose(reason)
-
-    def listen(self) -> None: ...
-    def send(self, inflight: InFlight) -> None: ...
-    def withdraw(self, inflight: InFlight, reason: str) -> None: ...
-    def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None: ...
-    def _forget(self, waiter: Waiter) -> None: ...
-    def _notify(self, method: str, params: Payload | None) -> None: ...
-
-    def may_have_run(self, inflight: InFlight) -> bool:
-        return True
-
-    async def aclose(self) -> None:
-        self.is_closed = True
-
-
-class Stage:
-    """A hub with one kept server, and the links that were made for it."""
-
-    def __init__(self) -> None:
-        self.hub = Hub(Limits(), Counters())
-        self.crew = Crew()
-        self.links: list[Scripted] = []
-        self.prepare: Callable[[Scripted], None] = lambda _link: None
-        self.refusal: str | None = None
-        self.supervisor = Supervisor(self.hub, self.crew, self._connect)
-
-    async def _connect(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:
-        if self.refusal is not None:
-            raise ConnectFailed(self.refusal)
-        link = Scripted()
-        self.prepare(link)
-        self.links.append(link)
-        return link
-
-    def keep(self) -> None:
-        self.supervisor.add(ServerSettings(NAME, StdioSettings("server", env={}), secrets=frozenset({"hunter22"})))
-
-    @property
-    def standing(self) -> Standing:
-        return self.hub.snapshot.standings[NAME]
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not holds():  # noqa: ASYNC110 - pings and listings tell nobody
-                await asyncio.sleep(0.001)
+OTHER = StdioSettings("another")
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    made = Stage()
+async def kept() -> AsyncIterator[Kept]:
+    made = Kept()
     yield made
-    await made.supervisor.aclose()
-    await made.crew.aclose()
-    assert all(link.is_closed for link in made.links)
+    await made.aclose()
 
 
-async def test_a_server_is_ready_once_it_was_greeted_and_listed(stage: Stage) -> None:
-    stage.keep()
-    assert stage.standing.state == "starting"
-    await stage.until(lambda: stage.standing.state == "ready")
-    assert [tool.name for tool in stage.standing.tools] == ["read"]
-    assert stage.standing.era == "2026-07-28"
+def held(kept: Kept) -> asyncio.Event:
+    """Have the next links wait with their greeting until the event is set."""
+    opened = asyncio.Event()
+
+    def prepare(link: Scripted) -> None:
+        link.greeting = opened
+
+    kept.prepare = prepare
+    return opened
 
 
-async def test_an_announced_change_is_listed_once_however_often_it_is_announced(stage: Stage) -> None:
-    stage.keep()
-    await stage.until(lambda: stage.standing.state == "ready")
-    link = stage.links[0]
-    link.names.append("write")
-    for _ in range(1000):
-        link.on_changed("tools")
-    await stage.until(lambda: len(stage.standing.tools) == 2)
-    assert link.listings == 2
+async def changing(kept: Kept) -> tuple[Scripted, Scripted, asyncio.Event]:
+    """A server that is being changed: its link, the one to come, and what lets that one be greeted."""
+    old = await kept.ready()
+    opened = held(kept)
+    kept.supervisor.change(settings(OTHER))
+    await kept.until(lambda: len(kept.links) == 2)
+    return old, kept.links[1], opened
 
 
-async def test_a_change_that_nobody_announces_is_found_by_looking(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+async def test_a_disabled_server_is_known_and_not_started(kept: Kept) -> None:
+    kept.keep(disabled=True)
+    assert kept.standing.state == "disabled"
+    assert (kept.links, kept.supervisor.keepers, len(kept.crew)) == ([], {}, 0)
+
+
+async def test_a_server_of_this_process_is_ready_at_once(kept: Kept) -> None:
+    link = HeldLink()
+    kept.supervisor.add_local(NAME, link, (tool(),))
+    inflight, _ = kept.start()
+    assert link.sent == [inflight]
+    assert kept.standing.abilities == {"tools"}
+    finish(inflight)
+
+
+# -- changing ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_needs_no_new_link_is_taken_in_place(kept: Kept) -> None:
+    link = await kept.ready()
+    running, _ = kept.start()
+    lane = kept.hub.lanes[NAME]
+    kept.supervisor.change(settings(timeout=7.0, max_calls=1, max_queued=0, rules=Rules(hidden=("read",))))
+    assert (lane.timeout, lane.max_calls, lane.max_queued) == (7.0, 1, 0)
+    assert kept.hub.lanes[NAME] is lane
+    assert isinstance(kept.start()[1].fault, UnknownTool)
+    assert (running.outcome, link.is_closed, len(kept.links)) == (None, False, 1)
+    finish(running)
+
+
+async def test_until_a_changed_server_is_ready_the_old_one_serves(kept: Kept) -> None:
+    old, new, opened = await changing(kept)
+    new.names = ["write"]
+    before, _ = kept.start()
+    assert old.sent == [before]
+    assert [offered.name for offered in kept.standing.tools] == ["read"]
+    opened.set()
+    await kept.until(lambda: [offered.name for offered in kept.standing.tools] == ["write"])
+    after, _ = kept.start(call("files.write"))
+    assert new.sent == [after]
+    assert (before.outcome, old.is_closed) == (None, False)
+    finish(before)
+    finish(after)
+    await kept.until(lambda: old.is_closed)
+    assert before.outcome is DONE
+
+
+async def test_calls_on_the_old_link_count_until_they_end(kept: Kept) -> None:
+    _, _, opened = await changing(kept)
+    running, _ = kept.start()
+    opened.set()
+    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == OTHER)
+    assert kept.hub.running() == 1
+    finish(running)
+    assert kept.hub.running() == 0
+
+
+async def test_what_waits_in_the_old_queue_is_answered_by_the_old_server(kept: Kept) -> None:
+    old = await kept.ready(max_calls=1)
+    running, _ = kept.start()
+    waiting, _ = kept.start()
+    kept.supervisor.change(settings(OTHER))
+    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == OTHER)
+    assert old.sent == [running]
+    finish(running)
+    assert old.sent == [running, waiting]
+    finish(waiting)
+    await kept.until(lambda: old.is_closed)
+
+
+async def test_a_changed_server_that_cannot_be_reached_is_shown_with_the_reason(kept: Kept) -> None:
+    old = await kept.ready()
+    kept.refuse("no such command")
+    kept.supervisor.change(settings(OTHER))
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "no such command"
+    await kept.until(lambda: old.is_closed)
+
+
+async def test_a_changed_server_that_takes_too_long_is_shown_all_the_same(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PING_SECONDS", 0.005)
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.01)
-    stage.keep()
-    await stage.until(lambda: stage.standing.state == "ready")
-    stage.links[0].names.append("write")
-    await stage.until(lambda: len(stage.standing.tools) == 2)
+    monkeypatch.setattr(module, "TAKE_OVER_SECONDS", 0.01)
+    old, _, opened = await changing(kept)
+    await kept.until(lambda: kept.standing.state == "starting")
+    await kept.until(lambda: old.is_closed)
+    opened.set()
+    await kept.until(lambda: kept.standing.state == "ready")
 
 
-async def test_an_idle_server_that_does_not_answer_a_ping_is_tried_again(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PING_SECONDS", 0.005)
-    stage.keep()
-    await stage.until(lambda: stage.standing.state == "ready" and stage.links[0].pings > 0)
-    stage.links[0].is_silent = True
-    await stage.until(lambda: len(stage.links) > 1 and stage.standing.state == "ready")
-    assert stage.links[0].is_closed
+async def test_a_server_that_is_changed_again_before_it_was_ready_is_never_shown(kept: Kept) -> None:
+    old, first, opened = await changing(kept)
+    first.names = ["never"]
+    kept.prepare = lambda _link: None
+    kept.supervisor.change(settings(StdioSettings("third")))
+    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == StdioSettings("third"))
+    await kept.until(lambda: first.is_closed and old.is_closed)
+    opened.set()
+    await kept.until(lambda: len(kept.crew) == 1)  # the keeper, and nobody who still waits for the one given up
+    assert [offered.name for offered in kept.standing.tools] == ["read"]
 
 
-async def test_a_lost_server_keeps_its_tools_and_says_why(stage: Stage) -> None:
-    stage.keep()
-    await stage.until(lambda: stage.standing.state == "ready")
-    stage.refusal = "no such command hunter22"
-    stage.links[0].die("killed by signal 9")
-    assert (stage.standing.state, stage.standing.reason) == ("retrying", "killed by signal 9")
-    assert [tool.name for tool in stage.standing.tools] == ["read"]
-    await stage.until(lambda: stage.standing.reason == "no such command ***")
-    stage.refusal = None
-    await stage.until(lambda: stage.standing.state == "ready")
+async def test_a_server_that_is_changed_back_before_the_other_was_ready_goes_on(kept: Kept) -> None:
+    old, new, _ = await changing(kept)
+    kept.supervisor.change(settings(timeout=9.0))
+    await kept.until(lambda: new.is_closed)
+    await kept.until(lambda: len(kept.crew) == 1)
+    assert kept.hub.lanes[NAME].timeout == 9.0
+    assert not old.is_closed
 
 
-async def test_a_server_that_died_of_the_probe_is_greeted_the_earlier_way_next(stage: Stage) -> None:
-    def fragile(link: Scripted) -> None:
-        link.dies_of_probe = True
+async def test_a_server_can_be_disabled_and_enabled_again(kept: Kept) -> None:
+    old = await kept.ready()
+    kept.supervisor.change(settings(disabled=True))
+    assert kept.standing.state == "disabled"
+    assert kept.supervisor.keepers == {}
+    await kept.until(lambda: old.is_closed)
+    kept.supervisor.change(settings())
+    await kept.until(lambda: kept.standing.state == "ready")
+    assert len(kept.links) == 2
 
-    stage.prepare = fragile
-    stage.keep()
-    await stage.until(lambda: stage.standing.state == "ready")
-    assert [link.greeted_as for link in stage.links] == [["auto"], ["legacy"]]
+
+async def test_what_the_old_server_said_is_not_given_again(kept: Kept) -> None:
+    rules = Rules(cached=("read",))
+    await kept.ready(rules=rules)
+    finish(kept.start()[0])
+    assert kept.start()[0].outcome is not None
+    kept.supervisor.change(settings(OTHER, rules=rules))
+    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == OTHER)
+    again, _ = kept.start()
+    assert again.outcome is None
+    finish(again)
 
 
-async def test_a_defect_in_a_keeper_is_shown_and_costs_only_its_server(stage: Stage) -> None:
-    def broken(link: Scripted) -> None:
-        raise ZeroDivisionError("a defect")
+async def test_what_callers_follow_is_asked_of_the_new_link(kept: Kept) -> None:
+    old = await kept.ready()
+    told: list[str] = []
+    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told")) is None
+    kept.supervisor.change(settings(OTHER))
+    await kept.until(lambda: old.is_closed)
+    new = kept.links[1]
+    await kept.until(lambda: "file:///x" in new._watched)
+    new.on_updated("file:///x")
+    assert told == ["told"]
 
-    stage.prepare = broken
-    stage.keep()
-    await stage.until(lambda: stage.standing.state == "stopped")
-    assert "a defect" in (stage.standing.reason or "")
+
+async def test_an_heir_asks_for_nothing_before_it_takes_over(kept: Kept) -> None:
+    old, new, opened = await changing(kept)
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: None)
+    assert ("file:///x" in old._watched, "file:///x" in new._watched) == (True, False)
+    opened.set()
+    await kept.until(lambda: "file:///x" in new._watched)
+
+
+# -- going ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_removed_server_is_unseen_at_once_and_its_calls_finish(kept: Kept) -> None:
+    link = await kept.ready()
+    running, listener = kept.start()
+    kept.supervisor.remove(NAME)
+    assert (NAME in kept.hub.snapshot.standings, NAME in kept.hub.lanes) == (False, False)
+    assert isinstance(kept.start()[1].fault, UnknownTool)
+    assert not link.is_closed
+    finish(running)
+    assert listener.ends == [DONE]
+    await kept.until(lambda: link.is_closed and len(kept.crew) == 0)
+
+
+async def test_calls_of_a_removed_server_do_not_run_for_ever() -> None:
+    kept = Kept(Limits(drain_seconds=0.01))
+    link = await kept.ready()
+    _, listener = kept.start()
+    kept.supervisor.remove(NAME)
+    await kept.until(lambda: link.is_closed)
+    assert isinstance(listener.fault, Lost)
+    await kept.aclose()
+
+
+async def test_a_server_that_is_removed_while_it_starts_leaves_nothing(kept: Kept) -> None:
+    held(kept)
+    kept.keep()
+    await kept.until(lambda: len(kept.links) == 1)
+    assert kept.hub.is_settling()
+    kept.supervisor.remove(NAME)
+    assert not kept.hub.is_settling()
+    await kept.until(lambda: kept.links[0].is_closed and len(kept.crew) == 0)
+    assert kept.hub.snapshot.standings == {}
+
+
+async def test_a_server_that_is_removed_before_it_began_leaves_nothing(kept: Kept) -> None:
+    kept.keep()
+    kept.supervisor.remove(NAME)
+    await kept.until(lambda: len(kept.crew) == 0)
+    assert kept.links == []
+
+
+async def test_a_server_that_is_removed_while_it_changes_leaves_nothing(kept: Kept) -> None:
+    old, new, opened = await changing(kept)
+    kept.supervisor.remove(NAME)
+    opened.set()
+    await kept.until(lambda: old.is_closed and new.is_closed and len(kept.crew) == 0)
+    assert kept.hub.snapshot.standings == {}
+
+
+async def test_a_removed_server_that_is_lost_is_not_started_again(kept: Kept) -> None:
+    link = await kept.ready()
+    running, _ = kept.start()
+    kept.supervisor.remove(NAME)
+    await asyncio.sleep(0)
+    link.die("crashed")
+    await kept.until(lambda: len(kept.crew) == 0)
+    assert isinstance(running.outcome, Lost)
+    assert len(kept.links) == 1
+
+
+async def test_a_server_that_comes_back_under_its_name_is_a_new_one(kept: Kept) -> None:
+    old = await kept.ready()
+    running, _ = kept.start()
+    kept.supervisor.remove(NAME)
+    await kept.ready()
+    fresh, _ = kept.start()
+    assert (old.sent, kept.links[1].sent) == ([running], [fresh])
+    finish(running)
+    finish(fresh)
+    await kept.until(lambda: old.is_closed)
+    assert kept.standing.state == "ready"
+
+
+async def test_nobody_can_be_asked_about_the_resources_of_a_removed_server(kept: Kept) -> None:
+    await kept.ready()
+    kept.supervisor.remove(NAME)
+    assert isinstance(await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: None), NotConnected)
+
+
+async def test_closing_tells_who_waits_and_closes_everything_at_once() -> None:
+    kept = Kept()
+    old, new, _ = await changing(kept)
+    running, _ = kept.start()
+    await kept.supervisor.aclose()
+    assert old.is_closed
+    assert new.is_closed
+    assert isinstance(running.outcome, Lost)
+    assert isinstance(kept.start()[1].fault, NotConnected)
+    await kept.aclose()
+
+
+async def test_many_changes_leave_one_link_and_one_task(kept: Kept) -> None:
+    await kept.ready()
+    for number in range(100):
+        kept.supervisor.change(settings(StdioSettings(f"server {number}")))
+        if number % 3 == 0:
+            await asyncio.sleep(0)
+        if number % 10 == 0:
+            inflight, _ = kept.start(call(caller=ANYONE))
+            assert inflight.outcome is None
+            finish(inflight)
+    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == StdioSettings("server 99"))
+    await kept.until(lambda: len(kept.crew) == 1)
+    assert [link for link in kept.links if not link.is_closed] == [kept.links[-1]]
