@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from tests.conftest import Ledger
+from tests.face.wire import connected, rendered
 from tests.hubs import CHECKOUT, PATIENT, HubProcess, serving, stdio
 from tests.peers import content
 from tests.peers.launch import command
@@ -38,6 +39,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> Async
     servers = {
         "shelf": stdio(command("full_sdk2")),
         "raw": stdio(command("raw_server", "--ledger", str(ledger.path))),
+        "mortal": stdio(command("raw_server")),
         "away": {"command": "/no/such/program"},
     }
     async with serving(tmp_path_factory.mktemp("hub"), servers, limits=PATIENT) as running:
@@ -102,20 +104,19 @@ async def test_a_stream_has_progress_and_log_and_ends_with_the_result(http: http
 
 
 async def test_a_fault_says_whether_the_tool_ran(http: httpx2.AsyncClient) -> None:
-    lost = await http.post("/v1/tools/raw.pay", json={"nonce": "lost", "mode": "die_after_ledger"})
+    lost = await http.post("/v1/tools/mortal.pay", json={"nonce": "lost", "mode": "die_after_ledger"})
     assert lost.status_code == 504
     assert lost.headers["content-type"] == "application/problem+json"
     told = lost.json()
-    assert (told["reason"], told["executed"], told["server"]) == ("lost", "unknown", "raw")
+    assert (told["reason"], told["executed"], told["server"]) == ("lost", "unknown", "mortal")
 
 
 async def test_who_hangs_up_withdraws_the_call(hub: HubProcess, ledger: Ledger) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", hub.port)
+    headers = [("host", "localhost"), ("content-type", "application/json"), ("content-length", "37")]
     body = b'{"nonce": "gone", "mode": "sleep:60"}'
-    head = f"POST /v1/tools/raw.pay HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    writer.write(head.encode() + b"\r\n\r\n" + body)
-    await noted(ledger, '"nonce": "gone"')
-    writer.transport.abort()
+    async with connected(hub.port) as wire:
+        await wire.say(rendered("POST", "/v1/tools/raw.pay", headers, body))
+        await noted(ledger, '"nonce": "gone"')
     await noted(ledger, '"cancelled": "gone"')
 
 
@@ -149,11 +150,11 @@ async def test_only_who_may_use_everything_sees_what_is_the_operators(tmp_path: 
 
 # -- the page ------------------------------------------------------------------------------------------------------
 
-EXAMPLES = re.findall(r"```sh\n(curl .*)\n```\n(?:\n```(json|text)\n(.*?)```)?", PAGE.read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```sh\n(curl [^\n]*)\n```\n(?:\n```(json|text)\n(.*?)```)?", PAGE.read_text(), re.DOTALL)
 
 
-def test_every_example_of_the_page_is_known() -> None:
-    assert len(EXAMPLES) == PAGE.read_text().count("curl ") - PAGE.read_text().count("`curl`")
+async def test_every_example_of_the_page_is_known() -> None:
+    assert len(EXAMPLES) == PAGE.read_text().count("\ncurl ")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are curl's")
@@ -169,6 +170,9 @@ async def test_the_examples_of_the_page_say_what_comes(hub: HubProcess, example:
         case "json":
             assert json.loads(said) == json.loads(expected)
         case "text":
-            assert [f"event: {name}" for name, _ in events_in(said)] == expected.split("\n")[:-1]
+            told, wanted = events_in(said), events_in(expected)
+            assert [name for name, _ in told] == [name for name, _ in wanted]
+            # Results of servers may say more than the page has room for.
+            assert all(got.items() >= shown.items() for (_, got), (_, shown) in zip(told, wanted, strict=True))
         case _:
             assert "status" not in json.loads(said)

@@ -22,7 +22,7 @@ from tests.conftest import Ledger, children, descriptors
 from tests.faults import quick_server
 from tests.faults.caller import Caller, pay
 from tests.faults.oracle import Record, judge
-from tests.faults.watching import Tail, eventually, family, open_descriptors, resident_bytes
+from tests.faults.watching import Tail, eventually, family, open_descriptors, resident_bytes, watches_files
 from tests.hubs import HubProcess, Raw, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
 
@@ -101,6 +101,7 @@ async def test_a_hundred_reloads_under_load_cost_nobody_a_call(tmp_path: Path, l
     async with serving(tmp_path, servers(0)) as hub:
         for name in servers(0):
             await until_said(hub, '"server ready"', f'"{name}"')
+        await eventually(lambda: watches_files(hub.pid), "the hub is all there", within=20.0)
         processes, files, memory = len(family(hub.pid)), open_descriptors(hub.pid), resident_bytes(hub.pid)
         load = Load(hub.port)
         for name in ("stays", "eased", "changed", "changed"):

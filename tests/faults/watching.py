@@ -104,6 +104,15 @@ def open_descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def watches_files(pid: int) -> bool:
+    """Whether a process has asked to be told of changes of files; a hub does so once it is open."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            if "inotify" in os.readlink(descriptor):
+                return True
+    return False
+
+
 def resident_bytes(pid: int) -> int:
     """How much memory a process has in use."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

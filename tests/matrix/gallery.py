@@ -37,6 +37,9 @@ AT_ONCE = 4
 PATIENT = {"listing_seconds": 30}
 """Limits for a hub whose client cannot wait for a server to come up: its first listing waits instead."""
 
+OLD_CARRIERS = ("stdio", "stateful")
+"""Where mcp 1.x visits every program: with a stream for everything, and with one for each call."""
+
 SHARED_FORMS = (
     Form("sdk1", "legacy", "stdio"),
     Form("sdk2", "legacy", "sse"),
@@ -75,15 +78,17 @@ class Cell:
 
 
 def _cells() -> list[Cell]:
-    own = [Cell("own", visitor, form) for form in FORMS for visitor in _visitors(form)]
-    ways: tuple[Way, ...] = ("all", "sse", "stdio")
-    shared = [Cell(way, visitor, form) for way in ways for form in SHARED_FORMS for visitor in _visitors(form)]
-    return [*own, *(cell for cell in shared if cell.way != "sse" or cell.form.era == "legacy")]
+    """The mcp 2.x client goes everywhere; mcp 1.x, a process each time, wherever the hub could tell the two apart."""
+    new = [Cell("own", "sdk2", form) for form in FORMS]
+    new += [Cell(way, "sdk2", form) for way in ("all", "sse") for form in SHARED_FORMS if way in ways_of(form)]
+    new += [Cell("stdio", "sdk2", form) for form in (SHARED_FORMS[0], SHARED_FORMS[-1])]
+    old = [Cell("own", "sdk1", form) for form in FORMS if form.era == "legacy" and form.carrier in OLD_CARRIERS]
+    return [*new, *old, *(Cell(way, "sdk1", SHARED_FORMS[0]) for way in ways_of(SHARED_FORMS[0]))]
 
 
-def _visitors(form: Form) -> tuple[Visitor, ...]:
-    """The clients of the server's era."""
-    return ("sdk1", "sdk2") if form.era == "legacy" else ("sdk2",)
+def ways_of(form: Form) -> tuple[Way, ...]:
+    """The ways to all servers on which the era of a server is spoken; HTTP+SSE has the legacy era only."""
+    return ("all", "sse", "stdio") if form.era == "legacy" else ("all", "stdio")
 
 
 CELLS = _cells()

@@ -74,7 +74,7 @@ async def test_of_ten_thousand_tools_no_more_are_taken_than_allowed_and_the_oper
             names = await all_tools(client)
             first = await client.call_tool(many_name(0), {})
 
-    assert "over 1000 tools" in told
+    assert "over 1000" in told
     assert len(names) == 1000
     assert set(names) >= OWN
     assert not first.is_error

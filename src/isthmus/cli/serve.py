@@ -11,6 +11,7 @@ import structlog
 from isthmus.app.reload import Source
 from isthmus.app.serve import serve
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.output import say
 from isthmus.cli.running import run_service
 from isthmus.cli.sources import configuration_of, home, refused
 from isthmus.config.findings import ConfigError
@@ -66,6 +67,8 @@ def warn(configuration: Configuration) -> None:
 
 
 def _opened(configuration: Configuration, host: str, port: int) -> None:
+    if configuration.hub.log_file is not None:
+        say(f"listening at {address(host, port)}, logging to {configuration.hub.log_file}")
     log.info(
         "listening",
         url=address(host, port),

@@ -197,8 +197,6 @@ def _check(before: dict[str, Any], made: str, added: set[str], replaced: set[str
         raise CannotMerge(f"its servers are written in a way that cannot be added to ({error})") from error
     if _rest(before, added | replaced) != _rest(after, added | replaced):
         raise CannotMerge("something else in it would change with them")
-    if not added <= after.get(ROOT, {}).keys():
-        raise CannotMerge("they would not be found in it")
 
 
 def _rest(table: dict[str, Any], names: set[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import sys
 import tomllib
@@ -16,6 +17,7 @@ import pytest
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.imports import Wanted, import_servers, transport_of
 from isthmus.cli.main import main
+from isthmus.config.dialects.clients import CLIENTS
 from isthmus.upstream.settings import (
     HttpSettings,
     PythonSettings,
@@ -213,6 +215,12 @@ def test_the_command_takes_all_its_options(folder: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["into"] == str(folder / "y.toml")
 
 
+def test_the_help_names_every_client(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "--help"]) == Exit.WELL
+    shown = capsys.readouterr().out
+    assert [name for name in CLIENTS if name not in shown] == []
+
+
 def test_a_terminal_gets_a_table_by_client(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,7 +229,8 @@ def test_a_terminal_gets_a_table_by_client(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
     assert import_servers(Wanted(["cursor", "roo"], is_dry=True)) == Exit.WELL
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    lines = [line.split() for line in shown.splitlines()]
     assert lines == [
         ["Cursor:", f"{folder}/.cursor/mcp.json"],
         ["files", "stdio", "new"],
@@ -234,7 +243,7 @@ def test_a_terminal_gets_a_table_by_client(
 
 def test_a_configuration_that_is_named_and_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_CONFIG", "gone.toml")
-    with pytest.raises(CommandFailed, match="gone.toml does not exist"):
+    with pytest.raises(CommandFailed, match=r"gone\.toml does not exist"):
         import_servers(Wanted(["cursor"]))
 
 

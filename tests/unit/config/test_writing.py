@@ -152,17 +152,24 @@ def test_a_replaced_server_goes_with_its_tables_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "replaced"),
+    ("text", "replaced", "why"),
     [
-        ('servers = { a = { command = "x" } }\n', []),
-        ('[servers]\na = { command = "x" }\n', ["a"]),
-        ('[servers.a]\ncommand = """\n[servers.b]\n"""\n[servers.b]\ncommand = "z"\n', ["b"]),
+        ('servers = { a = { command = "x" } }\n', [], "cannot be added to"),
+        ('[servers]\na = { command = "x" }\n', ["a"], "cannot be added to"),
+        ('[servers.a]\ncommand = """\n[servers.b]\n"""\n[servers.b]\ncommand = "z"\n', ["b"], "cannot be added to"),
+        ('x = """\n[servers.b]\n#"""\n[hub]\n[servers.b]\ncommand = "z"\n', ["b"], "something else in it would change"),
     ],
 )
-def test_a_file_that_would_change_otherwise_is_left_alone(text: str, replaced: list[str]) -> None:
+def test_a_file_that_would_change_otherwise_is_left_alone(text: str, replaced: list[str], why: str) -> None:
     name = replaced[0] if replaced else "new"
-    with pytest.raises(CannotMerge):
+    with pytest.raises(CannotMerge, match=why):
         merged(text, {name: toml_table(name, {"command": "y"})}, replaced)
+
+
+def test_lines_that_only_look_like_headers_are_no_hindrance() -> None:
+    text = 'x = """\n[hm, well]\n"""\n[servers.b]\ncommand = "z"\n[[list]]\ny = 1\n'
+    made = merged(text, {"b": toml_table("b", {"command": "y"})}, ["b"])
+    assert tomllib.loads(made) == {"x": "[hm, well]\n", "list": [{"y": 1}], "servers": {"b": {"command": "y"}}}
 
 
 def test_a_server_under_the_other_root_is_replaced_too() -> None:

@@ -117,15 +117,13 @@ class Closed(io.StringIO):
         raise OSError(errno.EIO, "Input/output error")
 
 
-@pytest.mark.parametrize("is_closed", [True, False])
-def test_a_standard_error_that_takes_nothing_hurts_nobody(monkeypatch: pytest.MonkeyPatch, is_closed: bool) -> None:
+def test_a_standard_error_that_takes_nothing_hurts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Closed()
-    if is_closed:
-        stream.close()
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr(Closed, "isatty", lambda _: False)
     configure()
     structlog.get_logger().error("nobody hears this")
+    stream.close()
+    structlog.get_logger().error("nor this")
 
 
 # -- a file --------------------------------------------------------------------------------------------------
@@ -233,7 +231,7 @@ print("went on")
 def test_a_full_disk_costs_lines_and_not_the_hub(tmp_path: Path) -> None:
     file = tmp_path / "hub.log"
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(file)], capture_output=True, text=True, timeout=60, env=environment()
+        [sys.executable, "-c", FULL, str(file)], check=False, capture_output=True, text=True, timeout=60, env=environment()
     )
     assert (done.returncode, done.stdout) == (0, "went on\n")
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == [

@@ -40,7 +40,8 @@ GOOSE = Dialect(
     own_kinds=frozenset({"builtin", "platform", "frontend", "inline_python"}),
     steps=(steps.open_config,),
 )
-ZED = Dialect("zed", "Zed", roots=(("context_servers",),), unit="seconds")
+# Seconds now, milliseconds in earlier versions: neither is said, so that the size of the number decides.
+ZED = Dialect("zed", "Zed", roots=(("context_servers",),))
 KIRO = Dialect("kiro", "Kiro", roots=_MCP_SERVERS, unit="milliseconds")
 COPILOT = Dialect("copilot", "Copilot CLI", roots=_MCP_SERVERS, steps=(steps.take_tools_for_a_filter,))
 OPENCODE = Dialect(

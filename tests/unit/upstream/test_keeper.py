@@ -1,0 +1,368 @@
+"""Keepers: what they do with a link that lives, changes, falls silent or dies. The links are small doubles."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from isthmus.model.events import Log
+from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
+from isthmus.upstream import keeper as module
+from isthmus.upstream.link import ConnectFailed, WrongCarrier
+from isthmus.upstream.settings import HttpSettings, StdioSettings
+from tests.unit.core.doubles import raw
+from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
+
+ADDRESS = HttpSettings("http://localhost/mcp")
+
+
+@pytest.fixture
+async def kept() -> AsyncIterator[Kept]:
+    made = Kept()
+    yield made
+    await made.aclose()
+
+
+async def test_a_server_is_ready_once_it_was_greeted_and_listed(kept: Kept) -> None:
+    kept.keep()
+    assert kept.standing.state == "starting"
+    await kept.until(lambda: kept.standing.state == "ready")
+    assert [tool.name for tool in kept.standing.tools] == ["read"]
+    assert (kept.standing.era, kept.standing.carrier) == ("2026-07-28", "script")
+    assert "subscribe" in kept.standing.abilities
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_announced_change_is_listed_once_however_often_it_is_announced(kept: Kept) -> None:
+    link = await kept.ready()
+    link.names.append("write")
+    for _ in range(1000):
+        link.on_changed("tools")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
+
+
+async def test_a_change_that_nobody_announces_is_found_by_looking(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PING_SECONDS", 0.005)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.01)
+    link = await kept.ready()
+    link.names.append("write")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+
+
+async def test_a_list_is_asked_for_when_its_server_says_that_it_goes_stale(kept: Kept) -> None:
+    def brief(link: Scripted) -> None:
+        link.ttl_seconds = {"tools": 0.01, "prompts": 3000.0, "resources": 3000.0}
+
+    kept.prepare = brief
+    link = await kept.ready()
+    link.names.append("write")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"),
+    [
+        ({}, 60.0),
+        ({"tools": 5.0, "prompts": 500.0, "resources": 500.0}, 5.0),
+        ({"tools": 500.0, "prompts": 500.0, "resources": 500.0}, 500.0),
+        ({"tools": 500.0}, 60.0),  # of the others it says nothing
+        ({"tools": 1e9, "prompts": 1e9, "resources": 1e9}, 3600.0),
+    ],
+)
+async def test_lists_hold_as_long_as_their_server_says_and_others_a_minute(
+    kept: Kept, ttl: dict[str, float], seconds: float
+) -> None:
+    def holding(link: Scripted) -> None:
+        link.ttl_seconds = ttl  # type: ignore[assignment]
+
+    kept.prepare = holding
+    before = kept.hub.now()
+    await kept.ready()
+    await kept.until(lambda: kept.supervisor.keepers[NAME]._due > 0)
+    due = kept.supervisor.keepers[NAME]._due
+    assert before + seconds <= due <= kept.hub.now() + seconds
+
+
+@pytest.mark.parametrize("refusal", [BadReply(NAME, "nonsense"), ServerError(NAME, -32603, "broken")])
+async def test_a_list_that_cannot_be_given_now_costs_neither_the_link_nor_what_was_known(
+    kept: Kept, refusal: BadReply | ServerError
+) -> None:
+    link = await kept.ready()
+    link.list_refusal = refusal
+    link.on_changed("tools")
+    await kept.until(lambda: len(link.listings) == 2)
+    assert [tool.name for tool in kept.standing.tools] == ["read"]
+    assert (kept.standing.state, link.pings) == ("ready", 0)
+
+
+async def test_a_server_without_a_first_list_is_not_ready(kept: Kept) -> None:
+    def listless(link: Scripted) -> None:
+        link.list_refusal = BadReply(NAME, "nonsense")
+
+    kept.prepare = listless
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "nonsense"
+
+
+# -- silence, doubt and loss ---------------------------------------------------------------------------------------
+
+
+async def test_an_idle_server_that_does_not_answer_a_ping_is_tried_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PING_SECONDS", 0.005)
+    link = await kept.ready()
+    await kept.until(lambda: link.pings > 0)
+    link.is_silent = True
+    await kept.until(lambda: len(kept.links) > 1 and kept.standing.state == "ready")
+    assert link.is_closed
+
+
+async def test_a_doubt_has_the_server_asked_and_one_with_calls_is_left_to_them(kept: Kept) -> None:
+    link = await kept.ready()
+    running, _ = kept.start()
+    link.is_silent = True
+    link.on_doubt()
+    await kept.until(lambda: link.pings == 1)
+    assert (kept.standing.state, running.outcome) == ("ready", None)
+    finish(running)
+    link.is_silent = False
+
+
+async def test_a_lost_server_keeps_its_tools_and_says_why(kept: Kept) -> None:
+    link = await kept.ready()
+    kept.refuse("no such command hunter22")
+    link.die("killed by signal 9")
+    assert (kept.standing.state, kept.standing.reason) == ("retrying", "killed by signal 9")
+    assert [tool.name for tool in kept.standing.tools] == ["read"]
+    await kept.until(lambda: kept.standing.reason == "no such command ***")
+    fault = kept.start()[1].fault
+    assert isinstance(fault, NotConnected)
+    assert fault.why == "no such command ***"
+    kept.refuse(None)
+    await kept.until(lambda: kept.standing.state == "ready")
+
+
+async def test_a_server_that_died_of_the_probe_is_greeted_the_earlier_way_next(kept: Kept) -> None:
+    def fragile(link: Scripted) -> None:
+        link.dies_of_probe = True
+
+    kept.prepare = fragile
+    await kept.ready()
+    assert [link.greeted_as for link in kept.links] == [["auto"], ["legacy"]]
+
+
+async def test_an_era_that_was_found_out_is_remembered_and_one_that_is_configured_is_kept_to(kept: Kept) -> None:
+    link = await kept.ready()
+    link.die("gone")
+    await kept.until(lambda: len(kept.links) == 2 and kept.standing.state == "ready")
+    assert kept.links[1].greeted_as == ["modern"]
+    kept.supervisor.change(settings(StdioSettings("server", era="legacy")))
+    await kept.until(lambda: len(kept.links) == 3)
+    await kept.until(lambda: kept.links[2].greeted_as == ["legacy"])
+
+
+async def test_a_defect_in_a_keeper_is_shown_and_costs_only_its_server(kept: Kept) -> None:
+    def broken(link: Scripted) -> None:
+        raise ZeroDivisionError("a defect")
+
+    kept.prepare = broken
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "stopped")
+    assert "a defect" in (kept.standing.reason or "")
+
+
+# -- carriers ------------------------------------------------------------------------------------------------------
+
+
+def speaks(*carriers: str) -> Callable[[Scripted], None]:
+    def prepare(link: Scripted) -> None:
+        if link.by not in carriers:
+            link.refusal = WrongCarrier(f"it does not speak {link.by}")
+
+    return prepare
+
+
+async def test_the_next_carrier_is_tried_when_a_server_does_not_speak_the_first_and_remembered(kept: Kept) -> None:
+    kept.prepare = speaks("sse")
+    link = await kept.ready(reach=ADDRESS)
+    assert [made.by for made in kept.links] == ["http", "sse"]
+    assert kept.links[0].is_closed
+    link.die("gone")
+    await kept.until(lambda: len(kept.links) > 2 and kept.standing.state == "ready")
+    assert {made.by for made in kept.links[2:]} == {"sse"}
+
+
+async def test_a_carrier_that_does_not_work_any_more_is_forgotten(kept: Kept) -> None:
+    kept.prepare = speaks("sse")
+    link = await kept.ready(reach=ADDRESS)
+    kept.prepare = speaks("http")
+    link.die("moved")
+    await kept.until(lambda: kept.standing.state == "ready" and kept.links[-1].by == "http")
+    assert [made.by for made in kept.links] == ["http", "sse", "sse", "http"]
+
+
+async def test_a_server_that_speaks_no_carrier_says_what_each_said(kept: Kept) -> None:
+    kept.prepare = speaks()
+    kept.keep(reach=ADDRESS)
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "it does not speak http; it does not speak sse"
+
+
+async def test_another_failure_tries_no_other_carrier(kept: Kept) -> None:
+    def refusing(link: Scripted) -> None:
+        link.refusal = ConnectFailed("HTTP 401")
+
+    kept.prepare = refusing
+    kept.keep(reach=ADDRESS)
+    await kept.until(lambda: len(kept.links) >= 2)
+    assert {made.by for made in kept.links} == {"http"}
+    assert kept.standing.reason == "HTTP 401"
+
+
+@pytest.mark.parametrize("carrier", ["http", "sse"])
+async def test_a_configured_carrier_is_the_only_one_tried(kept: Kept, carrier: str) -> None:
+    kept.prepare = speaks()
+    kept.keep(reach=HttpSettings("http://localhost/mcp", carrier=carrier))  # type: ignore[arg-type]
+    await kept.until(lambda: len(kept.links) >= 2)
+    assert {made.by for made in kept.links} == {carrier}
+
+
+async def test_what_cannot_even_be_dialled_by_a_carrier_is_tried_by_the_next(kept: Kept) -> None:
+    kept.refusal = WrongCarrier("no")
+    kept.keep(reach=ADDRESS)
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "no; no"
+
+
+# -- what callers want beside their calls --------------------------------------------------------------------------
+
+
+async def test_a_server_of_the_earlier_era_is_told_how_much_to_log(kept: Kept) -> None:
+    def earlier(link: Scripted) -> None:
+        link.is_modern = False
+
+    kept.prepare = earlier
+    kept.hub.levels.want("somebody", "warning")
+    link = await kept.ready()
+    await kept.until(lambda: link.asked == [("logging/setLevel", {"level": "warning"})])
+    kept.hub.levels.want("another", "debug")
+    await kept.until(lambda: link.asked[1:] == [("logging/setLevel", {"level": "debug"})])
+    link.on_renewed()
+    await kept.until(lambda: link.asked[2:] == [("logging/setLevel", {"level": "debug"})])
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_a_server_that_cannot_be_told_is_not(kept: Kept, *, is_modern: bool) -> None:
+    def unable(link: Scripted) -> None:
+        link.is_modern = is_modern
+        link.can = link.can - {"logging"} if not is_modern else link.can
+
+    kept.prepare = unable
+    kept.hub.levels.want("somebody", "warning")
+    link = await kept.ready()
+    await kept.until(lambda: len(kept.crew) == 1)
+    assert link.asked == []
+
+
+async def test_what_is_followed_is_asked_for_again_after_a_loss_and_a_refusal_is_no_harm(kept: Kept) -> None:
+    def earlier(link: Scripted) -> None:
+        link.is_modern = False
+
+    def refusing(link: Scripted) -> None:
+        earlier(link)
+        link.refuses.add("resources/subscribe")
+
+    kept.prepare = earlier
+    link = await kept.ready()
+    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: None) is None
+    kept.prepare = refusing
+    link.die("gone")
+    assert isinstance(await kept.hub.subscriptions.add((NAME, "file:///y"), lambda: None), NotConnected)
+    await kept.until(lambda: len(kept.links) == 2 and kept.standing.state == "ready")
+    await kept.until(lambda: kept.links[1].asked == [("resources/subscribe", {"uri": "file:///x"})])
+    assert kept.standing.state == "ready"
+
+
+async def test_an_update_is_told_and_makes_the_hub_forget_what_it_kept(kept: Kept) -> None:
+    link = await kept.ready()
+    told: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    forgotten: list[tuple[str, str | None]] = []
+    kept.hub.recall.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
+    link.on_updated("file:///x")
+    assert (told, forgotten) == (["told"], [(NAME, "file:///x")])
+
+
+async def test_a_line_that_is_no_callers_is_the_operators_without_secrets_and_not_for_ever(kept: Kept) -> None:
+    link = await kept.ready()
+    for number in range(150):
+        link.on_log(Log("error", {"data": raw(f"{number} hunter22 " + "x" * 1000)}))
+    heard = kept.hub.lanes[NAME].heard
+    assert len(heard) == 100
+    assert heard[-1].level == "error"
+    assert heard[-1].text.startswith('"149 *** xxx')
+    assert len(heard[-1].text) == 500
+
+
+# -- links that are not shared -------------------------------------------------------------------------------------
+
+
+async def test_a_server_with_a_link_for_each_caller_is_listed_on_one_of_its_own(kept: Kept) -> None:
+    own = await kept.ready(isolation="caller")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2)
+    await kept.until(lambda: kept.links[1].sent == [inflight])
+    assert own.sent == []
+    assert kept.links[1].greeted_as == ["modern"]
+    finish(inflight)
+    assert kept.hub.running() == 0
+
+
+async def test_a_link_for_a_caller_logs_as_much_as_is_wanted_and_one_that_cannot_be_greeted_is_closed(
+    kept: Kept,
+) -> None:
+    def earlier(link: Scripted) -> None:
+        link.is_modern = False
+        if len(kept.links) == 2:
+            link.refusal = Lost(NAME, "hunter22 is wrong", executed="no")
+
+    kept.prepare = earlier
+    kept.hub.levels.want("somebody", "info")
+    await kept.ready(isolation="call")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    assert kept.links[1].asked == [("logging/setLevel", {"level": "info"})]
+    refused, listener = kept.start()
+    await kept.until(lambda: refused.outcome is not None)
+    assert kept.links[2].is_closed
+    assert isinstance(listener.fault, NotConnected)
+    assert listener.fault.why == "*** is wrong"
+    finish(inflight)
+    await kept.until(lambda: kept.links[1].is_closed)
+
+
+async def test_a_change_of_how_many_calls_there_may_be_is_one_of_how_many_links(kept: Kept) -> None:
+    await kept.ready(isolation="call", max_calls=1, max_queued=0)
+    one, _ = kept.start()
+    assert kept.start()[1].fault.reason == "overloaded"
+    kept.supervisor.change(settings(isolation="call", max_calls=2, max_queued=0))
+    two, _ = kept.start()
+    await kept.until(lambda: [link.sent for link in kept.links[1:]] == [[one], [two]])
+    finish(one)
+    finish(two)
+
+
+async def test_links_of_callers_are_closed_with_the_server(kept: Kept) -> None:
+    await kept.ready(isolation="caller")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    finish(inflight)
+    assert not kept.links[1].is_closed
+    kept.supervisor.remove(NAME)
+    await kept.until(lambda: all(link.is_closed for link in kept.links) and len(kept.crew) == 0)

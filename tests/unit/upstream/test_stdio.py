@@ -1,0 +1,167 @@
+"""The link to a child process: what is held, what has left, and what a child may say."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from isthmus.core.settings import Limits
+from isthmus.model.events import Log
+from isthmus.model.faults import Lost
+from isthmus.upstream import duplex
+from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.settings import StdioSettings
+from isthmus.upstream.stdio import StdioLink
+from tests.conftest import Ledger
+from tests.faults.watching import eventually
+from tests.peers.launch import command
+from tests.unit.core.doubles import SERVER
+from tests.unit.upstream.doubles import ME, SOMEBODY, Scene, answer, message, over, text_of
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+
+async def started(words: list[str], limits: Limits | None = None) -> Scene:
+    link = StdioLink(SERVER, ME, limits or Limits())
+    await link.start(StdioSettings(words[0], tuple(words[1:])), {})
+    return Scene(link)
+
+
+async def greeted(*options: str) -> Scene:
+    scene = await started(command("raw_server", *options))
+    await scene.link.greet("auto")
+    return scene
+
+
+def saying(*words: bytes) -> list[str]:
+    """A child that says this and then reads without a word."""
+    script = f"import os,sys\nfor said in {list(words)!r}: os.write(1, said)\nfor _ in sys.stdin: pass"
+    return [sys.executable, "-c", script]
+
+
+@pytest_asyncio.fixture
+async def echo() -> AsyncIterator[Scene]:
+    """A child that sends every line back as it came."""
+    scene = await started([sys.executable, "-c", "import os\nwhile d := os.read(0, 65536): os.write(1, d)"])
+    yield scene
+    await scene.link.aclose()
+
+
+@pytest.mark.parametrize(("era", "version"), [("legacy", "2025-11-25"), ("modern", "2026-07-28")])
+async def test_servers_of_both_eras_are_greeted_listed_and_called(ledger: Ledger, era: str, version: str) -> None:
+    scene = await greeted("--era", era, "--ledger", str(ledger.path))
+    assert scene.link.dialect.version == version
+    assert "pay" in {tool.name for tool in (await scene.link.list_features()).tools}
+    listeners = [scene.start("pay", {"nonce": f"n{at}"})[1] for at in range(20)]
+    assert [text_of(await over(listener)) for listener in listeners] == [f"n{at}" for at in range(20)]
+    assert ledger.ran() == {f"n{at}": 1 for at in range(20)}
+    await scene.link.aclose()
+
+
+async def test_what_cannot_be_started_says_so() -> None:
+    with pytest.raises(ConnectFailed, match="no-such-program"):
+        await started(["no-such-program"])
+
+
+async def test_a_killed_server_loses_the_link_and_says_what_is_not_known(ledger: Ledger) -> None:
+    scene = await greeted("--ledger", str(ledger.path), "--mode", "sleep:60")
+    assert isinstance(scene.link, StdioLink)
+    listeners = [scene.start("pay", {"nonce": f"n{at}"})[1] for at in range(3)]
+    await eventually(lambda: len(ledger.ran()) == 3, "all calls run")
+    scene.link._cut()
+    for listener in listeners:
+        fault = (await over(listener)).fault
+        assert isinstance(fault, Lost)
+        assert fault.executed == "unknown"
+    assert [told[:5] for told in scene.told] == ["lost:"]
+    assert scene.start()[1].fault.executed == "no"
+    await scene.link.aclose()
+
+
+async def test_what_a_server_that_does_not_read_was_not_given_can_be_withdrawn_for_certain() -> None:
+    scene = await started([sys.executable, "-c", "import time; time.sleep(60)"])
+    large, _ = scene.start(arguments={"text": "x" * 1_000_000})
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the end of the turn in which it is written
+    held, _ = scene.start()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert scene.link.may_have_run(large)
+    assert not scene.link.may_have_run(held)
+    _, listener = scene.start()
+    assert isinstance(scene.link, StdioLink)
+    scene.link._fail("enough")
+    assert (await over(listener)).fault.executed == "no"
+    await scene.link.aclose()
+
+
+async def test_a_line_without_end_ends_the_child() -> None:
+    scene = await started(saying(b"x" * 5000), Limits(reply_bytes=4096))
+    async with asyncio.timeout(10):
+        assert await scene.link.lost == "it sent a line of over 4096 bytes"
+    await scene.link.aclose()
+
+
+async def test_lines_in_a_row_that_are_no_messages_end_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplex, "GARBAGE_MAX", 10)
+    good = message(method="notifications/tools/list_changed") + b"\n"
+    scene = await started(saying(b"hello\n" * 10, good, b"hello\n" * 10, good, b"[]\n" * 11, good))
+    async with asyncio.timeout(10):
+        assert "over 10 lines in a row" in await scene.link.lost
+    assert scene.told[:2] == ["changed: tools"] * 2
+    await scene.link.aclose()
+
+
+async def test_a_servers_own_questions_are_answered(echo: Scene) -> None:
+    """What the child sends back is what the hub answered, which is an answer to nobody."""
+    heard: list[tuple[str, bytes]] = []
+    link = echo.link
+    assert isinstance(link, StdioLink)
+    link.on_changed = lambda topic: heard.append(("changed", topic.encode()))
+    link.read(message(id="a", method="ping"))
+    link.read(message(id="b", method="sampling/createMessage"))
+    link._say(message(method="notifications/tools/list_changed"))
+    await eventually(lambda: bool(heard), "everything came back")
+    assert heard == [("changed", b"tools")]
+    assert not link.lost.done()
+
+
+async def test_answers_to_nobody_and_ids_that_are_none_are_passed_over(echo: Scene) -> None:
+    assert isinstance(echo.link, StdioLink)
+    _, listener = echo.start()
+    for id in (99, "1", 1.5, None):
+        echo.link.read(message(id=id, result={}))
+        echo.link.read(message(id=id, error={"code": 1, "message": "x"}))
+    assert listener.ends == []
+    echo.link.read(answer(1))
+    assert text_of(await over(listener)) == "done"
+
+
+async def test_progress_finds_its_call_and_a_log_its_caller_who_is_alone(echo: Scene) -> None:
+    assert isinstance(echo.link, StdioLink)
+    _, mine = echo.start()
+    line = message(method="notifications/message", params={"level": "info", "data": "hm"})
+    echo.link.read(message(method="notifications/progress", params={"progressToken": 1, "progress": 0.5}))
+    echo.link.read(message(method="notifications/progress", params={"progressToken": 7, "progress": 0.5}))
+    echo.link.read(line)
+    _, theirs = echo.start(caller=SOMEBODY)
+    echo.link.read(line)
+    assert len(mine.events) == 2
+    assert isinstance(mine.events[1], Log)
+    assert theirs.events == []
+    assert len(echo.logs) == 1
+
+
+async def test_a_server_that_never_acknowledges_keeps_few_subscriptions(echo: Scene) -> None:
+    link = echo.link
+    assert isinstance(link, StdioLink)
+    scene = await greeted("--era", "modern")
+    link.dialect, link.capabilities = scene.link.dialect, scene.link.capabilities
+    await scene.link.aclose()
+    for _ in range(50):
+        link.listen()
+    assert len(link._pending) <= duplex.SUPERSEDED_MAX + 1
