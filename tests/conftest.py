@@ -116,9 +116,10 @@ def _settle(known: set[int]) -> dict[int, str]:
 def children(of: int | None = None) -> set[int]:
     """The pids of a process's children, dead ones that nobody has waited for included."""
     found: set[int] = set()
-    for tasks in Path(f"/proc/{of or os.getpid()}/task").glob("*/children"):
-        with suppress(OSError):
-            found |= {int(pid) for pid in tasks.read_text().split()}
+    with suppress(OSError):  # the process itself may go while it is looked at
+        for tasks in Path(f"/proc/{of or os.getpid()}/task").glob("*/children"):
+            with suppress(OSError):
+                found |= {int(pid) for pid in tasks.read_text().split()}
     return found
 
 

@@ -133,7 +133,7 @@ async def test_a_body_that_is_too_long_is_a_problem_too(http: httpx2.AsyncClient
 
 
 async def test_only_who_may_use_everything_sees_what_is_the_operators(tmp_path: Path) -> None:
-    callers = {
+    callers: dict[str, dict[str, Any]] = {
         "all": {"key": "k3y-of-all-0123456789", "allow": ["*"]},
         "some": {"key": "k3y-of-some-0123456789", "allow": ["builtin.echo"]},
     }

@@ -22,9 +22,9 @@ from isthmus.config.load import load
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Gate
-from isthmus.faces.http.health import Health
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.mcp.http import McpHttp
+from isthmus.faces.rest.http import RestHttp
 from isthmus.model.calls import Call
 from isthmus.model.events import Event
 from isthmus.model.names import ServerName
@@ -240,7 +240,8 @@ async def hub_of(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Asy
 async def door_of(hub: InProcess) -> AsyncIterator[int]:
     """Open a hub's door as `serve` does; yields its port."""
     gate = Gate(OriginGuard(bind_host="127.0.0.1"), identify(hub.running.configuration))
-    routes = Routes(hub.running, McpHttp(hub.running.dialogue(), gate), Health(lambda: True))
+    mcp, rest = McpHttp(hub.running.dialogue(), gate), RestHttp(hub.running.hub, gate)
+    routes = Routes(hub.running.surface, mcp, rest, {})
     door = Door(routes, DoorSettings(port=0))
     door.offer(routes.take)
     try:

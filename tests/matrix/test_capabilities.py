@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.matrix.gallery import CELLS, Cell, Gallery
+from tests.peers import content
 from tests.peers.expectations import assert_changed, assert_logged, assert_looked
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("capabilities")]
@@ -41,3 +42,18 @@ async def test_what_is_shown_of_a_server_is_what_it_has(gallery: Gallery, cell: 
         "completions": {},
         "logging": {},
     }
+
+
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.way == "own"], ids=str)
+async def test_a_resource_can_be_watched_exactly_where_the_server_takes_subscriptions(
+    gallery: Gallery, cell: Cell
+) -> None:
+    found = await gallery.survey(cell)
+
+    takes = "subscriptions" in cell.form.abilities
+    if cell.form.era == "legacy":
+        assert found.answers["listening"]["ok"] == takes
+    else:
+        watched = {"resourceSubscriptions": [content.WATCHED_URI]} if takes else {}
+        lists = {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+        assert found.answer("listening")["honored"] == {**lists, **watched}

@@ -13,7 +13,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import ServerSettings
 
-FIXED_SETTINGS = ("host", "port", "names", "state")
+FIXED_SETTINGS = ("host", "port", "public_url", "names", "state")
 """What callers and the system were told when the hub started; another value needs another start."""
 
 FIXED_LIMITS = ("request_bytes", "lag_bytes", "lag_seconds", "schema_bytes")

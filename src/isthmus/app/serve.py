@@ -46,6 +46,10 @@ COLLECT_AFTER = 20_000
 """Objects between two looks of the cycle collector, instead of 700: what a call allocates dies with it, so that
 looking more often finds nothing."""
 
+COLLECT_OLD_AFTER = 2
+"""Looks at the young between two at the older, instead of 10: what lived long and ended as a cycle (servers that
+were removed, sessions) would otherwise pile up to hundreds of megabytes before anybody looks."""
+
 
 class Face(Protocol):
     """A way in that is served as an ASGI application."""
@@ -164,7 +168,7 @@ async def serve(
         door.on_drain(sse.end_streams)
         port = await door.open()
         gc.freeze()
-        gc.set_threshold(COLLECT_AFTER)
+        gc.set_threshold(COLLECT_AFTER, COLLECT_OLD_AFTER, COLLECT_OLD_AFTER)
         on_open(settings.host, port)
         if source is not None:
             change = partial(_change, running, gate, (mcp, sse))

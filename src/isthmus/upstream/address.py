@@ -15,6 +15,9 @@ def target_within(origin: Origin, target: str, reference: str, does: str) -> str
         ConnectFailed: it is no address, or another origin's, which the credentials must not reach.
     """
     try:
+        if not reference.isprintable():
+            # `urljoin` would silently remove some of these, so what was checked would not be what was said.
+            raise ValueError("it contains a control character")
         place, found = parse_url(urljoin(f"{origin}{target}", reference))
     except ValueError as error:
         raise ConnectFailed(f"it {does} something that is no address ({error})") from error

@@ -115,6 +115,8 @@ class SseLink(DuplexLink["Letter"]):
             async with asyncio.timeout(self.start_seconds):
                 return await stream.opened
         except TimeoutError:
+            if not stream.is_stream:
+                raise ConnectFailed(f"it did not answer within {self.start_seconds:g} s") from None
             raise WrongCarrier(f"its stream named no endpoint within {self.start_seconds:g} s") from None
 
     def _request_head(self, verb: str, target: str, headers: Mapping[str, str]) -> bytes:
@@ -266,6 +268,11 @@ class _Stream:
         self._has_endpoint = False
         self.ticket: Ticket | None = None
         self.opened: asyncio.Future[tuple[str, str | None]] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the server answered with an event stream."""
+        return self._decoder is not None
 
     def close(self) -> None:
         """Read no further."""

@@ -50,7 +50,13 @@ def test_settings_are_named_as_a_file_spells_them() -> None:
     assert differing(HUB, new) == ("hub.port", "log.file", "limits.call_seconds")
 
 
-OTHER = {"host": "localhost", "port": 1, "names": "llm", "state": "/elsewhere"}
+OTHER = {
+    "host": "localhost",
+    "port": 1,
+    "public_url": "https://hub.example",
+    "names": "llm",
+    "state": "/elsewhere",
+}
 
 
 @pytest.mark.parametrize("name", FIXED_SETTINGS)

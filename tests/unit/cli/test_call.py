@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.call import Wanted, call_tool, read_text
+from isthmus.cli.call import Wanted, call_tool, read_resource, read_text, write_prompt
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.sources import Own, Running
 from isthmus.upstream.settings import HttpSettings
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, serving, stdio, write_config
+from tests.peers import content
 from tests.peers.launch import command
 
 FAILING = """
@@ -114,3 +115,15 @@ def test_arguments_are_read_from_files_and_from_standard_input(tmp_path: Path, m
     assert read_text(str(tmp_path / "note")) == "from a file"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))
     assert read_text("-") == "from stdin"
+
+
+async def test_a_prompt_is_written_out_and_a_resource_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = Own(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
+    assert await write_prompt(source, wanted("greet", "name=Ada"), wait=30) == Exit.WELL
+    assert capsys.readouterr().out == f"user: {content.greeting('Ada', 'warm')}\n"
+    assert await read_resource(source, content.UNLISTED_URI, wait=30, is_json=False) == Exit.WELL
+    assert capsys.readouterr().out == f"{content.UNLISTED}\n"
+    with pytest.raises(CommandFailed) as failed:
+        await read_resource(source, "memo://shelf/none", wait=30, is_json=True)
+    assert failed.value.exit == Exit.CALL_FAILED
+    assert json.loads(capsys.readouterr().out)["error"]["server"] == "shelf"

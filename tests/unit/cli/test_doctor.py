@@ -89,7 +89,7 @@ async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys
         source = Running(HttpSettings(served.url), has_key=False)
         assert await examine(source, wait=20, is_json=False) == Exit.CALL_FAILED
         out = capsys.readouterr().out
-        assert out.startswith(f"hub: {served.url}, MCP 2026-07-28, reached in ")
+        assert out.startswith(f"hub: {served.url}, reached in ")
         assert "✓  raw      ready     4 tools" in out
         assert await examine(source, wait=20, is_json=True) == Exit.CALL_FAILED
         told = json.loads(capsys.readouterr().out)

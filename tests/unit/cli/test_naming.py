@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.cli.documents import Absence, Listing, Offer
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.naming import choose, servers_for
-from isthmus.cli.reached import Absence, Offer
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.model.features import Tool
-from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.names import ServerName
 from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.wire.mcp.lists import PROMPTS
 
 
 def offer(name: str) -> Offer:
-    server = name.partition(".")[0]
-    return Offer(name, server, Tool.of(ServerName(server), FeatureName(name), {}))
+    return Offer(name, name.partition(".")[0], {})
 
 
 OFFERS = [offer(name) for name in ("builtin.echo", "files.read", "files.a.b", "web.echo", "web.read", "mcp_web_get")]
@@ -34,12 +33,12 @@ GONE = {"search": Absence("retrying", "connection refused", is_listed=False)}
     ],
 )
 def test_full_short_and_mcp_names_are_found(name: str, meant: str) -> None:
-    assert choose(name, OFFERS, {}).name == meant
+    assert choose(name, Listing(OFFERS, {})).name == meant
 
 
 def failure(name: str, absences: dict[str, Absence] | None = None) -> CommandFailed:
     with pytest.raises(CommandFailed) as failed:
-        choose(name, OFFERS, absences or {})
+        choose(name, Listing(OFFERS, absences or {}))
     return failed.value
 
 
@@ -89,3 +88,15 @@ def test_a_tool_of_a_missing_server_tells_why_it_is_missing() -> None:
 def test_only_the_servers_that_can_have_the_tool_are_started(name: str, needed: set[str] | None) -> None:
     servers = tuple(ServerSettings(ServerName(name), StdioSettings("x")) for name in ("files", "web"))
     assert servers_for(name, Configuration(None, HubSettings(), servers)) == needed
+
+
+def test_a_prompt_has_no_built_in_namesake() -> None:
+    servers = (ServerSettings(ServerName("files"), StdioSettings("x")),)
+    assert servers_for("echo", Configuration(None, HubSettings(), servers), PROMPTS) is None
+
+
+def test_words_about_prompts_speak_of_prompts() -> None:
+    with pytest.raises(CommandFailed) as failed:
+        choose("zzz", Listing([], {}), PROMPTS)
+    assert failed.value.message == "there is no prompt 'zzz'"
+    assert failed.value.advice == ("`isthmus prompts` lists what there is.",)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.cli.results import readable
+from isthmus.cli.results import readable, readable_contents, readable_messages
 
 
 def shown(**result: Any) -> str:
@@ -51,3 +51,15 @@ def test_structured_content_is_shown_where_there_is_no_other() -> None:
 @pytest.mark.parametrize("result", [{}, {"content": 3}, {"content": None}])
 def test_a_result_without_content_shows_nothing(result: dict[str, Any]) -> None:
     assert shown(**result) == ""
+
+
+def test_a_prompt_is_shown_as_who_says_what() -> None:
+    messages = [{"role": "user", "content": {"type": "text", "text": "hi"}}, {"role": "user"}]
+    payload = msgspec.Raw(msgspec.json.encode({"messages": messages}))
+    assert readable_messages(payload) == "user: hi\n\n[something that is no message: --json shows it]"
+
+
+def test_a_resource_is_shown_part_by_part() -> None:
+    parts = [{"uri": "x:", "text": "a"}, {"uri": "y:", "blob": "aGVs", "mimeType": "a/b"}]
+    payload = msgspec.Raw(msgspec.json.encode({"contents": parts}))
+    assert readable_contents(payload) == "a\n[resource y: a/b, 3 bytes: --json shows it]"

@@ -74,7 +74,7 @@ def socket_origin(server: Server) -> Origin:
 def accepting(request: bytes, *lines: str) -> bytes:
     """The answer that opens a WebSocket."""
     key = request.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0]
-    digest = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()).decode()  # noqa: S324
+    digest = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()).decode()
     more = "".join(f"{line}\r\n" for line in lines)
     return (
         "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -318,7 +318,7 @@ async def test_a_goodbye_is_told_with_its_words(server: Server) -> None:
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-async def test_a_connection_that_ends_is_told_once(server: Server, is_reset: bool) -> None:
+async def test_a_connection_that_ends_is_told_once(server: Server, *, is_reset: bool) -> None:
     ear = Ear()
     channel, peer = await opened(server, ear)
     end = channel.write(channel.frame(b"{}"))

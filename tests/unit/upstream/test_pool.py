@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.crew import Crew
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.events import Log
 from isthmus.model.faults import Cancelled, Lost, NotConnected, Overloaded
@@ -26,7 +27,7 @@ class Pooled:
 
     def __init__(self, isolation: str = "caller", max_calls: int = 64) -> None:
         self.stage = Stage()
-        self.crew = self._crew()
+        self.crew = Crew("pool")
         self.links: list[Scripted] = []
         self.lines: list[Log] = []
         self.opened = asyncio.Event()
@@ -36,10 +37,6 @@ class Pooled:
         self.pool = Pool(made, self.crew, self._connect, self.lines.append)
         self.stage.lane.attach(self.pool)
         self.stage.lane.on_released = self.pool.ended
-
-    @staticmethod
-    def _crew() -> module.Crew:
-        return module.Crew("pool")
 
     async def _connect(self) -> BaseLink:
         await self.opened.wait()

@@ -99,6 +99,20 @@ async def test_what_a_server_that_does_not_read_was_not_given_can_be_withdrawn_f
     await scene.link.aclose()
 
 
+async def test_the_process_and_its_last_words_are_known() -> None:
+    link = StdioLink(SERVER, ME, Limits())
+    assert (link.pid, link.last_words) == (None, None)
+    script = "import sys; sys.stderr.write('x' * 1000 + ' no such file\\n'); sys.exit(3)"
+    await link.start(StdioSettings(sys.executable, ("-c", script)), {})
+    assert link.pid is not None
+    async with asyncio.timeout(10):
+        assert "3" in await link.lost
+    assert link.last_words is not None
+    assert link.last_words.endswith("x no such file")
+    assert len(link.last_words) == 600
+    await link.aclose()
+
+
 async def test_a_line_without_end_ends_the_child() -> None:
     scene = await started(saying(b"x" * 5000), Limits(reply_bytes=4096))
     async with asyncio.timeout(10):
@@ -114,20 +128,6 @@ async def test_lines_in_a_row_that_are_no_messages_end_the_child(monkeypatch: py
         assert "over 10 lines in a row" in await scene.link.lost
     assert scene.told[:2] == ["changed: tools"] * 2
     await scene.link.aclose()
-
-
-async def test_a_servers_own_questions_are_answered(echo: Scene) -> None:
-    """What the child sends back is what the hub answered, which is an answer to nobody."""
-    heard: list[tuple[str, bytes]] = []
-    link = echo.link
-    assert isinstance(link, StdioLink)
-    link.on_changed = lambda topic: heard.append(("changed", topic.encode()))
-    link.read(message(id="a", method="ping"))
-    link.read(message(id="b", method="sampling/createMessage"))
-    link._say(message(method="notifications/tools/list_changed"))
-    await eventually(lambda: bool(heard), "everything came back")
-    assert heard == [("changed", b"tools")]
-    assert not link.lost.done()
 
 
 async def test_answers_to_nobody_and_ids_that_are_none_are_passed_over(echo: Scene) -> None:
@@ -154,14 +154,3 @@ async def test_progress_finds_its_call_and_a_log_its_caller_who_is_alone(echo: S
     assert isinstance(mine.events[1], Log)
     assert theirs.events == []
     assert len(echo.logs) == 1
-
-
-async def test_a_server_that_never_acknowledges_keeps_few_subscriptions(echo: Scene) -> None:
-    link = echo.link
-    assert isinstance(link, StdioLink)
-    scene = await greeted("--era", "modern")
-    link.dialect, link.capabilities = scene.link.dialect, scene.link.capabilities
-    await scene.link.aclose()
-    for _ in range(50):
-        link.listen()
-    assert len(link._pending) <= duplex.SUPERSEDED_MAX + 1

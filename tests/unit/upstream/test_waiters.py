@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.model.events import Progress
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
 from isthmus.model.outcomes import Result
-from isthmus.upstream.waiters import CallWaiter, Inquiry, lost, turned_away
+from isthmus.upstream.waiters import CallWaiter, Inquiry, Unheard, Waiter, log_alone, lost, turned_away
 from isthmus.wire.jsonrpc import ErrorReply
-from tests.unit.core.doubles import SERVER, Listener, Stage, raw
+from tests.unit.core.doubles import SERVER, Listener, Stage, call, raw, ready, resource
 
 REFUSED = ErrorReply(msgspec.Raw(b"1"), -32000, "no", raw({"hint": 1}))
 
@@ -102,3 +103,71 @@ def test_a_request_that_was_turned_away_did_not_run() -> None:
     fault = turned_away(SERVER, "HTTP 403", 403)
     assert isinstance(fault, NotConnected)
     assert (fault.executed, fault.status) == ("no", 403)
+
+
+# -- resources -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "kept"),
+    [
+        ({"contents": []}, (0.0, False)),
+        ({"contents": [], "ttlMs": None, "cacheScope": None}, (0.0, False)),
+        ({"contents": [], "ttlMs": 1500, "cacheScope": "private"}, (1.5, False)),
+        ({"contents": [], "ttlMs": 1500, "cacheScope": "public"}, (1.5, True)),
+        ({"contents": [], "ttlMs": -1}, (0.0, False)),
+        ({"contents": [], "ttlMs": 1e300, "isError": "whatever"}, (1e297, False)),
+    ],
+)
+async def test_a_resource_says_how_long_it_holds_and_for_whom(payload: object, kept: tuple[float, bool]) -> None:
+    stage = Stage.of(ready(resources=[resource("file:///x")]))
+    inflight, listener = stage.start(call("file:///x", kind="resource"))
+    CallWaiter(inflight).result(raw(payload))
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
+    assert (outcome.ttl_seconds, outcome.is_public) == kept
+
+
+async def test_a_tool_says_nothing_of_the_kind() -> None:
+    _, listener, waiter = await waiting()
+    waiter.result(raw({"content": [], "ttlMs": 1500, "cacheScope": "public"}))
+    assert listener.ends == [Result(raw({"content": [], "ttlMs": 1500, "cacheScope": "public"}))]
+
+
+# -- logs ----------------------------------------------------------------------------------------------------------
+
+
+LINE = Log("info", {"level": raw("info"), "data": raw("x")})
+OTHER = Caller("other", "default", Grants(("*",)))
+
+
+async def test_a_line_reaches_the_call_it_was_logged_for() -> None:
+    _, listener, waiter = await waiting()
+    waiter.log(LINE)
+    assert listener.events == [LINE]
+
+
+async def test_a_line_that_names_no_call_is_the_latest_of_the_only_caller() -> None:
+    stage = Stage()
+    (one, first), (two, latest) = stage.start(), stage.start()
+    assert log_alone(LINE, [Inquiry(SERVER), CallWaiter(one), CallWaiter(two), Unheard()])
+    assert (first.events, latest.events) == ([], [LINE])
+
+
+async def test_a_line_that_names_no_call_is_nobodys_where_several_callers_have_calls_or_none() -> None:
+    stage = Stage()
+    (one, first), (two, second) = stage.start(), stage.start(call(caller=OTHER))
+    assert not log_alone(LINE, [CallWaiter(one), CallWaiter(two)])
+    assert not log_alone(LINE, [Inquiry(SERVER)])
+    assert (first.events, second.events) == ([], [])
+
+
+async def test_who_is_not_heard_says_nothing() -> None:
+    waiters: list[Waiter] = [Unheard(), Inquiry(SERVER)]
+    for waiter in waiters:
+        waiter.progress({})
+        waiter.log(LINE)
+    unheard = waiters[0]
+    unheard.result(raw({}))
+    unheard.error(REFUSED)
+    unheard.fail(lost(SERVER, "gone", may_have_left=True))

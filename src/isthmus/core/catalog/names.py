@@ -41,7 +41,7 @@ def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
     the digits does not depend on their order.
     """
     ordered = sorted(set(pairs))
-    plain = {pair: _ILLEGAL.sub("_", f"mcp_{pair[0]}_{pair[1]}") for pair in ordered}
+    plain = {pair: llm_form(pair) for pair in ordered}
     shared = Counter(plain.values())
     table = {pair: name for pair, name in plain.items() if shared[name] == 1 and len(name) <= LLM_LENGTH_MAX}
     taken = set(table.values())
@@ -50,6 +50,11 @@ def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
             table[pair] = _with_digits(plain[pair], pair, taken)
             taken.add(table[pair])
     return table
+
+
+def llm_form(pair: Pair) -> str:
+    """`mcp_{server}_{tool}`, made legal; it may be too long, and another tool may have the same."""
+    return _ILLEGAL.sub("_", f"mcp_{pair[0]}_{pair[1]}")
 
 
 def _with_digits(name: str, pair: Pair, taken: set[str]) -> str:

@@ -23,7 +23,7 @@ def test_a_header_given_twice_is_one_list() -> None:
         (b"", False),
     ],
 )
-def test_only_json_is_taken_for_json(value: bytes, is_so: bool) -> None:
+def test_only_json_is_taken_for_json(value: bytes, *, is_so: bool) -> None:
     assert is_json({b"content-type": value}) == is_so
 
 

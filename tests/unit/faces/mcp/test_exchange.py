@@ -4,63 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
 from isthmus.faces.http import bodies
 from isthmus.faces.http.bodies import CROWDED_BYTES, KeepAlive
-from isthmus.faces.mcp.dialogue import Era
 from isthmus.faces.mcp.exchange import HttpExchange
-from isthmus.model.faults import TimedOut, UnknownTool
-from tests.unit.core.doubles import DONE, PROGRESS, SERVER
+from isthmus.faces.mcp.faults import Era
+from isthmus.model.calls import Kind
+from isthmus.model.events import LOG_LEVELS, Log, LogLevel
+from isthmus.model.faults import TimedOut, UnknownResource, UnknownTool
+from tests.unit.core.doubles import DONE, PROGRESS, SERVER, raw
+from tests.unit.faces.mcp.doubles import Client
 
 ID = msgspec.Raw(b'"call"')
 TOKEN = msgspec.Raw(b"7")
 
 
-class Client:
-    """A peer that remembers what it was sent."""
-
-    def __init__(self) -> None:
-        self.answers: list[tuple[int, bytes]] = []
-        self.begun: list[bytes] = []
-        self.pushed: list[bytes] = []
-        self.ended: list[bytes] = []
-        self.unsent_bytes = 0
-        self.heard = asyncio.Event()
-
-    def on_disconnect(self, callback: Callable[[], None]) -> None:
-        raise NotImplementedError
-
-    def take_body(self) -> bytes | None:
-        raise NotImplementedError
-
-    def abort(self) -> None:
-        raise NotImplementedError
-
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        assert b"content-type: application/json" in lines
-        self.answers.append((status, body))
-
-    def begin(self, status: int, lines: bytes) -> None:
-        assert status == 200
-        self.begun.append(lines)
-
-    def push(self, chunk: bytes) -> None:
-        self.pushed.append(chunk)
-        self.heard.set()
-
-    def end(self, chunk: bytes) -> None:
-        self.ended.append(chunk)
-
-    def buffered_bytes(self) -> int:
-        return self.unsent_bytes
-
-
-def exchange(client: Client, *, era: Era = "legacy", token: msgspec.Raw | None = TOKEN) -> HttpExchange:
-    return HttpExchange(client, ID, era, token, asyncio.get_running_loop())
+def exchange(
+    client: Client,
+    *,
+    era: Era = "legacy",
+    token: msgspec.Raw | None = TOKEN,
+    level: LogLevel | None = None,
+    kind: Kind = "tool",
+) -> HttpExchange:
+    return HttpExchange(client, ID, era, token, asyncio.get_running_loop(), level, kind)
 
 
 async def test_an_answer_without_events_is_plain_json() -> None:
@@ -145,3 +116,42 @@ async def test_a_call_with_events_is_kept_alive_and_its_end_stops_that(monkeypat
     said = len(client.pushed)
     await asyncio.sleep(0.01)
     assert len(client.pushed) == said
+
+
+# -- logs, and results of other kinds ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "heard"), [(None, []), ("debug", list(LOG_LEVELS)), ("alert", ["alert", "emergency"])]
+)
+async def test_lines_are_told_from_the_level_on_that_the_caller_wants(
+    level: LogLevel | None, heard: list[LogLevel]
+) -> None:
+    client = Client()
+    made = exchange(client, token=None, level=level)
+    for said in LOG_LEVELS:
+        made.emit(Log(said, {"level": raw(said), "data": raw("x")}))
+    made.end(DONE)
+    assert [told["params"]["level"] for told in client.events if "method" in told] == heard
+    assert len(client.answers) == (0 if heard else 1)
+
+
+@pytest.mark.parametrize(
+    ("era", "kind", "added"),
+    [
+        ("legacy", "resource", {}),
+        ("modern", "tool", {"resultType": "complete"}),
+        ("modern", "resource", {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}),
+    ],
+)
+async def test_a_result_is_told_as_the_callers_era_writes_its_kind(era: Era, kind: Kind, added: dict[str, Any]) -> None:
+    client = Client()
+    exchange(client, era=era, kind=kind).end(DONE)
+    assert client.json["result"] == {**added, "content": []}
+
+
+@pytest.mark.parametrize(("era", "code", "status"), [("legacy", -32002, 200), ("modern", -32602, 400)])
+async def test_a_resource_that_is_not_there_is_told_as_the_era_does(era: Era, code: int, status: int) -> None:
+    client = Client()
+    exchange(client, era=era, kind="resource").end(UnknownResource("x:y"))
+    assert (client.json["error"]["code"], client.status) == (code, status)

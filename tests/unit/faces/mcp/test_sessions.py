@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.faces.mcp import sessions as module
+from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.sessions import IDLE_SECONDS, Sessions
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.faults import Cancelled
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import ANYONE, DONE, Stage
+from tests.unit.faces.mcp.doubles import NOTES, Hosted
 
 OTHER = Caller("other", "default", Grants(("*",)))
 
@@ -95,3 +97,58 @@ def test_a_caller_with_many_sessions_crowds_out_only_its_own(monkeypatch: pytest
     assert sessions.find(first.id, ANYONE, EVERYTHING, 2.0) is None
     assert sessions.find(quiet.id, OTHER, EVERYTHING, 2.0) is quiet
     assert len(sessions) == 4
+
+
+# -- updates of resources ------------------------------------------------------------------------------------------
+
+
+def test_updates_are_told_on_the_stream_that_is_open_and_those_that_were_missed_first() -> None:
+    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    told: list[str] = []
+    tell = told.append
+    for uri in ("b", "a", "b"):
+        session.updated(uri)
+    session.listen(tell)
+    assert told == ["a", "b"]
+    session.updated("c")
+    session.stop_listening(tell)
+    session.updated("d")
+    assert (told, session.missed) == (["a", "b", "c"], {"d"})
+
+
+def test_of_two_streams_the_later_one_is_told() -> None:
+    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    first: list[str] = []
+    second: list[str] = []
+    old, new = first.append, second.append
+    session.listen(old)
+    session.listen(new)
+    session.updated("a")
+    session.stop_listening(old)
+    session.updated("b")
+    assert (first, second, session.streams) == ([], ["a", "b"], 1)
+
+
+def test_a_session_that_listens_is_in_use() -> None:
+    sessions = Sessions()
+    session = sessions.open(ANYONE, EVERYTHING, 0.0)
+    session.listen(print)
+    assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
+
+
+async def test_a_session_that_ends_wants_nothing_any_more() -> None:
+    hosted, sessions = Hosted(), Sessions()
+    session = sessions.open(ANYONE, EVERYTHING, 0.0)
+    session.interests = Interests(hosted.hub, ANYONE, EVERYTHING, session.updated)
+    session.interests.set_level("debug")
+    assert await session.interests.follow(NOTES) is None
+    sessions.close(session)
+    assert hosted.is_forgotten()
+
+
+def test_only_the_sessions_of_known_callers_are_retained() -> None:
+    sessions = Sessions()
+    mine, theirs = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(OTHER, EVERYTHING, 0.0)
+    sessions.retain({OTHER})
+    assert sessions.find(mine.id, ANYONE, EVERYTHING, 1.0) is None
+    assert sessions.find(theirs.id, OTHER, EVERYTHING, 1.0) is theirs

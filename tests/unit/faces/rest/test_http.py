@@ -182,7 +182,7 @@ async def test_nobody_comes_in_but_by_the_gate(path: str, lines: tuple[str, ...]
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
-async def test_a_tool_is_called_with_the_body_as_it_came(is_taken: bool) -> None:
+async def test_a_tool_is_called_with_the_body_as_it_came(*, is_taken: bool) -> None:
     async with hall(is_taken=is_taken) as here:
         answer = await here.post(f"{CALL}?timeout=2.5", b' {"path":"a", "n": 1.0}\n')
         assert (answer.status, answer.body) == (200, b'{"content":[]}')
@@ -248,7 +248,7 @@ async def test_a_resource_is_read_by_its_uri() -> None:
         (b'{"path":5}', "bad_arguments"),
     ],
 )
-async def test_a_body_that_is_no_arguments_is_refused(body: bytes, reason: str, is_taken: bool) -> None:
+async def test_a_body_that_is_no_arguments_is_refused(body: bytes, reason: str, *, is_taken: bool) -> None:
     async with hall(is_taken=is_taken) as here:
         answer = await here.post(CALL, body)
         told = problem(answer)
@@ -303,7 +303,7 @@ async def test_who_asks_for_events_gets_a_stream() -> None:
 
 @pytest.mark.parametrize("is_taken", [True, False])
 @pytest.mark.parametrize("line", ["Accept: */*", STREAM])
-async def test_a_caller_that_leaves_cancels_the_call_at_the_server(line: str, is_taken: bool) -> None:
+async def test_a_caller_that_leaves_cancels_the_call_at_the_server(line: str, *, is_taken: bool) -> None:
     async with hall(is_taken=is_taken) as here:
         here.stage.link.at_once = None
         async with visiting(here.port) as visitor:

@@ -90,7 +90,7 @@ async def test_an_entry_is_found_by_the_name_it_is_listed_by() -> None:
         (Grants(()), False),
     ],
 )
-def test_an_operator_is_who_may_use_everything(grants: Grants, is_trusted: bool) -> None:
+def test_an_operator_is_who_may_use_everything(grants: Grants, *, is_trusted: bool) -> None:
     assert is_operator(Caller("x", "x", grants)) == is_trusted
 
 

@@ -35,6 +35,8 @@ def references(value: Any) -> Iterator[str]:
         case list():
             for member in value:
                 yield from references(member)
+        case _:
+            pass
 
 
 def test_it_describes_every_operation_and_nothing_else() -> None:

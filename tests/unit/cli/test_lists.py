@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.exits import Exit
+from isthmus.cli.lists import list_features
 from isthmus.cli.sources import Own, Running
-from isthmus.cli.tools import list_tools
 from isthmus.upstream.settings import HttpSettings
-from tests.hubs import serving, stdio, write_config
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
+from tests.hubs import PATIENT, serving, stdio, write_config
+from tests.peers import content
 from tests.peers.launch import command
 
 
@@ -23,7 +25,7 @@ def config(tmp_path: Path) -> Own:
 
 
 async def test_a_pipe_gets_a_line_a_tool_and_nothing_else(config: Own, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await list_tools(config, wait=20, is_json=False) == Exit.WELL
+    assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.WELL
     told = capsys.readouterr()
     lines = told.out.splitlines()
     assert [line.split()[0] for line in lines] == [
@@ -39,7 +41,7 @@ async def test_a_terminal_gets_tools_under_their_servers(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert await list_tools(config, wait=20, is_json=False) == Exit.WELL
+    assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.WELL
     told = capsys.readouterr()
     assert "\x1b[1mraw\x1b[0m" in told.out
     assert "\x1b[1mmissing\x1b[0m" in told.err
@@ -48,7 +50,7 @@ async def test_a_terminal_gets_tools_under_their_servers(
 async def test_programs_get_whole_definitions_under_the_names_to_call(
     config: Own, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await list_tools(config, wait=20, is_json=True) == Exit.WELL
+    assert await list_features(config, TOOLS, wait=20, is_json=True) == Exit.WELL
     told = json.loads(capsys.readouterr().out)
     echo = next(tool for tool in told["tools"] if tool["name"] == "raw.echo")
     assert echo["inputSchema"]["properties"]["text"] == {"type": "string"}
@@ -59,6 +61,29 @@ async def test_a_caller_without_any_tool_is_told_so(tmp_path: Path, capsys: pyte
     key = "k3y-of-mine-0123456789"
     async with serving(tmp_path, callers={"me": {"key": key, "allow": ["files.*"]}}) as served:
         source = Running(HttpSettings(served.url, {"Authorization": f"Bearer {key}"}), has_key=True)
-        assert await list_tools(source, wait=20, is_json=False) == Exit.WELL
+        assert await list_features(source, TOOLS, wait=20, is_json=False) == Exit.WELL
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "There are no tools.\n")
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        (PROMPTS, {f"shelf.{name}" for name in content.PROMPTS}),
+        (RESOURCES, set(content.LISTED)),
+        (TEMPLATES, {content.TEMPLATE_URI}),
+    ],
+)
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_every_list_is_shown_by_either_kind_of_hub(
+    shape: ListShape, names: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_remote: bool
+) -> None:
+    servers = {"shelf": stdio(command("full_sdk2"))}
+    if is_remote:
+        async with serving(tmp_path, servers, limits=PATIENT) as served:
+            await list_features(Running(HttpSettings(served.url), has_key=False), shape, wait=20, is_json=False)
+    else:
+        await list_features(Own(write_config(tmp_path, servers)), shape, wait=20, is_json=False)
+    told = capsys.readouterr()
+    assert {line.split()[0] for line in told.out.splitlines()} == names
+    assert told.err == ""

@@ -1,0 +1,228 @@
+"""What can be wrong with servers: each kind under a number that stays the same, and how to tell one from another.
+
+Plain decisions over what a hub tells of its servers; nothing is asked or shown here. Texts change, numbers do not:
+`docs/operating.md` lists them all. What is wrong with a configuration has numbers of its own (`config.codes`).
+Called by `cli.doctor`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from isthmus.cli.documents import Offer
+from isthmus.config.codes import Code
+from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, llm_form
+from isthmus.core.catalog.schema import Unchecked, compile_check
+from isthmus.core.catalog.uris import is_qualified
+from isthmus.core.settings import Limits
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.upstream.settings import PythonSettings, ServerSettings, StdioSettings
+
+SLOW_SECONDS = 5.0
+"""A server that takes longer to start keeps people waiting; clients give up after ten seconds or so."""
+
+SCHEMAS_MAX = 2_000
+"""Schemas that are looked at: compiling one takes up to a millisecond."""
+
+FETCHING = ("npx", "bunx", "uvx", "pipx", "docker", "podman")
+"""Programs that may have to fetch a server before they start it."""
+
+# -- servers that are not there ------------------------------------------------------------------------------
+
+DIED = Code("ISD-101", "server-died", "run its command by hand and see what it says")
+NOT_STARTED = Code("ISD-102", "command-not-started", "install the program, or correct command")
+NOT_REACHED = Code("ISD-103", "not-reached", "start the server, or correct url")
+NOT_LET_IN = Code("ISD-104", "not-let-in", "put a valid credential into its headers")
+WRONG_TRANSPORT = Code("ISD-105", "wrong-transport", "take type out: the hub finds out by itself")
+NOT_MCP = Code("ISD-106", "not-mcp", "correct url: what answers there does not speak MCP")
+HTTP_ERROR = Code("ISD-107", "http-error", "look into the server's own log")
+NOT_IMPORTED = Code("ISD-108", "not-imported", "correct python, or say with path where the module is")
+NO_ANSWER = Code("ISD-109", "no-answer-yet", "give it longer: isthmus doctor --wait 60")
+NOT_CONNECTED = Code("ISD-110", "not-connected", "look into the server's own log")
+
+# -- servers that are, with something odd about them ---------------------------------------------------------
+
+SLOW = Code("ISD-201", "slow-start", "nothing, unless callers complain: it is listed as soon as it is there")
+NAMES_CLASH = Code("ISD-301", "names-clash", "rename one of the servers, if the digits at the end are in the way")
+NAME_CUT = Code("ISD-302", "name-cut", "give the server a shorter name")
+SHARED_URI = Code("ISD-303", "shared-uri", "read it by the name that is listed: isthmus resources")
+ODD_LIST = Code("ISD-401", "odd-list", "tell the server's author; everything else of it works")
+LIST_CUT = Code("ISD-402", "list-cut", "raise limits.tools_per_server if all of it is needed")
+NOT_CHECKED = Code("ISD-403", "schema-not-checked", "tell the server's author; the server makes its own check")
+DISABLED = Code("ISD-501", "disabled", "take disabled out of its entry to use it")
+
+CODES: tuple[Code, ...] = tuple(code for code in list(globals().values()) if isinstance(code, Code))
+"""All of them, in the order of their numbers."""
+
+_CAUSES: Sequence[tuple[str, Code]] = (
+    ("could not be started", NOT_STARTED),
+    ("exited with code", DIED),
+    ("killed by signal", DIED),
+    ("closed its output", DIED),
+    ("closed its input", DIED),
+    ("answered HTTP 401", NOT_LET_IN),
+    ("answered HTTP 403", NOT_LET_IN),
+    ("answered a POST of MCP with", WRONG_TRANSPORT),
+    ("gives no event stream", WRONG_TRANSPORT),
+    ("its stream named no endpoint", WRONG_TRANSPORT),
+    ("instead of opening a WebSocket", WRONG_TRANSPORT),
+    ("HTTP 5", HTTP_ERROR),
+    ("without a usable JSON-RPC answer", NOT_MCP),
+    ("connection refused by", NOT_REACHED),
+    ("no address for host", NOT_REACHED),
+    ("no answer from", NOT_REACHED),
+)
+"""What the hub says of a lost server, and what that means; the first that fits counts."""
+
+GOOD = ("ready", "disabled")
+
+
+class Patient(msgspec.Struct, frozen=True):
+    """One server as examined. What a running hub does not tell stays None."""
+
+    server: str
+    state: str
+    reason: str | None = None
+    era: str | None = None
+    tools: int = 0
+    seconds: float | None = None
+    """How long its first attempt to connect took."""
+    said: str | None = None
+    """The end of what a process that died said on its standard error."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing has to be done."""
+        return self.state in GOOD
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One thing that is wrong or odd, and what to do."""
+
+    code: Code
+    server: str
+    message: str
+    mend: str
+
+    @property
+    def is_grave(self) -> bool:
+        """Whether the server cannot be used for it."""
+        return self.code.number.startswith("ISD-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A server's entry: its settings, and where it is written, in words."""
+
+    settings: ServerSettings
+    place: str
+
+
+def of_server(patient: Patient, entry: Entry | None) -> list[Diagnosis]:
+    """Say what there is to say of one server by itself; without its entry in general terms only."""
+    found = []
+    if patient.state == "disabled":
+        mend = f"take disabled out of {entry.place} to use it" if entry else DISABLED.mend
+        found.append(Diagnosis(DISABLED, patient.server, "it is disabled in the configuration", mend))
+    elif not patient.is_well:
+        code = _cause(patient, entry)
+        mend = code.mend if entry is None else _mend(code, entry)
+        found.append(Diagnosis(code, patient.server, _complaint(patient), mend))
+    elif patient.seconds is not None and patient.seconds > SLOW_SECONDS:
+        text = f"it took {patient.seconds:.1f} s to start"
+        found.append(Diagnosis(SLOW, patient.server, text, SLOW.mend if entry is None else _mend(SLOW, entry)))
+    return [*found, *(_of_note(patient.server, note) for note in patient.notes)]
+
+
+def _cause(patient: Patient, entry: Entry | None) -> Code:
+    reason = patient.reason or ""
+    if patient.state == "starting":
+        return NO_ANSWER
+    if entry is not None and isinstance(entry.settings.reach, PythonSettings):
+        return NOT_IMPORTED
+    code = next((code for text, code in _CAUSES if text in reason), NOT_CONNECTED)
+    # Where both ways were tried, neither word would help.
+    is_neither = "answered a POST of MCP with" in reason and "gives no event stream" in reason
+    return NOT_MCP if code is WRONG_TRANSPORT and is_neither else code
+
+
+def _complaint(patient: Patient) -> str:
+    reason = patient.reason or f"it is {patient.state}"
+    if not patient.said:
+        return reason
+    return f"{reason}; it said: {patient.said.splitlines()[-1].strip()}"  # a traceback ends with what is wrong
+
+
+def _mend(code: Code, entry: Entry) -> str:
+    """What to do about this server in particular."""
+    reach = entry.settings.reach
+    match code, reach:
+        case Code(number=DIED.number), StdioSettings():
+            command = shlex.join([reach.command, *reach.args])
+            return f"see what it says when run by hand: {entry.settings.redact(command)}"
+        case Code(number=NOT_STARTED.number), StdioSettings():
+            return f"install {entry.settings.redact(reach.command)}, or correct command in {entry.place}"
+        case Code(number=NO_ANSWER.number | NOT_CONNECTED.number), _:
+            return code.mend
+        case Code(number=SLOW.number), StdioSettings(command=command) if command in FETCHING:
+            return f"install the server beforehand: {command} may fetch it at every start"
+        case Code(number=SLOW.number), _:
+            return code.mend
+        case _:
+            return f"{code.mend} ({entry.place})"
+
+
+def _of_note(server: str, note: str) -> Diagnosis:
+    code = LIST_CUT if "entries and was cut" in note else ODD_LIST
+    return Diagnosis(code, server, note, code.mend)
+
+
+# -- what servers offer, seen together -----------------------------------------------------------------------
+
+
+def of_names(tools: Iterable[Offer]) -> list[Diagnosis]:
+    """Tell of tools whose names for language models are not what one would think."""
+    shared: defaultdict[str, list[Pair]] = defaultdict(list)
+    for offer in tools:
+        pair = (ServerName(offer.server), FeatureName(offer.name.removeprefix(f"{offer.server}.")))
+        shared[llm_form(pair)].append(pair)
+    found = [_clash(name, pairs) for name, pairs in shared.items() if len(pairs) > 1]
+    return found + [_cut(name, pairs[0]) for name, pairs in shared.items() if len(name) > LLM_LENGTH_MAX]
+
+
+def _clash(name: str, pairs: Sequence[Pair]) -> Diagnosis:
+    both = " and ".join(sorted(f"{server}.{tool}" for server, tool in pairs))
+    text = f"{both} would both be {name} to a language model, and so get digits at the end"
+    return Diagnosis(NAMES_CLASH, pairs[0][0], text, NAMES_CLASH.mend)
+
+
+def _cut(name: str, pair: Pair) -> Diagnosis:
+    text = f"{pair[0]}.{pair[1]} is cut to {LLM_LENGTH_MAX} characters for language models: it has {len(name)}"
+    return Diagnosis(NAME_CUT, pair[0], text, NAME_CUT.mend)
+
+
+def of_uris(resources: Iterable[Offer]) -> list[Diagnosis]:
+    """Tell of resources that several servers have under one URI."""
+    return [
+        Diagnosis(SHARED_URI, "", f"several servers have the same URI; it is listed as {offer.name}", SHARED_URI.mend)
+        for offer in resources
+        if is_qualified(offer.name)
+    ]
+
+
+def of_schemas(tools: Sequence[Offer], limits: Limits) -> list[Diagnosis]:
+    """Tell of tools whose arguments the hub cannot check."""
+    found = []
+    for offer in tools[:SCHEMAS_MAX]:
+        try:
+            compile_check(offer.definition.get("inputSchema", msgspec.Raw(b"{}")), limit_bytes=limits.schema_bytes)
+        except Unchecked as why:
+            found.append(Diagnosis(NOT_CHECKED, offer.server, f"arguments of {offer.name} are not checked: {why}", NOT_CHECKED.mend))
+    return found

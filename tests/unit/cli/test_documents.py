@@ -1,0 +1,44 @@
+"""What a hub's documents say is read, and what is none of them is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from isthmus.cli.documents import Absence, ServerTold, read_listing, read_servers
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.wire.mcp.lists import RESOURCES, TOOLS
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def test_a_list_is_read_with_who_is_missing() -> None:
+    told = {"tools": [{"name": "files.read", "x": 1}, {"name": "odd"}]}
+    missing = {"web": {"state": "retrying", "reason": None, "listed": True}}
+    listing = read_listing(encoded({**told, "missing": missing}), TOOLS)
+    assert [(offer.name, offer.server) for offer in listing.offers] == [("files.read", "files"), ("odd", "")]
+    assert bytes(listing.offers[0].definition["x"]) == b"1"
+    assert listing.absences == {"web": Absence("retrying", None, is_listed=True)}
+
+
+def test_a_resources_name_is_its_uri_and_tells_no_server() -> None:
+    listing = read_listing(encoded({"resources": [{"uri": "file://a.b"}], "missing": {}}), RESOURCES)
+    assert [(offer.name, offer.server) for offer in listing.offers] == [("file://a.b", "")]
+
+
+def test_servers_are_read_whatever_a_caller_is_told_of_them() -> None:
+    told = {"servers": [{"name": "a", "state": "ready", "resourceTemplates": 2, "later": 1}]}
+    assert read_servers(encoded(told)) == [ServerTold("a", "ready", resource_templates=2)]
+
+
+@pytest.mark.parametrize("document", [b"", b"<html>", b"[]", b"{}", b'{"tools":3,"missing":{}}', b'{"tools":[]}'])
+def test_another_document_is_no_hubs(document: bytes) -> None:
+    with pytest.raises(CommandFailed) as failed:
+        read_listing(document, TOOLS)
+    assert failed.value.exit == Exit.UNREACHABLE
+    with pytest.raises(CommandFailed):
+        read_servers(document)

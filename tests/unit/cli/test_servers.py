@@ -1,0 +1,47 @@
+"""How servers stand, a line each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.exits import Exit
+from isthmus.cli.servers import list_servers
+from isthmus.cli.sources import Own, Running
+from isthmus.upstream.settings import HttpSettings
+from tests.hubs import serving, stdio, write_config
+from tests.peers.launch import command
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Own:
+    servers = {"raw": stdio(command("raw_server")), "dead": {"command": "/no/such/program"}}
+    return Own(write_config(tmp_path, servers))
+
+
+async def test_a_line_says_how_a_server_stands(config: Own, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await list_servers(config, wait=30, is_json=False) == Exit.WELL
+    builtin, dead, raw = capsys.readouterr().out.splitlines()
+    assert builtin.split() == ["builtin", "ready", "3", "tools"]
+    assert dead.split()[:2] == ["dead", "retrying"]
+    assert "'/no/such/program' could not be started" in dead
+    assert raw.split() == ["raw", "ready", "stdio", "MCP", "2026-07-28", "4", "tools"]
+
+
+async def test_a_terminal_gets_a_table(
+    config: Own, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert await list_servers(config, wait=30, is_json=False) == Exit.WELL
+    assert "\x1b[1mraw" in capsys.readouterr().out
+
+
+async def test_a_running_hub_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(tmp_path) as served:
+        source = Running(HttpSettings(served.url), has_key=False)
+        assert await list_servers(source, wait=30, is_json=True) == Exit.WELL
+    (builtin,) = json.loads(capsys.readouterr().out)["servers"]
+    assert (builtin["name"], builtin["state"], builtin["tools"]) == ("builtin", "ready", 3)

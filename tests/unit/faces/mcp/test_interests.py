@@ -1,0 +1,90 @@
+"""What one caller wants beside its calls: bounded, honoured by its servers, and given up for good."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.faces.mcp import interests as module
+from isthmus.faces.mcp.interests import Interests
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.faults import Overloaded, ServerError, UnknownResource
+from tests.unit.core.doubles import ANYONE, SERVER
+from tests.unit.faces.mcp.doubles import NOTES, Hosted
+
+
+def wanting(hosted: Hosted, caller: Caller = ANYONE) -> tuple[Interests, list[str]]:
+    told: list[str] = []
+    return Interests(hosted.hub, caller, EVERYTHING, told.append), told
+
+
+async def test_an_update_is_told_as_the_caller_spelt_it() -> None:
+    hosted = Hosted()
+    interests, told = wanting(hosted)
+    for uri in (NOTES, f"isthmus://hub/files/{NOTES}"):
+        assert await interests.follow(uri) is None
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES, f"isthmus://hub/files/{NOTES}"]
+    assert hosted.announcer.asked == [f"+{NOTES}"]
+
+
+async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
+    hosted = Hosted()
+    interests, _ = wanting(hosted, Caller("limited", "default", Grants(("files.read",))))
+    assert isinstance(await interests.follow(NOTES), UnknownResource)
+    assert hosted.announcer.asked == []
+
+
+async def test_following_twice_is_following_once() -> None:
+    hosted = Hosted()
+    interests, told = wanting(hosted)
+    assert (await interests.follow(NOTES), await interests.follow(NOTES)) == (None, None)
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES]
+    interests.unfollow(NOTES)
+    interests.unfollow(NOTES)
+    assert hosted.is_forgotten()
+
+
+async def test_a_refusal_can_be_followed_by_another_try() -> None:
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
+    assert await interests.follow(NOTES) is hosted.announcer.refusal
+    hosted.announcer.refusal = None
+    assert await interests.follow(NOTES) is None
+
+
+async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    ends = [await interests.follow(f"file:///{n}") for n in range(3)]
+    assert [type(end) for end in ends] == [type(None), type(None), Overloaded]
+    assert len(hosted.announcer.asked) == 2
+
+
+async def test_two_callers_want_their_own() -> None:
+    hosted = Hosted()
+    (one, heard), (two, also) = wanting(hosted), wanting(hosted)
+    await one.follow(NOTES)
+    await two.follow(NOTES)
+    one.set_level("error")
+    two.set_level("info")
+    assert hosted.hub.levels.lowest == "info"
+    two.close()
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert (hosted.hub.levels.lowest, heard, also) == ("error", [NOTES], [])
+    one.close()
+    assert hosted.is_forgotten()
+    assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+
+
+async def test_who_has_left_wants_nothing_any_more_whatever_is_read_late() -> None:
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    interests.close()
+    interests.set_level("debug")
+    assert await interests.follow(NOTES) is None
+    assert hosted.is_forgotten()
+    assert hosted.announcer.asked == []

@@ -1,0 +1,13 @@
+"""Levels of what servers log, from the most talkative to the gravest."""
+
+from __future__ import annotations
+
+from isthmus.model.events import LOG_LEVELS, is_at_least
+
+
+def test_levels_are_ordered() -> None:
+    assert LOG_LEVELS[0] == "debug"
+    assert LOG_LEVELS[-1] == "emergency"
+    for wanted in range(len(LOG_LEVELS)):
+        grave = [level for level in LOG_LEVELS if is_at_least(level, LOG_LEVELS[wanted])]
+        assert grave == list(LOG_LEVELS[wanted:])

@@ -1,0 +1,83 @@
+"""How requests are written in each era: from what was authorised, with what must travel and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.model.calls import Call, Kind
+from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
+from isthmus.wire.mcp.messages import Implementation
+from tests.unit.core.doubles import call, raw
+
+KEY = "io.modelcontextprotocol/"
+ENVELOPE = {
+    KEY + "protocolVersion": "2026-07-28",
+    KEY + "clientInfo": {"name": "isthmus", "version": "1"},
+    KEY + "clientCapabilities": {},
+}
+LEGACY = LegacyDialect()
+MODERN = ModernDialect(Implementation("isthmus", "1"))
+
+
+def written(dialect: Dialect, asked: Call, name: str = "own") -> Any:
+    return json.loads(dialect.call_params(asked, name, 7))
+
+
+@pytest.mark.parametrize(
+    ("kind", "members"),
+    [
+        ("tool", {"name": "own", "arguments": {"a": 1}}),
+        ("prompt", {"name": "own", "arguments": {"a": 1}}),
+        ("resource", {"uri": "own"}),
+        ("prompt_argument", {"ref": {"type": "ref/prompt", "name": "own"}, "argument": {"a": 1}}),
+        ("uri_argument", {"ref": {"type": "ref/resource", "uri": "own"}, "argument": {"a": 1}}),
+    ],
+)
+def test_every_kind_is_asked_for_under_its_servers_own_name(kind: Kind, members: dict[str, Any]) -> None:
+    asked = call("shown.to.callers", {"a": 1}, kind=kind)
+    assert written(LEGACY, asked) == members
+    assert written(MODERN, asked) == {**members, "_meta": ENVELOPE}
+
+
+def test_a_prompt_without_arguments_is_asked_for_without() -> None:
+    assert written(LEGACY, call(kind="prompt")) == {"name": "own"}
+    assert written(LEGACY, call()) == {"name": "own", "arguments": {}}
+
+
+@pytest.mark.parametrize("kind", ["tool", "prompt", "resource", "uri_argument"])
+def test_what_the_hub_does_not_know_travels_beside(kind: Kind) -> None:
+    asked = msgspec.structs.replace(call(kind=kind), extra={"context": raw({"n": 1})}, meta={"trace": raw("t")})
+    assert written(LEGACY, asked)["context"] == {"n": 1}
+    assert written(LEGACY, asked)["_meta"] == {"trace": "t"}
+    assert written(MODERN, asked)["_meta"] == {**ENVELOPE, "trace": "t"}
+
+
+def test_progress_is_asked_for_under_a_token_of_this_hop() -> None:
+    asked = msgspec.structs.replace(call(), wants_progress=True)
+    assert written(LEGACY, asked)["_meta"] == {"progressToken": 7}
+    assert written(MODERN, asked)["_meta"] == {**ENVELOPE, "progressToken": 7}
+
+
+def test_only_a_modern_server_is_told_with_the_call_how_much_to_log() -> None:
+    asked = msgspec.structs.replace(call(), log_level="warning")
+    assert "_meta" not in written(LEGACY, asked)
+    assert written(MODERN, asked)["_meta"] == {**ENVELOPE, KEY + "logLevel": "warning"}
+
+
+def test_other_requests_carry_what_their_era_wants() -> None:
+    assert json.loads(LEGACY.params()) == {}
+    assert json.loads(LEGACY.params({"uri": raw("x")})) == {"uri": "x"}
+    assert json.loads(MODERN.params({"uri": raw("x")})) == {"uri": "x", "_meta": ENVELOPE}
+    assert (LEGACY.probe, MODERN.probe) == ("ping", "server/discover")
+
+
+def test_the_version_is_the_one_agreed_on() -> None:
+    assert (LEGACY.version, LegacyDialect("2024-11-05").version, MODERN.version) == (
+        "2025-11-25",
+        "2024-11-05",
+        "2026-07-28",
+    )

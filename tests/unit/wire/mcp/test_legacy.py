@@ -1,0 +1,70 @@
+"""The handshake of the earlier era, both ends of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.wire.mcp import legacy
+from isthmus.wire.mcp.messages import Implementation
+
+ME = Implementation("isthmus", "1")
+
+
+def test_the_hub_asks_for_the_newest_version_and_claims_nothing() -> None:
+    assert json.loads(legacy.initialize_params(ME)) == {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "isthmus", "version": "1"},
+    }
+
+
+@pytest.mark.parametrize("version", legacy.VERSIONS)
+def test_a_welcome_is_read_with_what_the_server_can_do(version: str) -> None:
+    told = {"protocolVersion": version, "capabilities": {"tools": {}, "resources": {"subscribe": True}}, "new": 1}
+    welcome = legacy.read_welcome(json.dumps(told).encode())
+    assert isinstance(welcome, legacy.Welcome)
+    assert welcome.capabilities.abilities() == {"tools", "resources", "subscribe"}
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ([], "something else"),
+        ({"protocolVersion": 7}, "something else"),
+        ({"capabilities": {"tools": {}}}, "it speaks MCP ''"),
+        ({"protocolVersion": "2019-01-01"}, "it speaks MCP '2019-01-01'"),
+    ],
+)
+def test_what_is_no_welcome_is_told_so(told: object, words: str) -> None:
+    welcome = legacy.read_welcome(json.dumps(told).encode())
+    assert isinstance(welcome, str)
+    assert words in welcome
+
+
+@pytest.mark.parametrize(
+    ("told", "version"), [({"protocolVersion": "x"}, "x"), ({"protocolVersion": 7}, None), ({}, None)]
+)
+def test_a_callers_version_is_what_it_names(told: dict[str, Any], version: str | None) -> None:
+    members = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in told.items()}
+    assert legacy.requested_version(members) == version
+
+
+def test_a_spoken_version_is_agreed_to_and_another_answered_with_the_newest() -> None:
+    assert [legacy.negotiate(version) for version in legacy.VERSIONS] == list(legacy.VERSIONS)
+    assert legacy.negotiate("2026-07-28") == legacy.LATEST
+
+
+def test_a_caller_is_welcomed_with_what_the_servers_can_do() -> None:
+    told = json.loads(legacy.initialize_result("2025-06-18", ME, frozenset({"prompts"}), "Be kind."))
+    assert told["capabilities"] == {"tools": {"listChanged": True}, "prompts": {"listChanged": True}}
+    assert (told["protocolVersion"], told["instructions"]) == ("2025-06-18", "Be kind.")
+    assert "instructions" not in json.loads(legacy.initialize_result("2025-06-18", ME, frozenset(), None))
+
+
+def test_a_list_names_what_is_missing_only_if_something_is() -> None:
+    assert legacy.list_result("prompts", b"[1]", None) == b'{"prompts":[1]}'
+    assert legacy.list_result("prompts", b"[]", b'{"m":1}') == b'{"prompts":[],"_meta":{"m":1}}'

@@ -1,0 +1,206 @@
+"""The modern era: envelopes, headers, discovery and subscriptions, both ends of each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Request
+from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.messages import Implementation
+
+ME = Implementation("isthmus", "1")
+GOOD = {modern.VERSION_KEY: modern.VERSION, modern.CAPABILITIES_KEY: {}}
+
+steady = settings(deadline=None, derandomize=True, max_examples=200)
+
+
+def raws(told: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in told.items()}
+
+
+def request(method: str, meta: object = GOOD, **told: Any) -> Request:
+    params = told if meta is None else {**told, "_meta": meta}
+    return Request(msgspec.Raw(b"1"), method, raws(params))
+
+
+# -- envelopes and headers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "meta", "answer"),
+    [
+        (None, None, False),
+        (None, {"trace": 1}, False),
+        (None, GOOD, True),
+        ("2025-06-18", None, False),
+        ("2026-07-28", None, True),
+        ("1999-01-01", None, True),  # answered with the versions that are spoken
+        (None, 7, False),
+    ],
+)
+def test_a_request_is_modern_by_its_header_or_its_envelope(header: str | None, meta: object, *, answer: bool) -> None:
+    assert modern.is_modern(request("ping", meta), header, ("2025-06-18",)) is answer
+
+
+@pytest.mark.parametrize(
+    ("meta", "code"),
+    [
+        (None, INVALID_PARAMS),
+        (7, INVALID_PARAMS),
+        ({modern.VERSION_KEY: modern.VERSION}, INVALID_PARAMS),
+        ({modern.CAPABILITIES_KEY: {}}, INVALID_PARAMS),
+        ({**GOOD, modern.VERSION_KEY: 7}, INVALID_PARAMS),
+        ({**GOOD, modern.VERSION_KEY: "1999-01-01"}, modern.UNSUPPORTED_VERSION),
+    ],
+)
+def test_an_envelope_that_is_wrong_is_refused(meta: object, code: int) -> None:
+    refused = modern.check(request("tools/list", meta), None, ("2026-07-28",))
+    assert isinstance(refused, modern.Rejection)
+    assert refused.code == code
+
+
+@pytest.mark.parametrize(
+    ("method", "told", "name"),
+    [
+        ("tools/call", {"name": "t"}, "t"),
+        ("prompts/get", {"name": "p"}, "p"),
+        ("resources/read", {"uri": "file:///x"}, "file:///x"),
+        ("resources/read", {"uri": "file:///ä"}, modern.encode_header("file:///ä")),
+        ("completion/complete", {"ref": {}}, None),
+        ("tools/list", {}, None),
+    ],
+)
+def test_headers_repeat_what_the_body_says(method: str, told: dict[str, Any], name: str | None) -> None:
+    asked = request(method, **told)
+    good = modern.Claims(modern.VERSION, method, name)
+    assert modern.check(asked, good, ()) == raws(GOOD)
+    wrong = [modern.Claims(None, method, name), modern.Claims(modern.VERSION, "other", name)]
+    if name is not None:
+        wrong += [modern.Claims(modern.VERSION, method, None), modern.Claims(modern.VERSION, method, name + "x")]
+    for claims in wrong:
+        refused = modern.check(asked, claims, ())
+        assert isinstance(refused, modern.Rejection)
+        assert refused.code == modern.HEADER_MISMATCH
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@steady
+def test_any_text_survives_a_header(text: str) -> None:
+    encoded = modern.encode_header(text)
+    assert encoded.isascii()
+    assert encoded == encoded.strip()
+    assert modern.decode_header(encoded) == text
+
+
+@pytest.mark.parametrize("value", ["=?base64?!!?=", "=?base64?/w==?=", "=?base64?eA?=", None])
+def test_a_header_that_stands_for_nothing_matches_nothing(value: str | None) -> None:
+    assert modern.decode_header(value) is None
+
+
+def test_an_envelope_is_put_around_what_is_passed_on() -> None:
+    own = modern.envelope(ME)
+    bare = json.loads(modern.request_meta(own, {}))
+    assert bare[modern.VERSION_KEY] == modern.VERSION
+    assert bare[modern.CAPABILITIES_KEY] == {}
+    assert json.loads(modern.request_meta(own, {"trace": b"1"})) == {**bare, "trace": 1}
+
+
+# -- discovery -----------------------------------------------------------------------------------------------------
+
+
+def test_discovery_is_read_as_it_is_written() -> None:
+    told = modern.discover_result(("2026-07-28", "2025-11-25"), ME, frozenset({"resources", "subscribe"}), "Be kind.")
+    discovery = modern.read_discovery(told)
+    assert discovery is not None
+    assert discovery.capabilities.abilities() == {"tools", "resources", "subscribe"}
+    plain = json.loads(told)
+    assert (plain["resultType"], plain["instructions"], plain["ttlMs"]) == ("complete", "Be kind.", 0)
+    assert plain["_meta"][modern.SERVER_KEY]["name"] == "isthmus"
+
+
+@pytest.mark.parametrize("told", [{}, [], {"supportedVersions": ["2025-11-25"]}, {"supportedVersions": "2026-07-28"}])
+def test_what_names_no_modern_version_is_no_discovery(told: object) -> None:
+    assert modern.read_discovery(json.dumps(told).encode()) is None
+
+
+# -- results of one era in another ---------------------------------------------------------------------------------
+
+
+def test_a_result_of_the_earlier_era_becomes_complete_and_what_can_be_kept_says_that_it_must_not() -> None:
+    assert json.loads(modern.as_modern(b'{"content":[]}') or b"") == {"resultType": "complete", "content": []}
+    told = json.loads(modern.as_modern(b'{"contents":[]}', is_cacheable=True) or b"")
+    assert told == {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", "contents": []}
+    kept = json.loads(modern.as_modern(b'{"ttlMs":5,"cacheScope":"public"}', is_cacheable=True) or b"")
+    assert (kept["ttlMs"], kept["cacheScope"]) == (5, "public")
+    assert modern.as_modern(b"[]") is None
+
+
+def test_a_modern_result_loses_its_type_in_the_earlier_era_and_nothing_else() -> None:
+    assert modern.as_legacy(b'{"resultType":"complete","n":1.0e2}') == b'{"n":1.0e2}'
+    assert modern.as_legacy(b'{"n": 1}') == b'{"n": 1}'
+    assert modern.as_legacy(b"7") is None
+
+
+def test_a_list_says_that_it_is_whole_and_not_to_be_kept() -> None:
+    assert json.loads(modern.list_result("prompts", b"[]", b'{"m":1}')) == {
+        "resultType": "complete",
+        "prompts": [],
+        "ttlMs": 0,
+        "cacheScope": "private",
+        "_meta": {"m": 1},
+    }
+
+
+# -- subscriptions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "topics", "uris"),
+    [
+        ({}, set(), ()),
+        ({"toolsListChanged": True, "promptsListChanged": False, "new": 1}, {"tools"}, ()),
+        ({"resourcesListChanged": True, "promptsListChanged": True}, {"resources", "prompts"}, ()),
+        ({"resourceSubscriptions": ["b", "a", "b"]}, set(), ("b", "a")),
+        ({"resourceSubscriptions": None, "toolsListChanged": None}, set(), ()),
+    ],
+)
+def test_what_is_wanted_is_read_and_written_again(
+    told: dict[str, Any], topics: set[str], uris: tuple[str, ...]
+) -> None:
+    wanted = modern.read_wanted(raws({"notifications": told}))
+    assert wanted is not None
+    assert ({*wanted.topics}, wanted.uris) == ({*topics}, uris)
+    assert modern.read_wanted({"notifications": msgspec.Raw(modern.write_wanted(wanted))}) == wanted
+
+
+@pytest.mark.parametrize("told", [{}, {"notifications": 7}, {"notifications": {"resourceSubscriptions": [7]}}])
+def test_what_cannot_be_read_is_not_wanted(told: dict[str, Any]) -> None:
+    assert modern.read_wanted(raws(told)) is None
+
+
+def test_only_what_is_told_is_acknowledged() -> None:
+    assert json.loads(modern.write_wanted(modern.Wanted(frozenset({"tools"})))) == {"toolsListChanged": True}
+    assert json.loads(modern.write_wanted(modern.Wanted(frozenset()))) == {}
+
+
+def test_every_message_of_a_subscription_is_marked_with_its_id() -> None:
+    wanted = modern.Wanted(frozenset({"prompts"}), ("x",))
+    for text in (
+        modern.acknowledged_params(b'"s"', wanted),
+        modern.marked_params(b'"s"'),
+        modern.marked_params(b'"s"', {"uri": b'"x"'}),
+        modern.listen_result(b'"s"'),
+    ):
+        assert modern.read_subscription(raws(json.loads(text))) == b'"s"'
+    assert modern.read_subscription({}) is None
+    assert modern.read_subscription(raws({"_meta": 7})) is None
+    assert json.loads(modern.acknowledged_params(b"1", wanted))["notifications"] == {
+        "promptsListChanged": True,
+        "resourceSubscriptions": ["x"],
+    }

@@ -1,0 +1,128 @@
+"""Requests that go to a server: read strictly from callers, and written anew from what was authorised."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from isthmus.model.calls import Kind
+from isthmus.wire.mcp.requests import (
+    CALLS,
+    METHODS,
+    CallAnswer,
+    CallRequest,
+    read_call_result,
+    read_request,
+    read_resource_result,
+    request_params,
+)
+
+PROMPT_REF = {"type": "ref/prompt", "name": "p"}
+URI_REF = {"type": "ref/resource", "uri": "x:{y}"}
+ARGUMENT = {"name": "a", "value": "v"}
+
+
+def members(told: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in told.items()}
+
+
+def read(method: str, **told: Any) -> CallRequest:
+    asked = read_request(method, members(told))
+    assert isinstance(asked, CallRequest), asked
+    return asked
+
+
+def test_every_kind_has_a_method() -> None:
+    assert METHODS.keys() == set(get_args(Kind))
+    assert {"tools/call", "prompts/get", "resources/read", "completion/complete"} == CALLS
+
+
+@pytest.mark.parametrize(
+    ("method", "told", "kind", "name", "arguments"),
+    [
+        ("tools/call", {"name": "t", "arguments": {"a": 1}}, "tool", "t", {"a": 1}),
+        ("tools/call", {"name": "t"}, "tool", "t", {}),
+        ("prompts/get", {"name": "p", "arguments": {"a": "1"}}, "prompt", "p", {"a": "1"}),
+        ("resources/read", {"uri": "file:///x"}, "resource", "file:///x", {}),
+        ("completion/complete", {"ref": PROMPT_REF, "argument": ARGUMENT}, "prompt_argument", "p", ARGUMENT),
+        ("completion/complete", {"ref": URI_REF, "argument": ARGUMENT}, "uri_argument", "x:{y}", ARGUMENT),
+    ],
+)
+def test_a_request_is_read_and_written_again_as_it_was(
+    method: str, told: dict[str, Any], kind: Kind, name: str, arguments: dict[str, Any]
+) -> None:
+    asked = read(method, **told, _meta={"trace": 1}, context={"n": 1})
+    assert (asked.kind, asked.name, json.loads(bytes(asked.arguments))) == (kind, name, arguments)
+    assert (asked.meta, asked.extra) == (members({"trace": 1}), members({"context": {"n": 1}}))
+    written = json.loads(request_params(kind, name, asked.arguments, b'{"trace":1}', asked.extra))
+    bare = {key: value for key, value in written.items() if key != "arguments" or value}
+    assert bare == {**told, "_meta": {"trace": 1}, "context": {"n": 1}}
+    assert METHODS[kind] == method
+
+
+@pytest.mark.parametrize(
+    ("method", "told", "words"),
+    [
+        ("tools/call", {}, "needs a name"),
+        ("tools/call", {"name": 7}, "needs a name"),
+        ("tools/call", {"name": "t", "arguments": []}, "arguments must be an object"),
+        ("tools/call", {"name": "t", "_meta": 7}, "_meta must be an object"),
+        ("tools/call", {"name": "t", "Arguments": {}}, "did you mean 'arguments'"),
+        ("prompts/get", {"name": None}, "needs a name"),
+        ("resources/read", {}, "needs a uri"),
+        ("resources/read", {"uri": ["x"]}, "needs a uri"),
+        ("resources/read", {"uri": "x", "URI": "y"}, "did you mean 'uri'"),
+        ("completion/complete", {"argument": ARGUMENT}, "needs a ref"),
+        ("completion/complete", {"ref": "p", "argument": ARGUMENT}, "needs a ref"),
+        ("completion/complete", {"ref": {"type": "ref/tool", "name": "t"}, "argument": ARGUMENT}, "needs a ref"),
+        ("completion/complete", {"ref": {"type": "ref/prompt", "uri": "p"}, "argument": ARGUMENT}, "needs a name"),
+        ("completion/complete", {"ref": {"type": "ref/resource", "uri": 7}, "argument": ARGUMENT}, "needs a uri"),
+        ("completion/complete", {"ref": PROMPT_REF}, "needs an argument"),
+        ("completion/complete", {"ref": PROMPT_REF, "argument": "a"}, "needs an argument"),
+        ("completion/complete", {"ref": PROMPT_REF, "argument": ARGUMENT, "Ref": URI_REF}, "did you mean 'ref'"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said(method: str, told: dict[str, Any], words: str) -> None:
+    asked = read_request(method, members(told))
+    assert isinstance(asked, str)
+    assert words in asked
+
+
+def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
+    known = members({"trace": 1})
+    asked = read_request("resources/read", members({"uri": "x", "_meta": 7}), known)
+    assert isinstance(asked, CallRequest)
+    assert asked.meta is known
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ({}, CallAnswer(False, None)),
+        ({"isError": True, "resultType": "complete"}, CallAnswer(True, "complete")),
+        ({"isError": None, "resultType": "task"}, CallAnswer(False, "task")),
+        ({"ttlMs": 5000, "cacheScope": "public"}, CallAnswer(False, None)),
+        ([], None),
+        ("x", None),
+    ],
+)
+def test_of_a_result_only_what_matters_is_read(told: object, answer: CallAnswer | None) -> None:
+    assert read_call_result(json.dumps(told).encode()) == answer
+
+
+@pytest.mark.parametrize(
+    ("told", "answer"),
+    [
+        ({}, CallAnswer(False, None)),
+        ({"isError": True}, CallAnswer(False, None)),
+        ({"ttlMs": 1500, "cacheScope": "public", "resultType": "complete"}, CallAnswer(False, "complete", 1.5, True)),
+        ({"ttlMs": 1500, "cacheScope": "whatever"}, CallAnswer(False, None, 1.5)),
+        ({"ttlMs": -5}, CallAnswer(False, None)),
+        ([], None),
+    ],
+)
+def test_a_resource_says_how_long_it_may_be_kept(told: object, answer: CallAnswer | None) -> None:
+    assert read_resource_result(json.dumps(told).encode()) == answer
