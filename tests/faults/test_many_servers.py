@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults import light_server
 from tests.faults.caller import Caller
-from tests.faults.watching import eventually, family, open_descriptors, resident_bytes, watches_files
+from tests.faults.watching import eventually, family, is_alive, open_descriptors, resident_bytes, watches_files
 from tests.hubs import HubProcess, serving, stdio, write_config
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -66,4 +66,4 @@ async def test_two_hundred_servers_are_stopped_with_the_hub(tmp_path: Path) -> N
         hub.terminate()
         async with asyncio.timeout(SETTLE_SECONDS):
             await hub.process.wait()
-        assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
+        assert [pid for pid in processes if is_alive(pid)] == []

@@ -11,6 +11,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -18,10 +19,10 @@ from isthmus.cli.documents import Offer
 from isthmus.config.codes import Code
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, llm_form
 from isthmus.core.catalog.schema import Unchecked, compile_check
-from isthmus.core.catalog.uris import is_qualified
+from isthmus.core.catalog.uris import is_qualified, owner_of
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.upstream.settings import PythonSettings, ServerSettings, StdioSettings
+from isthmus.upstream.settings import PythonSettings, ServerSettings, SocketSettings, StdioSettings
 
 SLOW_SECONDS = 5.0
 """A server that takes longer to start keeps people waiting; clients give up after ten seconds or so."""
@@ -54,7 +55,7 @@ SHARED_URI = Code("ISD-303", "shared-uri", "read it by the name that is listed: 
 ODD_LIST = Code("ISD-401", "odd-list", "tell the server's author; everything else of it works")
 LIST_CUT = Code("ISD-402", "list-cut", "raise limits.tools_per_server if all of it is needed")
 NOT_CHECKED = Code("ISD-403", "schema-not-checked", "tell the server's author; the server makes its own check")
-DISABLED = Code("ISD-501", "disabled", "take disabled out of its entry to use it")
+DISABLED = Code("ISD-501", "disabled", "take disabled out to use it")
 
 CODES: tuple[Code, ...] = tuple(code for code in list(globals().values()) if isinstance(code, Code))
 """All of them, in the order of their numbers."""
@@ -78,6 +79,9 @@ _CAUSES: Sequence[tuple[str, Code]] = (
     ("no answer from", NOT_REACHED),
 )
 """What the hub says of a lost server, and what that means; the first that fits counts."""
+
+_ELSEWHERE = (NO_ANSWER, NOT_CONNECTED, HTTP_ERROR, SLOW)
+"""What is not mended in a server's entry."""
 
 GOOD = ("ready", "disabled")
 
@@ -128,17 +132,21 @@ class Entry:
 def of_server(patient: Patient, entry: Entry | None) -> list[Diagnosis]:
     """Say what there is to say of one server by itself; without its entry in general terms only."""
     found = []
-    if patient.state == "disabled":
-        mend = f"take disabled out of {entry.place} to use it" if entry else DISABLED.mend
-        found.append(Diagnosis(DISABLED, patient.server, "it is disabled in the configuration", mend))
-    elif not patient.is_well:
-        code = _cause(patient, entry)
-        mend = code.mend if entry is None else _mend(code, entry)
-        found.append(Diagnosis(code, patient.server, _complaint(patient), mend))
-    elif patient.seconds is not None and patient.seconds > SLOW_SECONDS:
-        text = f"it took {patient.seconds:.1f} s to start"
-        found.append(Diagnosis(SLOW, patient.server, text, SLOW.mend if entry is None else _mend(SLOW, entry)))
+    told = _condition(patient, entry)
+    if told is not None:
+        code, text = told
+        found.append(Diagnosis(code, patient.server, text, _mend(code, patient, entry)))
     return [*found, *(_of_note(patient.server, note) for note in patient.notes)]
+
+
+def _condition(patient: Patient, entry: Entry | None) -> tuple[Code, str] | None:
+    if patient.state == "disabled":
+        return DISABLED, "it is disabled in the configuration"
+    if not patient.is_well:
+        return _cause(patient, entry), _complaint(patient)
+    if patient.seconds is not None and patient.seconds > SLOW_SECONDS:
+        return SLOW, f"it took {patient.seconds:.1f} s to start"
+    return None
 
 
 def _cause(patient: Patient, entry: Entry | None) -> Code:
@@ -160,23 +168,29 @@ def _complaint(patient: Patient) -> str:
     return f"{reason}; it said: {patient.said.splitlines()[-1].strip()}"  # a traceback ends with what is wrong
 
 
-def _mend(code: Code, entry: Entry) -> str:
-    """What to do about this server in particular."""
+def _mend(code: Code, patient: Patient, entry: Entry | None) -> str:
+    """What to do about this server in particular, as far as its entry is known."""
+    if entry is None:
+        return code.mend
     reach = entry.settings.reach
-    match code, reach:
-        case Code(number=DIED.number), StdioSettings():
-            command = shlex.join([reach.command, *reach.args])
-            return f"see what it says when run by hand: {entry.settings.redact(command)}"
-        case Code(number=NOT_STARTED.number), StdioSettings():
-            return f"install {entry.settings.redact(reach.command)}, or correct command in {entry.place}"
-        case Code(number=NO_ANSWER.number | NOT_CONNECTED.number), _:
-            return code.mend
-        case Code(number=SLOW.number), StdioSettings(command=command) if command in FETCHING:
-            return f"install the server beforehand: {command} may fetch it at every start"
-        case Code(number=SLOW.number), _:
-            return code.mend
-        case _:
-            return f"{code.mend} ({entry.place})"
+    if isinstance(reach, StdioSettings) and (mend := _mend_process(code, patient, entry, reach)) is not None:
+        return mend
+    if isinstance(reach, SocketSettings) and code is WRONG_TRANSPORT:
+        return f"in {entry.place}, correct url: what answers there opens no WebSocket"
+    return code.mend if code in _ELSEWHERE else f"in {entry.place}, {code.mend}"
+
+
+def _mend_process(code: Code, patient: Patient, entry: Entry, reach: StdioSettings) -> str | None:
+    redact, program = entry.settings.redact, Path(reach.command).name
+    if code is DIED:
+        return f"see what it says when run by hand: {redact(shlex.join([reach.command, *reach.args]))}"
+    if code is NOT_STARTED and "working directory" in (patient.reason or ""):
+        return f"in {entry.place}, correct cwd, or make the folder"
+    if code is NOT_STARTED:
+        return f"in {entry.place}, correct command, or install {redact(reach.command)}"
+    if code is SLOW and program in FETCHING:
+        return f"install the server beforehand: {program} may fetch it at every start"
+    return None
 
 
 def _of_note(server: str, note: str) -> Diagnosis:
@@ -210,10 +224,14 @@ def _cut(name: str, pair: Pair) -> Diagnosis:
 
 def of_uris(resources: Iterable[Offer]) -> list[Diagnosis]:
     """Tell of resources that several servers have under one URI."""
+    shared: defaultdict[str, list[str]] = defaultdict(list)
+    for offer in resources:
+        if is_qualified(offer.name):
+            server, own = owner_of(offer.name)
+            shared[own].append(server)
     return [
-        Diagnosis(SHARED_URI, "", f"several servers have the same URI; it is listed as {offer.name}", SHARED_URI.mend)
-        for offer in resources
-        if is_qualified(offer.name)
+        Diagnosis(SHARED_URI, servers[0], f"{' and '.join(servers)} have the same URI: {own}", SHARED_URI.mend)
+        for own, servers in shared.items()
     ]
 
 
@@ -224,5 +242,6 @@ def of_schemas(tools: Sequence[Offer], limits: Limits) -> list[Diagnosis]:
         try:
             compile_check(offer.definition.get("inputSchema", msgspec.Raw(b"{}")), limit_bytes=limits.schema_bytes)
         except Unchecked as why:
-            found.append(Diagnosis(NOT_CHECKED, offer.server, f"arguments of {offer.name} are not checked: {why}", NOT_CHECKED.mend))
+            text = f"arguments of {offer.name} are not checked: {why}"
+            found.append(Diagnosis(NOT_CHECKED, offer.server, text, NOT_CHECKED.mend))
     return found

@@ -1,10 +1,12 @@
-"""`isthmus doctor`: the configuration, then how each server stands, how fast it came and what is odd."""
+"""`isthmus doctor`: the configuration, how each server stands, what is wrong or odd, and what mends it.
+
+What is wrong is decided in `cli.diagnosis`; here it is asked for and shown.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,40 +14,30 @@ from typing import Any
 import msgspec
 
 from isthmus.cli.check import finding_as_json
-from isthmus.cli.documents import ServerTold, read_servers
+from isthmus.cli.diagnosis import CODES, Diagnosis, Entry, Patient, of_names, of_schemas, of_server, of_uris
+from isthmus.cli.documents import ServerTold, read_listing, read_servers
 from isthmus.cli.exits import Exit
 from isthmus.cli.output import aligned, first_line, show_table, write, write_json
-from isthmus.cli.reached import OwnHub, start_own
+from isthmus.cli.reached import OwnHub, Reached, start_own
 from isthmus.cli.remote import RemoteHub
 from isthmus.cli.sources import Own, Running, configuration_of
+from isthmus.config import codes
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import ServerSettings, StdioSettings
-from isthmus.wire.mcp.lists import TOOLS
-
-GOOD = ("ready", "disabled")
+from isthmus.wire.mcp.lists import RESOURCES, TOOLS
 
 
-class Patient(msgspec.Struct, frozen=True):
-    """One server as examined. What a running hub does not tell stays None."""
-
-    server: str
-    state: str
-    reason: str | None = None
-    era: str | None = None
-    tools: int = 0
-    seconds: float | None = None
-    """How long its first attempt to connect took."""
-    said: str | None = None
-    """The end of what a process that died said on its standard error."""
-    notes: tuple[str, ...] = ()
-    advice: str | None = None
-
-    @property
-    def is_well(self) -> bool:
-        """Whether nothing has to be done."""
-        return self.state in GOOD
+def show_codes(*, is_json: bool) -> Exit:
+    """Print every kind of finding: the doctor's own, then those of configurations."""
+    known = [*CODES, *codes.CODES]
+    if is_json:
+        listed = [{"code": code.number, "kind": code.name, "mend": code.mend} for code in known]
+        write_json(msgspec.json.encode({"codes": listed}))
+    else:
+        write("\n".join(aligned([(code.number, code.name, code.mend) for code in known])))
+    return Exit.WELL
 
 
 async def examine(source: Running | Own, *, wait: float, is_json: bool) -> Exit:
@@ -67,28 +59,24 @@ async def _examine_own(source: Own, *, wait: float, is_json: bool) -> Exit:
     began = asyncio.get_running_loop().time()
     hub = await start_own(configuration, os.environ, within=wait)
     try:
-        patients = _own_patients(hub, configuration, began)
+        patients = _own_patients(hub, began)
+        found = await _diagnose(hub, patients, configuration, configuration.hub.limits)
     finally:
         await hub.aclose()
     if is_json:
-        write_json(_own_as_json(configuration, patients))
+        write_json(msgspec.json.encode({"configuration": _in_json(configuration), **_as_json(patients, found)}))
     else:
         _show_configuration(configuration)
-        _show(patients)
-    if configuration.warnings:
-        return Exit.CONFIGURATION
-    return Exit.WELL if all(patient.is_well for patient in patients) else Exit.CALL_FAILED
+        _show(patients, found)
+    return Exit.CONFIGURATION if configuration.warnings else _exit(patients)
 
 
-def _own_patients(hub: OwnHub, configuration: Configuration, began: float) -> list[Patient]:
-    settings = {server.name: server for server in configuration.servers}
+def _own_patients(hub: OwnHub, began: float) -> list[Patient]:
     standings = hub.running.hub.snapshot.standings
-    return [_patient(standings[name], settings.get(name), hub.settled_at, began) for name in sorted(standings)]
+    return [_patient(standings[name], hub.settled_at, began) for name in sorted(standings)]
 
 
-def _patient(
-    standing: Standing, settings: ServerSettings | None, settled_at: dict[ServerName, float], began: float
-) -> Patient:
+def _patient(standing: Standing, settled_at: dict[ServerName, float], began: float) -> Patient:
     ended = settled_at.get(standing.server)
     return Patient(
         server=standing.server,
@@ -99,29 +87,14 @@ def _patient(
         seconds=None if ended is None else ended - began,
         said=standing.detail,
         notes=standing.notes,
-        advice=None if settings is None or standing.state in GOOD else _advice(standing, settings),
     )
 
 
-def _advice(standing: Standing, settings: ServerSettings) -> str:
-    if standing.state == "starting":
-        return "it is still starting: give it longer with --wait 60"
-    if isinstance(settings.reach, StdioSettings):
-        command = shlex.join([settings.reach.command, *settings.reach.args])
-        return f"see what it says when run by hand: {settings.redact(command)}"
-    return "check that its url is right and that it is up"
-
-
-def _own_as_json(configuration: Configuration, patients: Sequence[Patient]) -> bytes:
-    return msgspec.json.encode(
-        {
-            "configuration": {
-                "file": None if configuration.file is None else str(configuration.file),
-                "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
-            },
-            "servers": [_as_json(patient) for patient in patients],
-        }
-    )
+def _in_json(configuration: Configuration) -> dict[str, Any]:
+    return {
+        "file": None if configuration.file is None else str(configuration.file),
+        "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
+    }
 
 
 def _show_configuration(configuration: Configuration) -> None:
@@ -130,7 +103,7 @@ def _show_configuration(configuration: Configuration) -> None:
         return
     write(f"configuration: {configuration.file}")
     for finding in configuration.warnings:
-        write(f"  {finding}")
+        write(f"  {finding.code.number} {finding}\n    mend: {finding.mend}")
 
 
 # -- a hub that runs already ---------------------------------------------------------------------------------
@@ -143,15 +116,16 @@ async def _examine_running(source: Running, *, is_json: bool) -> Exit:
         await hub.list(TOOLS)  # which gives servers that only start their moment
         seconds = asyncio.get_running_loop().time() - began
         patients = [_told_patient(server) for server in read_servers(await hub.servers())]
+        found = await _diagnose(hub, patients, None, Limits())
     finally:
         await hub.aclose()
     if is_json:
         told = {"hub": {"url": source.reach.url, "seconds": round(seconds, 3)}}
-        write_json(msgspec.json.encode({**told, "servers": [_as_json(patient) for patient in patients]}))
+        write_json(msgspec.json.encode({**told, **_as_json(patients, found)}))
     else:
         write(f"hub: {source.reach.url}, reached in {_milliseconds(seconds)}")
-        _show(patients)
-    return Exit.WELL if all(patient.is_well for patient in patients) else Exit.CALL_FAILED
+        _show(patients, found)
+    return _exit(patients)
 
 
 def _told_patient(server: ServerTold) -> Patient:
@@ -166,22 +140,67 @@ def _told_patient(server: ServerTold) -> Patient:
     )
 
 
-# -- showing -------------------------------------------------------------------------------------------------
+# -- both ----------------------------------------------------------------------------------------------------
 
 
-def _as_json(patient: Patient) -> dict[str, Any]:
+async def _diagnose(
+    hub: Reached, patients: Sequence[Patient], configuration: Configuration | None, limits: Limits
+) -> list[Diagnosis]:
+    """Look at every server, and at what they all offer; how a running hub is configured is not known."""
+    entries = {} if configuration is None else _entries(configuration)
+    tools = read_listing(await hub.list(TOOLS), TOOLS).offers
+    resources = read_listing(await hub.list(RESOURCES), RESOURCES).offers
+    alone = [found for patient in patients for found in of_server(patient, entries.get(patient.server))]
+    return [*alone, *of_names(tools), *of_uris(resources), *of_schemas(tools, limits)]
+
+
+def _entries(configuration: Configuration) -> dict[str, Entry]:
+    return {server.name: Entry(server, _place(server.name, configuration)) for server in configuration.servers}
+
+
+def _place(name: ServerName, configuration: Configuration) -> str:
+    origin = configuration.origins.get(f"servers.{name}")
+    if origin is None:
+        return f"servers.{name}"
+    return origin.path if origin.file is None else f"{origin.path} of {origin.file}"
+
+
+def _exit(patients: Sequence[Patient]) -> Exit:
+    return Exit.WELL if all(patient.is_well for patient in patients) else Exit.CALL_FAILED
+
+
+def _as_json(patients: Sequence[Patient], found: Sequence[Diagnosis]) -> dict[str, Any]:
+    return {
+        "servers": [_patient_as_json(patient) for patient in patients],
+        "findings": [
+            {
+                "code": diagnosis.code.number,
+                "kind": diagnosis.code.name,
+                "server": diagnosis.server,
+                "message": diagnosis.message,
+                "mend": diagnosis.mend,
+            }
+            for diagnosis in found
+        ],
+    }
+
+
+def _patient_as_json(patient: Patient) -> dict[str, Any]:
     told = msgspec.structs.asdict(patient)
     return told if patient.seconds is None else {**told, "seconds": round(patient.seconds, 3)}
 
 
-def _show(patients: Sequence[Patient]) -> None:
+# -- showing -------------------------------------------------------------------------------------------------
+
+
+def _show(patients: Sequence[Patient], found: Sequence[Diagnosis]) -> None:
     rows = [_row(patient) for patient in patients]
     if sys.stdout.isatty():
         show_table(sys.stdout, [("", rows)], ("", "bold", "", "", "", ""))
     else:
         write("\n".join(aligned(rows)))
-    for patient in patients:
-        _show_more(patient)
+    for diagnosis in sorted(found, key=lambda diagnosis: not diagnosis.is_grave):
+        _show_one(diagnosis)
     broken = [patient.server for patient in patients if not patient.is_well]
     write(f"\nbroken: {', '.join(broken)}" if broken else "\nall servers are well")
 
@@ -197,13 +216,10 @@ def _row(patient: Patient) -> tuple[str, ...]:
     )
 
 
-def _show_more(patient: Patient) -> None:
-    said = None if patient.said is None else patient.said.splitlines()[-1]  # a traceback ends with what is wrong
-    told = [("reason", patient.reason), ("it said", said), ("try", patient.advice)]
-    told.extend(("note", note) for note in patient.notes)
-    lines = [f"  {word}: {first_line(text)}" for word, text in told if text]
-    if lines:
-        write("\n".join([f"\n{patient.server}", *lines]))
+def _show_one(diagnosis: Diagnosis) -> None:
+    mark = "✗" if diagnosis.is_grave else "·"
+    write(f"\n{mark} {diagnosis.code.number} {diagnosis.server}: {first_line(diagnosis.message)}")
+    write(f"    mend: {first_line(diagnosis.mend)}")
 
 
 def _milliseconds(seconds: float) -> str:

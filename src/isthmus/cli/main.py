@@ -242,11 +242,14 @@ def call(
 @_with_source
 @_with_wait
 @_with_json
-def doctor(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
-    """Say what is wrong with the configuration and with each server."""
-    from isthmus.cli.doctor import examine
+@click.option("--codes", "lists_codes", is_flag=True, help="List every kind of finding, and what mends it.")
+def doctor(hub: str | None, config: Path | None, wait: float, *, is_json: bool, lists_codes: bool) -> int:
+    """Say what is wrong with the configuration and with each server, and what mends it."""
+    from isthmus.cli.doctor import examine, show_codes
     from isthmus.cli.running import run_command
 
+    if lists_codes:
+        return show_codes(is_json=is_json)
     _quietly()
     return run_command(examine(_source(hub, config), wait=wait, is_json=is_json))
 

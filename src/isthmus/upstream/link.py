@@ -261,6 +261,8 @@ class BaseLink(ABC):
     async def subscribe(self, uri: str) -> None:
         """See `core.ports.announcer.Announcer`."""
         if self.dialect.era == "modern":
+            if "subscribe" not in self.abilities():
+                raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It does not tell of updates of resources")
             self._watched.add(uri)
             self.listen()
             await self._until_heard()

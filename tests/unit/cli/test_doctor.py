@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.doctor import examine
+from isthmus.cli.diagnosis import CODES, NOT_STARTED
+from isthmus.cli.doctor import examine, show_codes
 from isthmus.cli.exits import Exit
 from isthmus.cli.sources import Own, Running
+from isthmus.config import codes
 from isthmus.upstream.settings import HttpSettings
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers.launch import command
@@ -46,11 +48,13 @@ async def test_a_broken_server_ends_with_1_and_says_what_to_try(
     assert await examine(config(tmp_path, servers), wait=6, is_json=False) == Exit.CALL_FAILED
     out = capsys.readouterr().out
     assert "✗  dead     retrying" in out
-    assert "  try: see what it says when run by hand: /no/such/program --token ***" in out
-    assert "connection refused" in out
-    assert "  try: check that its url is right" in out
-    assert "  try: it is still starting" in out
-    assert "  note: 'pay' is listed twice" in out
+    place = f"of {tmp_path / 'isthmus.json'}"
+    assert "✗ ISD-102 dead: '/no/such/program' could not be started" in out
+    assert f"    mend: in servers.dead {place}, correct command, or install /no/such/program\n" in out
+    assert "✗ ISD-103 away: connection refused" in out
+    assert f"    mend: in servers.away {place}, start the server, or correct url\n" in out
+    assert "✗ ISD-109 slow: it has not answered yet\n    mend: give it longer" in out
+    assert "· ISD-401 odd: 'pay' is listed twice" in out
     assert out.endswith("broken: away, dead, slow\n")
     assert "s3cret" not in out
 
@@ -60,7 +64,8 @@ async def test_findings_in_the_configuration_end_with_3(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert await examine(config(tmp_path, {"bad": {"url": 5}}), wait=20, is_json=False) == Exit.CONFIGURATION
-    assert "  isthmus.json: servers.bad.url must be a text, not a number" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "  ISC-201 isthmus.json: servers.bad.url must be a text, not a number\n    mend: write what" in out
 
 
 async def test_programs_get_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +73,15 @@ async def test_programs_get_every_figure(tmp_path: Path, capsys: pytest.CaptureF
     told = json.loads(capsys.readouterr().out)
     assert told["configuration"] == {"file": str(tmp_path / "isthmus.json"), "findings": []}
     builtin, dead, raw = told["servers"]
+    assert told["findings"] == [
+        {
+            "code": "ISD-102",
+            "kind": "command-not-started",
+            "server": "dead",
+            "message": dead["reason"],
+            "mend": f"in servers.dead of {tmp_path / 'isthmus.json'}, correct command, or install /no/such/program",
+        }
+    ]
     assert (builtin["state"], builtin["seconds"]) == ("ready", None)
     assert (dead["state"], dead["tools"]) == ("retrying", 0)
     assert (raw["tools"], raw["era"]) == (4, "2026-07-28")
@@ -95,3 +109,12 @@ async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys
         told = json.loads(capsys.readouterr().out)
         assert told["hub"]["url"] == served.url
         assert [server["server"] for server in told["servers"]] == ["builtin", "dead", "raw"]
+        assert [(found["code"], found["mend"]) for found in told["findings"]] == [("ISD-102", NOT_STARTED.mend)]
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_every_kind_of_finding_can_be_listed(capsys: pytest.CaptureFixture[str], *, is_json: bool) -> None:
+    assert show_codes(is_json=is_json) == Exit.WELL
+    out = capsys.readouterr().out
+    assert all(code.number in out and code.name in out for code in (*CODES, *codes.CODES))
+    assert not is_json or len(json.loads(out)["codes"]) == len(CODES) + len(codes.CODES)

@@ -230,9 +230,8 @@ print("went on")
 
 def test_a_full_disk_costs_lines_and_not_the_hub(tmp_path: Path) -> None:
     file = tmp_path / "hub.log"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(file)], check=False, capture_output=True, text=True, timeout=60, env=environment()
-    )
+    words = [sys.executable, "-c", FULL, str(file)]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60, env=environment())
     assert (done.returncode, done.stdout) == (0, "went on\n")
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == [
         "the first that does not fit",

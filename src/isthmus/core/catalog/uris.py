@@ -34,6 +34,12 @@ def uri_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
     return {pair: pair[1] if pair[1] in keeps else qualified(*pair) for pair in ordered}
 
 
+def owner_of(uri: str) -> tuple[str, str]:
+    """The server that a qualified URI names, and the URI as that server spells it."""
+    server, _, own = uri.removeprefix(_PREFIX).partition("/")
+    return server, own
+
+
 def is_qualified(uri: str) -> bool:
     """Whether a URI says whose it is."""
     return uri.startswith(_PREFIX)

@@ -1,32 +1,61 @@
-"""How much servers should log: as much as the most curious caller asks for."""
+"""How much servers should log: as much as the most curious caller wants.
+
+A server has one level for everybody, and each caller's face leaves out what its own caller did not want. Nobody can
+tell what a server says by itself, so once somebody has chosen, whoever has not must be kept from losing anything: the
+server is asked for everything.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from isthmus.model.events import LOG_LEVELS, LogLevel
 
 
 class Levels:
-    """Who wants which level. A server has one for everybody; each caller's face leaves out what it did not want."""
+    """Who hears servers, and from which level on, if they chose one."""
 
     def __init__(self) -> None:
-        self._wanted: dict[object, LogLevel] = {}
+        self._wanted: dict[object, LogLevel | None] = {}
+        self._counts: Counter[LogLevel | None] = Counter()
         self._watchers: set[Callable[[], None]] = set()
         self.lowest: LogLevel | None = None
-        """What to ask of servers; None while nobody asked for anything."""
+        """What to ask of servers; None while nobody has ever chosen, and they say what they like."""
 
-    def want(self, who: object, level: LogLevel | None) -> None:
-        """Note that somebody wants this level and above, or nothing any more."""
-        if level is None:
-            self._wanted.pop(who, None)
-        else:
-            self._wanted[who] = level
-        lowest = min(self._wanted.values(), key=LOG_LEVELS.index, default=None)
+    def hear(self, who: object) -> None:
+        """Note that somebody hears whatever servers say by themselves."""
+        self._note(who, None)
+
+    def want(self, who: object, level: LogLevel) -> None:
+        """Note that somebody wants this level and above."""
+        self._note(who, level)
+
+    def leave(self, who: object) -> None:
+        """Note that somebody hears nothing any more."""
+        if who in self._wanted:
+            self._counts[self._wanted.pop(who)] -= 1
+            self._settle()
+
+    def _note(self, who: object, level: LogLevel | None) -> None:
+        if who in self._wanted:
+            self._counts[self._wanted[who]] -= 1
+        self._wanted[who] = level
+        self._counts[level] += 1
+        self._settle()
+
+    def _settle(self) -> None:
+        lowest = self._decide()
         if lowest != self.lowest:
             self.lowest = lowest
             for watcher in tuple(self._watchers):
                 watcher()
+
+    def _decide(self) -> LogLevel | None:
+        chosen = next((level for level in LOG_LEVELS if self._counts[level]), None)
+        if chosen is None and self.lowest is None:
+            return None
+        return "debug" if chosen is None or self._counts[None] else chosen
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` whenever `lowest` changes, until the returned function is called."""

@@ -121,7 +121,8 @@ class Conversation:
 
     def _noted(self, notification: Notification) -> None:
         if notification.method == INITIALIZED:
-            if self._feed is None:
+            if self._feed is None and self._is_telling:
+                self._interests.attend()
                 self._feed = ChangeFeed(self._hub, self._caller.grants, self._surface, self._tell_change, TOPICS)
         elif notification.method == CANCELLED and "requestId" in notification.params:
             id = bytes(notification.params["requestId"])

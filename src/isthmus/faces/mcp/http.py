@@ -231,6 +231,7 @@ class _Visit:
         if request.method == "initialize" and answer.code is None:
             opened = self._face.sessions.open(self._caller, self._surface, self._face.loop.time())
             opened.interests = Interests(self._hub, self._caller, self._surface, opened.updated)
+            opened.interests.attend()
             return ((SESSION_HEADER, opened.id.encode()),)
         if session is not None and (topic := _LISTED.get(request.method)) is not None:
             session.seen[topic] = self._hub.snapshot.view(self._caller.grants, self._surface).digest_of(topic)

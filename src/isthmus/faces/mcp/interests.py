@@ -31,6 +31,11 @@ class Interests:
         self.level: LogLevel | None = None
         self._is_closed = False
 
+    def attend(self) -> None:
+        """Hear what servers log by themselves, until a level is chosen."""
+        if self.level is None:
+            self._hub.levels.hear(self)
+
     def set_level(self, level: LogLevel) -> None:
         """Hear what servers log from this level on."""
         self.level = level
@@ -66,4 +71,4 @@ class Interests:
         self._is_closed = True
         for uri in list(self._followed):
             self.unfollow(uri)
-        self._hub.levels.want(self, None)
+        self._hub.levels.leave(self)

@@ -47,8 +47,11 @@ class Capabilities(msgspec.Struct):
 
 
 def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
-    """What the hub says it can do for a caller: what the servers behind it can, and tell of every change."""
-    told: dict[str, Any] = {"tools": {"listChanged": True}}
+    """What the hub says it can do for a caller: what the servers behind it can, and tell of every change.
+
+    Where nothing is known of any server yet, tools are what one expects.
+    """
+    told: dict[str, Any] = {"tools": {"listChanged": True}} if "tools" in abilities or not abilities else {}
     if "prompts" in abilities:
         told["prompts"] = {"listChanged": True}
     if "resources" in abilities:

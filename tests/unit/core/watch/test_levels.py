@@ -1,4 +1,4 @@
-"""How much servers are asked to log: as much as the most curious caller wants."""
+"""How much servers are asked to log: as much as the most curious caller wants, and all for who never chose."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ def heard(levels: Levels) -> list[LogLevel | None]:
     return told
 
 
-def test_nobody_asks_for_anything_at_first() -> None:
-    assert Levels().lowest is None
+def test_while_nobody_has_chosen_servers_say_what_they_like() -> None:
+    levels = Levels()
+    told = heard(levels)
+    levels.hear("a")
+    levels.hear("b")
+    levels.leave("a")
+    assert (levels.lowest, told) == (None, [])
 
 
 def test_the_most_talkative_level_that_anybody_wants_is_asked_for() -> None:
     levels = Levels()
     told = heard(levels)
     levels.want("a", "error")
-    levels.want("b", "debug")
+    levels.want("b", "info")
     levels.want("c", "emergency")
-    assert told == ["error", "debug"]
-    assert levels.lowest == "debug"
+    assert told == ["error", "info"]
 
 
 def test_who_leaves_or_wants_less_is_heard_as_well() -> None:
@@ -32,14 +36,42 @@ def test_who_leaves_or_wants_less_is_heard_as_well() -> None:
     levels.want("b", "warning")
     told = heard(levels)
     levels.want("a", "critical")
-    levels.want("b", None)
-    levels.want("a", None)
-    levels.want("never there", None)
-    assert told == ["warning", "critical", None]
+    levels.leave("b")
+    levels.leave("b")
+    levels.leave("never there")
+    assert told == ["warning", "critical"]
+
+
+def test_who_never_chose_loses_nothing_to_who_did() -> None:
+    levels = Levels()
+    levels.hear("a")
+    told = heard(levels)
+    levels.want("b", "error")
+    levels.want("a", "alert")
+    levels.hear("c")
+    assert told == ["debug", "error", "debug"]
+
+
+def test_once_somebody_has_chosen_what_servers_would_say_by_themselves_is_unknown() -> None:
+    levels = Levels()
+    levels.want("a", "error")
+    levels.leave("a")
+    assert levels.lowest == "debug"
+
+
+def test_choosing_again_and_again_is_one_choice() -> None:
+    levels = Levels()
+    told = heard(levels)
+    levels.want("a", "debug")
+    levels.want("a", "error")
+    levels.want("b", "alert")
+    levels.leave("a")
+    assert told == ["debug", "error", "alert"]
 
 
 def test_a_watcher_that_left_hears_nothing() -> None:
-    levels, told = Levels(), []
+    levels = Levels()
+    told: list[str] = []
     unwatch = levels.watch(lambda: told.append("told"))
     unwatch()
     unwatch()

@@ -17,6 +17,7 @@ from isthmus.faces.mcp.conversation import Conversation
 from isthmus.faces.mcp.dialogue import Dialogue
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.events import LogLevel
 from isthmus.model.faults import Fault
 from isthmus.model.outcomes import Result
 from isthmus.wire.mcp.messages import Implementation
@@ -84,10 +85,14 @@ class Hosted:
         result = raw(members)
         self.last_call.finish(Result(result, is_typed="resultType" in members))
 
+    def level(self) -> LogLevel | None:
+        """What servers are asked to log."""
+        return self.hub.levels.lowest
+
     def is_forgotten(self) -> bool:
         """Whether nobody who has left is still told anything."""
         hub = self.hub
-        return (hub._watchers, hub.subscriptions.wanted(SERVER), hub.levels.lowest) == (set(), [], None)
+        return (hub._watchers, hub.subscriptions.wanted(SERVER), hub.levels._wanted) == (set(), [], {})
 
 
 class Talk:

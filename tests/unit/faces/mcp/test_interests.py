@@ -71,13 +71,26 @@ async def test_two_callers_want_their_own() -> None:
     await two.follow(NOTES)
     one.set_level("error")
     two.set_level("info")
-    assert hosted.hub.levels.lowest == "info"
+    assert hosted.level() == "info"
     two.close()
     hosted.hub.subscriptions.updated(SERVER, NOTES)
-    assert (hosted.hub.levels.lowest, heard, also) == ("error", [NOTES], [])
+    assert (hosted.level(), heard, also) == ("error", [NOTES], [])
     one.close()
     assert hosted.is_forgotten()
     assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+
+
+async def test_who_never_chose_a_level_must_miss_nothing() -> None:
+    hosted = Hosted()
+    (one, _), (two, _) = wanting(hosted), wanting(hosted)
+    one.attend()
+    assert hosted.level() is None
+    two.set_level("error")
+    assert hosted.level() == "debug"
+    one.close()
+    assert hosted.level() == "error"
+    two.attend()  # it has chosen already
+    assert hosted.level() == "error"
 
 
 async def test_who_has_left_wants_nothing_any_more_whatever_is_read_late() -> None:

@@ -1,0 +1,168 @@
+"""The doctor, over servers that are really broken: each gets its code, and the sentence that mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import light_server
+from tests.hubs import environment, isthmus, stdio, write_config
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+RUN_SECONDS = 60.0
+SECRET = "hunter2-hunter2"
+
+
+@asynccontextmanager
+async def answering() -> AsyncIterator[int]:
+    """A web server that answers every request with the status in its path; yields its port."""
+    conversations: set[asyncio.Task[None]] = set()
+
+    async def converse(reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        conversations.add(task)
+        with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while True:
+                status = (await read_path(reader)).split("/")[1]
+                out.write(f"HTTP/1.1 {status} X\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nno".encode())
+        out.close()
+
+    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    for conversation in conversations:
+        conversation.cancel()
+    await asyncio.gather(*conversations, return_exceptions=True)
+
+
+async def read_path(reader: asyncio.StreamReader) -> str:
+    """Read a whole request, and return what it asks for."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
+    await reader.readexactly(int(length[1]) if length else 0)
+    return head.split()[1]
+
+
+async def doctor(*words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *isthmus("doctor", *words),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment(env),
+    )
+    async with asyncio.timeout(RUN_SECONDS):
+        out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+def shell(script: str) -> dict[str, Any]:
+    return stdio(["/bin/sh", "-c", script])
+
+
+async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int) -> None:
+    (tmp_path / "taken.py").write_text("import nothing_like_that\n")
+    async with answering() as port:
+        url = f"http://127.0.0.1:{port}"
+        servers = {
+            "died": shell("echo starting >&2; echo 'no licence' >&2; exit 3"),
+            "shot": shell("kill -9 $$"),
+            "mute": shell("exec 1>&-; read line"),
+            "absent": {"command": "no-such-program-anywhere"},
+            "homeless": {"command": "/bin/sh", "cwd": str(tmp_path / "nowhere")},
+            "refused": {"url": f"http://127.0.0.1:{deaf_port}/mcp"},
+            "unnamed": {"url": "http://no-such-host.invalid/mcp"},
+            "locked": {"url": f"{url}/401/mcp", "headers": {"Authorization": f"Bearer {SECRET}"}},
+            "forbidden": {"url": f"{url}/403/mcp"},
+            "as_http": {"url": f"{url}/405/mcp", "type": "http"},
+            "as_sse": {"url": f"{url}/405/mcp", "type": "sse"},
+            "socket": {"url": f"ws://127.0.0.1:{port}/404"},
+            "elsewhere": {"url": f"{url}/404/mcp"},
+            "page": {"url": f"{url}/200/"},
+            "ill": {"url": f"{url}/503/mcp"},
+            "module": {"python": "taken", "path": str(tmp_path)},
+            "silent": shell("while read line; do :; done"),
+            "off": {"command": "x", "disabled": True},
+            "well": stdio(light_server.command("well")),
+        }
+        config = write_config(tmp_path, servers)
+        code, out = await doctor("--config", str(config), "--wait", "8", "--json")
+    assert code == 1, out
+    told = json.loads(out)
+    assert {found["server"]: found["code"] for found in told["findings"]} == {
+        "died": "ISD-101",
+        "shot": "ISD-101",
+        "mute": "ISD-101",
+        "absent": "ISD-102",
+        "homeless": "ISD-102",
+        "refused": "ISD-103",
+        "unnamed": "ISD-103",
+        "locked": "ISD-104",
+        "forbidden": "ISD-104",
+        "as_http": "ISD-105",
+        "as_sse": "ISD-105",
+        "socket": "ISD-105",
+        "elsewhere": "ISD-106",
+        "page": "ISD-106",
+        "ill": "ISD-107",
+        "module": "ISD-108",
+        "silent": "ISD-109",
+        "off": "ISD-501",
+    }
+    died = next(found for found in told["findings"] if found["server"] == "died")
+    assert died["message"] == "exited with code 3; it said: no licence"
+    assert all(found["mend"] for found in told["findings"])
+    assert SECRET not in out
+
+
+async def test_what_servers_have_in_common_is_told_too(tmp_path: Path) -> None:
+    script = tmp_path / "odd.py"
+    script.write_text(ODD)
+    odd = [sys.executable, "-S", "-E", str(script)]
+    servers = {
+        "web": stdio([*odd, "search_query"]),
+        "web_search": stdio([*odd, "query"]),
+        "unset": {**stdio(light_server.command("a")), "env": {"TOKEN": "${NOBODY_SET_THIS}"}},
+    }
+    code, out = await doctor("--config", str(write_config(tmp_path, servers)))
+    assert code == 3, "a finding in the configuration is enough"
+    assert "ISC-101 isthmus.json: servers.unset.env.TOKEN" in out
+    assert "ISD-301 web: web.search_query and web_search.query would both be mcp_web_search_query" in out
+    assert "ISD-303 web: web and web_search have the same URI: file:///x" in out
+    assert "ISD-403 web: arguments of web.search_query are not checked" in out
+    assert "all servers are well" in out
+
+
+ODD = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    schema = {"type": "object", "properties": {"a": {"$ref": "http://elsewhere.example/x"}}}
+    result = {
+        "server/discover": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}, "resources": {}}},
+        "tools/list": {"tools": [{"name": sys.argv[1], "inputSchema": schema}]},
+        "resources/list": {"resources": [{"uri": "file:///x", "name": "x"}]},
+        "resources/templates/list": {"resourceTemplates": []},
+    }.get(asked["method"])
+    if "id" in asked and result is not None:
+        answer = {"jsonrpc": "2.0", "id": asked["id"], "result": {"resultType": "complete", **result}}
+        print(json.dumps(answer), flush=True)
+"""
+
+
+async def test_codes_are_listed_without_looking_at_anything() -> None:
+    code, out = await doctor("--codes")
+    assert code == 0
+    assert "ISD-101  server-died" in out
+    assert "ISC-101  unresolved-variable" in out
