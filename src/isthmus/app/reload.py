@@ -61,7 +61,7 @@ class Reloader:
         self._source = source
         self._on_change = on_change
         self._asked = asyncio.Event()
-        self._is_urgent = False
+        self._urgent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Reloader:
 
     def ask(self) -> None:
         """Read the configuration now, whether or not a file changed, and say so in any case."""
-        self._is_urgent = True
+        self._urgent.set()
         self._asked.set()
 
     def _files(self) -> tuple[Path, ...]:
@@ -86,10 +86,10 @@ class Reloader:
     async def _reload_when_asked(self) -> None:
         while True:
             await self._asked.wait()
-            if not self._is_urgent:  # whoever asks has finished writing
-                await quiet(self._files)
+            await quiet(self._files, self._urgent)  # whoever asks has finished writing
+            was_urgent = self._urgent.is_set()
             self._asked.clear()
-            was_urgent, self._is_urgent = self._is_urgent, False
+            self._urgent.clear()
             try:
                 await self.reload(reports_always=was_urgent)
             except Exception:  # a defect met in one version of a file must not keep the next one from being read

@@ -171,7 +171,7 @@ async def serve(
         gc.set_threshold(COLLECT_AFTER, COLLECT_OLD_AFTER, COLLECT_OLD_AFTER)
         on_open(settings.host, port)
         if source is not None:
-            change = partial(_change, running, gate, (mcp, sse))
+            change = partial(change_access, running, gate, (mcp, sse))
             signals.reload_by(Reloader(running, source, change))
         await _until_told(running, door, signals)
     finally:
@@ -183,7 +183,7 @@ def _path_of(public_url: str | None) -> str:
     return "" if public_url is None else urlsplit(public_url).path.rstrip("/")
 
 
-def _change(running: RunningHub, gate: Gate, faces: Sequence[SessionFace], configuration: Configuration) -> None:
+def change_access(running: RunningHub, gate: Gate, faces: Sequence[SessionFace], configuration: Configuration) -> None:
     """Let in whom a new configuration names, and nobody else, from now on; log as it says.
 
     Raises:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -81,14 +82,16 @@ def _resolved(file: Path) -> Path:
         return file
 
 
-async def quiet(files: Files) -> None:
-    """Wait until nobody seems to be writing the files any more."""
+async def quiet(files: Files, hurry: asyncio.Event) -> None:
+    """Wait until nobody seems to be writing the files any more, or somebody is in a hurry."""
     clock = asyncio.get_running_loop().time
     patience = clock() + RESTLESS_SECONDS
     before: Survey | None = None
-    while (now := await survey(files)) != before and clock() < patience:
+    while not hurry.is_set() and (now := await survey(files)) != before and clock() < patience:
         before = now
-        await asyncio.sleep(QUIET_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_SECONDS):
+                await hurry.wait()
 
 
 class Watch:

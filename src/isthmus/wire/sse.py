@@ -85,7 +85,8 @@ class SseDecoder:
         line = bytes(self._held)
         self._held.clear()
         if self._is_first_line:
-            line = line.removeprefix(_BOM)
+            # Of a line to be skipped nothing else may be left, and it is not blank for that.
+            line = line if self._is_skipping else line.removeprefix(_BOM)
             self._is_first_line = False
         if not line:
             self._end_event(found)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.app.reload import Source
 from isthmus.app.stdio import Inlet, Outlet, run_stdio
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
@@ -21,6 +22,8 @@ from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import ServerSettings, StdioSettings
 from tests.conftest import Ledger
+from tests.faults import light_server
+from tests.hubs import stdio, write_config
 from tests.peers.launch import command
 
 HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
@@ -178,6 +181,20 @@ async def test_a_signal_answers_what_runs_and_ends(pipes: Pipes, ledger: Ledger,
         await serving
     assert number.name in answers(pipes.received())[2]["error"]["message"]
     assert '"cancelled": "n"' in ledger.lines()[-1]
+
+
+async def test_files_that_change_are_followed(pipes: Pipes, tmp_path: Path) -> None:
+    source = Source(write_config(tmp_path, {}), os.environ, tmp_path, tmp_path)
+    work = run_stdio(source.load(), os.environ, source, stdin=pipes.stdin, stdout=pipes.stdout)
+    serving = asyncio.ensure_future(work)
+    pipes.send(line(1, "initialize", **HELLO) + b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+    heard = await pipes.take()
+    write_config(tmp_path, {"light": stdio(light_server.command("x"))})
+    async with asyncio.timeout(30):
+        while b"notifications/tools/list_changed" not in heard:
+            heard += await pipes.take()
+        pipes.leave()
+        await serving
 
 
 # -- the streams themselves ----------------------------------------------------------------------------------

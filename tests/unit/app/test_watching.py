@@ -144,31 +144,42 @@ async def test_where_nothing_can_be_watched_files_are_looked_at(folder: Path, mo
         await watched.notice()
 
 
+class Restless:
+    """Files that have changed at every look, so many times."""
+
+    def __init__(self, file: Path, times: int) -> None:
+        self._file = file
+        self.left = times
+
+    def __call__(self) -> tuple[Path, ...]:
+        if self.left:
+            self.left -= 1
+            self._file.write_text("x" * (self.left % 1000 + 1))
+        return (self._file,)
+
+
 async def test_files_count_as_written_when_they_look_the_same_twice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = folder / "mcp.json"
-    steps = iter(["one", "two more", "three of them"])
-
-    async def meanwhile(_: float) -> None:
-        text = next(steps, None)
-        if text is not None:
-            file.write_text(text)
-
-    monkeypatch.setattr(asyncio, "sleep", meanwhile)
-    await quiet(lambda: (file,))
-    assert next(steps, None) is None
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.01)
+    files = Restless(folder / "mcp.json", 5)
+    async with asyncio.timeout(NOTICE_SECONDS):
+        await quiet(files, asyncio.Event())
+    assert files.left == 0
 
 
 async def test_files_that_are_never_at_rest_are_taken_in_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RESTLESS_SECONDS", 0.3)
     monkeypatch.setattr(module, "QUIET_SECONDS", 0.01)
-    file = folder / "mcp.json"
-    looks = iter(range(1_000_000))
-
-    def restless() -> tuple[Path, ...]:
-        file.write_text("x" * (next(looks) % 1000 + 1))
-        return (file,)
-
     async with asyncio.timeout(NOTICE_SECONDS):
-        await quiet(restless)
+        await quiet(Restless(folder / "mcp.json", 1_000_000), asyncio.Event())
+
+
+async def test_who_is_in_a_hurry_does_not_wait_for_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUIET_SECONDS", 3600.0)
+    hurry = asyncio.Event()
+    waiting = asyncio.ensure_future(quiet(Restless(folder / "mcp.json", 1), hurry))
+    hurry.set()
+    async with asyncio.timeout(NOTICE_SECONDS):
+        await waiting
+        await quiet(Restless(folder / "mcp.json", 1), hurry)

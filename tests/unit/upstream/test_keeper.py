@@ -99,6 +99,17 @@ async def test_a_list_that_cannot_be_given_now_costs_neither_the_link_nor_what_w
     assert (kept.standing.state, link.pings) == ("ready", 0)
 
 
+async def test_a_list_that_finds_nobody_is_asked_for_again_once_the_server_answers(kept: Kept) -> None:
+    link = await kept.ready()
+    link.list_refusal = NotConnected(NAME, "nobody there")
+    link.names.append("write")
+    link.on_changed("tools")
+    await kept.until(lambda: len(link.listings) == 2)
+    link.list_refusal = None
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    assert link.pings == 1
+
+
 async def test_a_server_without_a_first_list_is_not_ready(kept: Kept) -> None:
     def listless(link: Scripted) -> None:
         link.list_refusal = BadReply(NAME, "nonsense")

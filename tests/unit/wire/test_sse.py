@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from isthmus.wire import jsonrpc
@@ -123,6 +123,8 @@ PARTS = [
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=14))
+@example([b"\xef\xbb\xbf", *[b"data: a"] * 3, b"\r", *[b"data: a"] * 3])
+@settings(deadline=None)
 def test_events_cut_at_every_byte_are_the_events_uncut(parts: list[bytes]) -> None:
     stream = b"".join(parts)
     whole = feed_all([stream], limit_bytes=20)

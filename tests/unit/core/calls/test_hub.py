@@ -17,7 +17,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.faults import BadArguments, Bug, Draining, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
-from tests.unit.core.doubles import ANYONE, DONE, SERVER, Listener, Notes, Stage, call, ready, tool
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Notes, Stage, call, ready, tool
 
 SLOW = ServerName("slow")
 TEXT = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -203,3 +203,59 @@ async def test_arguments_travel_as_they_were_written() -> None:
     text = msgspec.Raw(b'{ "path" :  1.0e2 }')
     inflight = stage.hub.start(msgspec.structs.replace(call(), arguments=text), Listener())
     assert bytes(inflight.call.arguments) == bytes(text)
+
+
+# -- servers that are replaced, and the end ------------------------------------------------------------------------
+
+
+def replacement(stage: Stage) -> HeldLink:
+    """A new lane in place of the server's, with a link of its own."""
+    lane, link = Lane(SERVER, stage.hub.limits), HeldLink()
+    lane.attach(link)
+    stage.hub.open_lane(lane, ready(tool()))
+    return link
+
+
+async def test_calls_on_a_replaced_lane_count_until_they_end_and_new_ones_go_to_the_new() -> None:
+    stage = Stage()
+    old, listener = stage.start()
+    link = replacement(stage)
+    new, _ = stage.start()
+    assert (stage.link.sent, link.sent, stage.hub.running()) == ([old], [new], 2)
+    old.finish(DONE)
+    new.finish(DONE)
+    assert (listener.ends, stage.hub.running()) == ([DONE], 0)
+
+
+async def test_lanes_that_were_left_are_forgotten_with_their_last_call() -> None:
+    stage = Stage()
+    running, _ = stage.start()
+    for _ in range(10):
+        replacement(stage)
+    assert len(stage.hub._leaving) == 2  # the one with a call, and the latest
+    running.finish(DONE)
+    replacement(stage)
+    assert len(stage.hub._leaving) == 1
+
+
+async def test_a_closed_lane_is_seen_by_nobody_and_nobody_waits_for_it() -> None:
+    stage = Stage()
+    starting(stage.hub)
+    running, listener = stage.start()
+    stage.hub.close_lane(SLOW)
+    stage.hub.close_lane(SERVER)
+    assert not stage.hub.is_settling()
+    assert (stage.hub.snapshot.standings, stage.hub.lanes) == ({}, {})
+    assert stage.hub.running() == 1
+    running.finish(DONE)
+    assert listener.ends == [DONE]
+
+
+async def test_at_the_end_every_call_is_withdrawn_whatever_lane_it_is_on() -> None:
+    stage = Stage(limits=Limits(max_calls=1))
+    calls = [stage.start()[1] for _ in range(2)]
+    replacement(stage)
+    calls.append(stage.start()[1])
+    stage.hub.cancel_all("the hub is shutting down")
+    assert [listener.fault.reason for listener in calls] == ["cancelled"] * 3
+    assert stage.hub.running() == 0

@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.model.events import Event
 from isthmus.model.faults import Cancelled, Lost, TimedOut
 from isthmus.model.outcomes import Outcome
 from tests.unit.core.doubles import DONE, PROGRESS, SERVER, Listener, Notes, Stage, call
@@ -112,3 +113,25 @@ async def test_an_exchange_that_breaks_does_not_reach_the_link() -> None:
     inflight = stage.hub.start(call(), Broken())
     assert inflight.finish(DONE)
     assert stage.lane.running == 0
+
+
+async def test_an_exchange_that_breaks_on_an_event_still_gets_its_answer() -> None:
+    class Broken(Listener):
+        def emit(self, event: Event) -> None:
+            raise RuntimeError("a defect of a face")
+
+    stage, listener = Stage(), Broken()
+    inflight = stage.hub.start(call(), listener)
+    inflight.emit(PROGRESS)
+    assert inflight.finish(DONE)
+    assert listener.ends == [DONE]
+
+
+async def test_who_keeps_outcomes_is_given_the_one_that_counts() -> None:
+    stage = Stage()
+    inflight, _ = stage.start()
+    kept: list[Outcome] = []
+    inflight.keep = lambda _inflight, outcome: kept.append(outcome)
+    inflight.finish(DONE)
+    inflight.cancel("too late")
+    assert kept == [DONE]

@@ -10,6 +10,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import (
     BadReply,
     BreakerOpen,
+    Bug,
     Cancelled,
     Fault,
     Lost,
@@ -19,7 +20,7 @@ from isthmus.model.faults import (
     TimedOut,
 )
 from isthmus.model.outcomes import Outcome
-from tests.unit.core.doubles import DONE, SERVER, HeldLink, Listener, Stage, call
+from tests.unit.core.doubles import DONE, SERVER, HeldLink, Listener, Stage, call, ready, tool
 
 SMALL = Limits(max_calls=2, max_queued=3)
 GONE = Lost(SERVER, "gone", executed="unknown")
@@ -200,3 +201,65 @@ async def test_a_refused_call_that_never_waited_leaves_the_queue_as_it_is() -> N
     listener = Listener()
     stage.hub.start(call(), listener)
     assert stage.lane.queued == 3
+
+
+# -- changing in place, and leaving --------------------------------------------------------------------------------
+
+
+async def test_a_lane_allows_more_or_less_from_the_moment_that_is_said() -> None:
+    stage = Stage(limits=SMALL)
+    for _ in range(5):
+        stage.start()
+    stage.lane.adjust(1, 0, 3600.0)
+    assert (stage.lane.running, stage.lane.queued, stage.lane.timeout) == (2, 3, 600.0)
+    assert isinstance(stage.start()[1].fault, Overloaded)
+    stage.link.sent[0].finish(DONE)
+    assert (stage.lane.running, stage.lane.queued) == (1, 3)
+    stage.lane.adjust(5, 5, 1.0)
+    stage.link.sent[1].finish(DONE)
+    assert (stage.lane.running, stage.lane.queued) == (3, 0)
+
+
+async def test_who_waits_for_a_lane_to_be_idle_hears_of_its_last_call_alone() -> None:
+    stage = Stage(limits=SMALL)
+    heard: list[int] = []
+    stage.lane.on_idle = lambda: heard.append(stage.lane.running + stage.lane.queued)
+    calls = [stage.start()[0] for _ in range(3)]
+    for inflight in calls[:-1]:
+        inflight.finish(DONE)
+    assert heard == []
+    calls[-1].finish(DONE)
+    assert heard == [0]
+
+
+async def test_who_owns_links_that_are_not_shared_hears_of_every_call_that_was_sent() -> None:
+    stage = Stage(limits=SMALL)
+    heard: list[InFlight] = []
+    stage.lane.on_released = heard.append
+    calls = [stage.start()[0] for _ in range(3)]
+    calls[2].cancel("while it waits")
+    calls[0].finish(DONE)
+    assert heard == [calls[0]]
+
+
+async def test_a_link_that_breaks_while_sending_costs_one_call_and_no_slot() -> None:
+    stage = Stage()
+
+    def broken(_inflight: InFlight) -> None:
+        raise ZeroDivisionError
+
+    stage.link.at_once = broken
+    assert isinstance(stage.start()[1].fault, Bug)
+    assert stage.lane.running == 0
+    stage.link.at_once = None
+    assert not stage.start()[1].ends
+
+
+async def test_a_lane_says_why_it_has_no_link() -> None:
+    lane = Lane(SERVER, Limits())
+    lane.explain("it is disabled")
+    stage = Stage()
+    stage.hub.open_lane(lane, ready(tool()))
+    fault = stage.start()[1].fault
+    assert isinstance(fault, NotConnected)
+    assert fault.why == "it is disabled"

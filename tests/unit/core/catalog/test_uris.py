@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.catalog.names import Pair
-from isthmus.core.catalog.uris import Shape, is_qualified, qualified, uri_table
+from isthmus.core.catalog.uris import Shape, is_qualified, owner_of, qualified, uri_table
 from isthmus.model.names import FeatureName, ServerName
 
 steady = settings(deadline=None, derandomize=True, max_examples=200)
@@ -41,6 +41,13 @@ def test_a_server_cannot_list_what_is_shown_as_anothers() -> None:
     table = uri_table([pair("a", "file:///x"), pair("z", "file:///x"), pair("z", forged)])
     assert table[pair("a", "file:///x")] == forged
     assert table[pair("z", forged)] == qualified(ServerName("z"), forged)
+
+
+def test_a_qualified_uri_says_whose_it_is() -> None:
+    for uri in ("file:///x", "", "a/b", "isthmus://hub/b/x"):
+        shown = qualified(ServerName("a-b"), uri)
+        assert is_qualified(shown)
+        assert owner_of(shown) == ("a-b", uri)
 
 
 URIS = st.sampled_from(["x", "y", "a/x", "isthmus://hub/", "isthmus://hub/a/x", "isthmus://hub/b/x", "{x}"])

@@ -99,6 +99,15 @@ async def test_every_list_is_given_in_both_eras_and_names_who_is_missing(
     assert await talk.ask_modern(method, {"cursor": None}, id=4) == modern
 
 
+async def test_a_greeting_needs_a_version() -> None:
+    _, talk = talking()
+    assert await talk.ask("initialize", {}) == INVALID
+    assert (
+        await talk.ask("tools/list", {"_meta": {**META, "io.modelcontextprotocol/protocolVersion": "1"}}, id=2)
+        == -32022
+    )
+
+
 async def test_on_one_servers_surface_everything_has_its_own_name() -> None:
     _, talk = talking(surface=Surface("own", SERVER))
     assert [entry["name"] for entry in (await talk.ask("prompts/list"))["prompts"]] == ["ask"]

@@ -431,6 +431,92 @@ async def test_what_cannot_be_served_is_refused_with_its_status(
     assert (await Face().visit(request("ping"), headers, method=method)).status == status
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, -32700),
+        (b"[1]", 400, -32600),
+        ({"jsonrpc": "2.0", "id": 1, "result": {}}, 202, None),
+        ({"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}, 202, None),
+        ({"jsonrpc": "2.0", "method": "notifications/initialized"}, 202, None),
+    ],
+)
+async def test_what_is_no_request_is_acknowledged_or_refused(body: Any, status: int, code: int | None) -> None:
+    client = await Face().visit(body)
+    assert client.status == status
+    assert code is None or outcome(client.json) == code
+
+
+async def test_a_notification_to_a_session_that_is_not_there_is_told_so() -> None:
+    client = await Face().visit({"jsonrpc": "2.0", "method": "notifications/cancelled"}, of("none"))
+    assert client.status == 404
+
+
+async def test_a_notification_cancels_the_call_that_it_names_and_no_other() -> None:
+    face = Face()
+    session = await face.open()
+    await face.visit(request("tools/call", {"name": "files.read"}, id=5), of(session))
+    for params in ({}, {"requestId": 6}):
+        await face.visit({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}, of(session))
+    assert face.hub.running() == 1
+    await face.visit({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}, of(session))
+    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+
+
+async def test_a_header_that_is_given_twice_is_refused_where_somebody_may_route_on_it() -> None:
+    face, client = Face(), Client()
+    body, headers = modern("tools/list")
+    client.body = json.dumps(body).encode()
+    scope = face.scope(client, "POST", headers)
+    scope["headers"] += [(b"x-other", b"1"), (b"x-other", b"2")]
+    await face.http.serve(EVERYTHING, scope, _nothing, _nowhere)
+    scope["headers"].append((b"mcp-method", b"tools/list"))
+    await face.http.serve(EVERYTHING, scope, _nothing, _nowhere)
+    assert [status for status, _ in client.answers] == [200, 400]
+    assert "mcp-method is given twice" in json.loads(client.answers[1][1])["error"]["message"]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_body_is_read_as_it_comes_and_nothing_is_done_for_who_leaves_meanwhile(*, stays: bool) -> None:
+    class Slow(Client):
+        def take_body(self) -> bytes | None:
+            return None
+
+    face, client = Face(), Slow()
+    text = json.dumps(request("ping")).encode()
+    last: Message = {"type": "http.request", "body": text[5:]} if stays else {"type": "http.disconnect"}
+    parts = iter([{"type": "http.request", "body": text[:5], "more_body": True}, last])
+
+    async def receive() -> Message:
+        return next(parts)
+
+    await face.http.serve(EVERYTHING, face.scope(client, "POST", {}), receive, _nowhere)
+    assert [status for status, _ in client.answers] == ([200] if stays else [])
+
+
+@pytest.mark.parametrize(
+    ("params", "headers"),
+    [({}, {}), ({"name": "files.read"}, of("none")), ({"name": "files.read"}, {"mcp-protocol-version": "1"})],
+)
+async def test_a_call_that_is_refused_after_waiting_for_servers_is_answered_too(
+    params: dict[str, Any], headers: dict[str, str]
+) -> None:
+    face = Face()
+    face.hub.open_lane(Lane(SLOW, face.hub.limits), Standing(SLOW))
+    client = Client()
+    asking = asyncio.ensure_future(face.visit(request("tools/call", params), headers, client=client))
+    await asyncio.sleep(0)
+    face.hub.publish(ready(server=SLOW))
+    await asking
+    assert "error" in client.json
+    assert face.hosted.stage.link.sent == []
+
+
+@pytest.mark.parametrize("accept", ["Application/JSON;q=0.5", "text/*", "application/*, text/html"])
+async def test_what_a_caller_accepts_is_read_however_it_is_written(accept: str) -> None:
+    assert (await Face().visit(request("ping"), {"accept": accept})).status == 200
+
+
 async def test_a_server_that_the_caller_may_not_see_has_no_path() -> None:
     face = Face()
     for server in (SERVER, SLOW):

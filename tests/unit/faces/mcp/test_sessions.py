@@ -152,3 +152,14 @@ def test_only_the_sessions_of_known_callers_are_retained() -> None:
     sessions.retain({OTHER})
     assert sessions.find(mine.id, ANYONE, EVERYTHING, 1.0) is None
     assert sessions.find(theirs.id, OTHER, EVERYTHING, 1.0) is theirs
+
+
+def test_who_is_not_retained_loses_its_sessions_and_their_calls() -> None:
+    sessions = Sessions()
+    theirs, ours = sessions.open(OTHER, EVERYTHING, 0.0), sessions.open(ANYONE, EVERYTHING, 0.0)
+    sessions.retain({ANYONE})
+    assert sessions.find(theirs.id, OTHER, EVERYTHING, 1.0) is None
+    assert sessions.find(ours.id, ANYONE, EVERYTHING, 1.0) is ours
+    other_things = Caller(ANYONE.name, ANYONE.tenant, Grants(("files.*",)))
+    sessions.retain({other_things})
+    assert len(sessions) == 0

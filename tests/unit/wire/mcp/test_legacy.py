@@ -60,7 +60,7 @@ def test_a_spoken_version_is_agreed_to_and_another_answered_with_the_newest() ->
 
 def test_a_caller_is_welcomed_with_what_the_servers_can_do() -> None:
     told = json.loads(legacy.initialize_result("2025-06-18", ME, frozenset({"prompts"}), "Be kind."))
-    assert told["capabilities"] == {"tools": {"listChanged": True}, "prompts": {"listChanged": True}}
+    assert told["capabilities"] == {"prompts": {"listChanged": True}}
     assert (told["protocolVersion"], told["instructions"]) == ("2025-06-18", "Be kind.")
     assert "instructions" not in json.loads(legacy.initialize_result("2025-06-18", ME, frozenset(), None))
 

@@ -118,7 +118,7 @@ def test_discovery_is_read_as_it_is_written() -> None:
     told = modern.discover_result(("2026-07-28", "2025-11-25"), ME, frozenset({"resources", "subscribe"}), "Be kind.")
     discovery = modern.read_discovery(told)
     assert discovery is not None
-    assert discovery.capabilities.abilities() == {"tools", "resources", "subscribe"}
+    assert discovery.capabilities.abilities() == {"resources", "subscribe"}
     plain = json.loads(told)
     assert (plain["resultType"], plain["instructions"], plain["ttlMs"]) == ("complete", "Be kind.", 0)
     assert plain["_meta"][modern.SERVER_KEY]["name"] == "isthmus"

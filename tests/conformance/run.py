@@ -1,0 +1,181 @@
+"""`make conformance`: the protocol's conformance suite against the fixture, against nothing, and through the hub.
+
+Each cell is a revision and a server behind the hub, which has a key, limits and a log. A server of the revision's own
+era must lose nothing; one of the other era shows what joining the eras can do. Ends with 1 when a check is lost that
+is no known gap, or a known gap is none any more, and with 2 when the suite could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from tests.conformance.suite import Findings, NotRun, Revision, run_suite
+from tests.conformance.verdict import Gap, Verdict, failures, judge, read_gaps
+from tests.hubs import HubProcess, serving, stdio
+from tests.peers.launch import CHECKOUT, listening_peer
+from tests.peers.serving import MODERN_VERSION, Era
+
+Server = Literal["legacy-http", "legacy-stdio", "modern-http", "modern-stdio"]
+
+REVISIONS: tuple[Revision, ...] = get_args(Revision)
+SERVERS: tuple[Server, ...] = get_args(Server)
+NO_BREAKER = {"breaker_failures": 1000, "breaker_calls": 1000}
+"""A question that the hub cannot pass on yet counts as a failure of the server; with the breaker open, what the suite
+asks next would be lost too, and each run would lose something else."""
+LIMITS = {"listing_seconds": 30.0, "call_seconds": 20.0, "max_calls": 16, "max_queued": 32, **NO_BREAKER}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A caller's revision and the server behind the hub."""
+
+    revision: Revision
+    server: Server
+
+    def __str__(self) -> str:
+        return f"{self.revision} {self.server}"
+
+    @property
+    def is_crossed(self) -> bool:
+        """Whether the server speaks the other era."""
+        return (self.revision == MODERN_VERSION) != self.server.startswith("modern")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Everything that runs while the suite does."""
+
+    folder: Path
+    direct_url: str
+    dead_url: str
+    hub: HubProcess
+    key: str
+
+    async def direct(self, revision: Revision) -> Findings:
+        """The suite against the fixture."""
+        return await run_suite(self.direct_url, revision, self.folder / f"{revision} direct")
+
+    async def dead(self, revision: Revision) -> Findings:
+        """The suite against a port on which nobody listens."""
+        return await run_suite(self.dead_url, revision, self.folder / f"{revision} dead")
+
+    async def through(self, cell: Cell, scenario: str | None = None) -> Findings:
+        """The suite against the hub, at the server's own address."""
+        folder = self.folder / (f"{cell}, {scenario}" if scenario else str(cell))
+        url = self.hub.url_of(cell.server)
+        return await run_suite(url, cell.revision, folder, key=self.key, scenario=scenario)
+
+
+async def conform(stage: Stage, cells: Sequence[Cell], gaps: Sequence[Gap]) -> list[Verdict]:
+    """Run every cell, one after the other: the suite waits only half a second for some answers."""
+    verdicts = []
+    for revision in dict.fromkeys(cell.revision for cell in cells):
+        direct, dead = await stage.direct(revision), await stage.dead(revision)
+        if failed := failures(direct):
+            raise NotRun(f"the fixture itself fails at {revision}: {', '.join(map(str, sorted(failed)))}")
+        for cell in (cell for cell in cells if cell.revision == revision):
+            through = await again_if_surprised(stage, cell, direct, await stage.through(cell), gaps)
+            verdicts.append(judge(str(cell), direct, dead, through, gaps))
+            show(verdicts[-1], through)
+    return verdicts
+
+
+async def again_if_surprised(
+    stage: Stage, cell: Cell, direct: Findings, through: Findings, gaps: Sequence[Gap]
+) -> Findings:
+    """Give each scenario with an unknown loss a second chance, because a busy machine misses the suite's deadlines."""
+    surprising = judge(str(cell), direct, {}, through, gaps).surprising
+    findings = dict(through)
+    for scenario in sorted({check.scenario for check in surprising}):
+        print(f"{cell}: {scenario} once more")
+        findings |= await stage.through(cell, scenario)
+    return findings
+
+
+def show(verdict: Verdict, through: Findings) -> None:
+    """Print how a cell came out, and every check that is not as expected."""
+    known = f", {len(verdict.known)} known gaps" if verdict.known else ""
+    print(f"{verdict.cell:<26} {verdict.kept:>3} of {len(verdict.counted)}{known}")
+    for check in sorted(verdict.surprising):
+        finding = through.get(check)
+        print(f"    LOST {check}\n         {finding.message if finding else 'the suite did not come to it'}")
+    for mended in sorted(verdict.mended):
+        print(f"    NO GAP ANY MORE, take it out of gaps.toml: {mended}")
+
+
+@asynccontextmanager
+async def set_stage(folder: Path) -> AsyncIterator[Stage]:
+    """Start the fixture in its three forms over HTTP, and the hub in front of it."""
+    key = secrets.token_hex(32)
+    async with (
+        listening_peer(fixture("http", "both")) as both,
+        listening_peer(fixture("http", "legacy")) as legacy,
+        listening_peer(fixture("http", "modern")) as modern,
+        serving(
+            folder,
+            {
+                "legacy-http": {"url": legacy.url},
+                "legacy-stdio": stdio(fixture("stdio", "legacy")),
+                "modern-http": {"url": modern.url},
+                "modern-stdio": stdio(fixture("stdio", "modern")),
+            },
+            callers={"suite": {"key": key, "allow": [f"{server}.*" for server in SERVERS]}},
+            limits=LIMITS,
+            log={"level": "info", "format": "json"},
+        ) as hub,
+    ):
+        yield Stage(folder, both.url, f"http://127.0.0.1:{unused_port()}/mcp", hub, key)
+
+
+def fixture(transport: Literal["http", "stdio"], era: Era) -> list[str]:
+    """The words that start the fixture, from wherever it is started."""
+    here = f"import runpy, sys; sys.path.insert(0, {str(CHECKOUT)!r}); "
+    run = "runpy.run_module('tests.conformance.fixture', run_name='__main__')"
+    return [sys.executable, "-c", here + run, "--transport", transport, "--era", era]
+
+
+def unused_port() -> int:
+    """A port that nobody had a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+async def main(revisions: Sequence[Revision], servers: Sequence[Server], folder: Path) -> int:
+    """Run the chosen cells and say how the command ends."""
+    cells = [Cell(revision, server) for revision in revisions for server in servers]
+    cells.sort(key=lambda cell: (cell.revision, cell.is_crossed))
+    async with set_stage(folder) as stage:
+        verdicts = await conform(stage, cells, read_gaps())
+    return 0 if all(verdict.is_as_expected for verdict in verdicts) else 1
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="make conformance", description=__doc__)
+    parser.add_argument("--revision", nargs="*", choices=REVISIONS, default=REVISIONS)
+    parser.add_argument("--server", nargs="*", choices=SERVERS, default=SERVERS)
+    parser.add_argument("--keep", type=Path, help="a folder for everything that the suite wrote")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    chosen = parse()
+    with tempfile.TemporaryDirectory() as temporary:
+        kept = chosen.keep or Path(temporary)
+        kept.mkdir(parents=True, exist_ok=True)
+        try:
+            sys.exit(asyncio.run(main(chosen.revision, chosen.server, kept.resolve())))
+        except NotRun as reason:
+            print(f"not run: {reason}", file=sys.stderr)
+            sys.exit(2)
