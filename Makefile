@@ -9,21 +9,25 @@ WORKERS ?= 2
 VENV := .venv
 MCP1 := .venv-mcp1
 NPM := tests/peers/npm
+SUITE := tests/conformance/npm
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak cover lint format bench gate lock clean
+.PHONY: help serve test conformance soak cover lint format bench gate lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 15
 
 serve: $(VENV)/.serve ## run the hub; ARGS="--config mcp.json --port 8765"
 	@exec $(VENV)/bin/isthmus serve $(ARGS)
 
 test: $(VENV)/.test $(MCP1)/.ready $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite through the hub
+	$(VENV)/bin/python -m tests.conformance.run $(ARGS)
 
 soak: $(VENV)/.test ## cut the wire at every byte instead of every 16th (about eight minutes)
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
@@ -53,9 +57,10 @@ lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml requirements/test.in --constraint requirements/image.txt --output-file requirements/test.txt
 	$(COMPILE) --upgrade requirements/mcp1.in --output-file requirements/mcp1.txt
 	cd $(NPM) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
+	cd $(SUITE) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 
 clean: ## remove the environments and every cache
-	rm -rf $(VENV) $(MCP1) $(NPM)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) $(MCP1) $(NPM)/node_modules $(SUITE)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -93,6 +98,12 @@ $(NPM)/node_modules/.ready: $(NPM)/package-lock.json
 	else \
 	  echo "SKIPPED: the tests with the servers from npm, because there is no npm. Install Node.js 18 or newer." >&2; \
 	fi
+
+# The suite needs a Node.js of its own, which is one of its packages: npm of any Node.js will do.
+$(SUITE)/node_modules/.ready: $(SUITE)/package-lock.json | $(NPM)/node_modules/.ready
+	@command -v npm >/dev/null || { echo "The conformance suite is fetched with npm. Install Node.js 18 or newer." >&2; exit 1; }
+	@echo "installing the conformance suite into $(SUITE)/node_modules …"
+	@cd $(SUITE) && npm ci --silent --ignore-scripts && touch node_modules/.ready
 
 # Debian and Ubuntu keep what `venv` needs in a package of its own: as root (a container) it is fetched,
 # otherwise the one command that helps is named.

@@ -1,7 +1,7 @@
 """The server that the conformance suite knows by heart, on the official SDK: it passes the suite directly.
 
-`python -m tests.conformance.fixture` serves it over stdio or Streamable HTTP, in both eras or in one. `run` starts it
-beside and behind the hub; it imports nothing of the hub.
+`python tests/conformance` serves it over stdio or Streamable HTTP, in both eras or in one. `run` starts it beside and
+behind the hub; it imports nothing of the hub.
 """
 
 from __future__ import annotations

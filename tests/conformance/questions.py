@@ -6,6 +6,7 @@ returns as it is. It is then called again with the answers, and comes to the sam
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -63,7 +64,8 @@ async def ask(
 ) -> Answers | InputRequiredResult:
     """Get the answers to all of these; `state` comes back with them in the modern era."""
     if not is_modern(ctx):
-        return {key: await _request(ctx, question) for key, question in questions.items()}
+        answered = await asyncio.gather(*(_request(ctx, question) for question in questions.values()))
+        return dict(zip(questions, answered, strict=True))
     answers = params.input_responses or {}
     if questions.keys() <= answers.keys():
         return answers

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tests.conformance.suite import Findings, NotRun, Revision, run_suite
-from tests.conformance.verdict import Gap, Verdict, failures, judge, read_gaps
+from tests.conformance.verdict import GAPS_FILE, Gap, Verdict, failures, judge, read_gaps
 from tests.hubs import HubProcess, serving, stdio
 from tests.peers.launch import CHECKOUT, listening_peer
 from tests.peers.serving import MODERN_VERSION, Era
@@ -104,13 +104,32 @@ async def again_if_surprised(
 
 def show(verdict: Verdict, through: Findings) -> None:
     """Print how a cell came out, and every check that is not as expected."""
-    known = f", {len(verdict.known)} known gaps" if verdict.known else ""
-    print(f"{verdict.cell:<26} {verdict.kept:>3} of {len(verdict.counted)}{known}")
+    known = f"  ({len(verdict.lost & verdict.covered)} in known gaps)" if verdict.lost & verdict.covered else ""
+    print(f"{verdict.cell:<26} {verdict.kept:>3} of {len(verdict.counted)}{known}", flush=True)
     for check in sorted(verdict.surprising):
         finding = through.get(check)
         print(f"    LOST {check}\n         {finding.message if finding else 'the suite did not come to it'}")
-    for mended in sorted(verdict.mended):
-        print(f"    NO GAP ANY MORE, take it out of gaps.toml: {mended}")
+    for check in sorted(verdict.mended):
+        print(f"    NO GAP ANY MORE, take it out of gaps.toml: {check}")
+
+
+def show_gaps(verdicts: Sequence[Verdict], gaps: Sequence[Gap]) -> None:
+    """Print by feature what is lost and known."""
+    for gap in gaps:
+        lost = {check for verdict in verdicts for check in verdict.lost if gap.covers(verdict.cell, check)}
+        if lost:
+            print(f"\n{gap.feature}{', impossible' if gap.impossible else ''} ({'; '.join(gap.cells)}): {gap.why}")
+        for check in sorted(lost):
+            print(f"    {check}")
+
+
+def show_total(verdicts: Sequence[Verdict], cells: Sequence[Cell]) -> None:
+    """Print the two figures that matter: servers of the caller's own era, and of the other."""
+    for words, crossed in (("own era", False), ("other era", True)):
+        names = {str(cell) for cell in cells if cell.is_crossed == crossed}
+        chosen = [verdict for verdict in verdicts if verdict.cell in names]
+        if chosen:
+            print(f"{words:<26} {sum(v.kept for v in chosen):>3} of {sum(len(v.counted) for v in chosen)}")
 
 
 @asynccontextmanager
@@ -139,9 +158,7 @@ async def set_stage(folder: Path) -> AsyncIterator[Stage]:
 
 def fixture(transport: Literal["http", "stdio"], era: Era) -> list[str]:
     """The words that start the fixture, from wherever it is started."""
-    here = f"import runpy, sys; sys.path.insert(0, {str(CHECKOUT)!r}); "
-    run = "runpy.run_module('tests.conformance.fixture', run_name='__main__')"
-    return [sys.executable, "-c", here + run, "--transport", transport, "--era", era]
+    return [sys.executable, str(CHECKOUT / "tests" / "conformance"), "--transport", transport, "--era", era]
 
 
 def unused_port() -> int:
@@ -151,12 +168,14 @@ def unused_port() -> int:
         return port
 
 
-async def main(revisions: Sequence[Revision], servers: Sequence[Server], folder: Path) -> int:
+async def main(revisions: Sequence[Revision], servers: Sequence[Server], folder: Path, gaps: Sequence[Gap]) -> int:
     """Run the chosen cells and say how the command ends."""
     cells = [Cell(revision, server) for revision in revisions for server in servers]
     cells.sort(key=lambda cell: (cell.revision, cell.is_crossed))
     async with set_stage(folder) as stage:
-        verdicts = await conform(stage, cells, read_gaps())
+        verdicts = await conform(stage, cells, gaps)
+    show_total(verdicts, cells)
+    show_gaps(verdicts, gaps)
     return 0 if all(verdict.is_as_expected for verdict in verdicts) else 1
 
 
@@ -170,12 +189,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    chosen = parse()
+    chosen, gaps = parse(), read_gaps(GAPS_FILE.read_text())
     with tempfile.TemporaryDirectory() as temporary:
         kept = chosen.keep or Path(temporary)
         kept.mkdir(parents=True, exist_ok=True)
         try:
-            sys.exit(asyncio.run(main(chosen.revision, chosen.server, kept.resolve())))
+            sys.exit(asyncio.run(main(chosen.revision, chosen.server, kept.resolve(), gaps)))
         except NotRun as reason:
             print(f"not run: {reason}", file=sys.stderr)
             sys.exit(2)

@@ -1,6 +1,6 @@
 """What the hub loses: the checks that pass without it and not through it, beside the gaps that are known.
 
-Plain values in, plain values out. `run` gets the findings and prints the verdict.
+Plain values in, plain values out. `run` gets the findings and prints the verdict; `gaps.toml` is what is known.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from tests.conformance.suite import Check, Findings
 
@@ -17,16 +19,18 @@ GAPS_FILE = Path(__file__).resolve().parent / "gaps.toml"
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Checks that are known to be lost in some cells, and why."""
+    """Checks that are known to be lost in some cells, and why; both are patterns, in which `*` is anything."""
 
     feature: str
     why: str
-    cells: frozenset[str]
-    checks: frozenset[str]
+    cells: tuple[str, ...]
+    checks: tuple[str, ...]
+    impossible: bool = False
+    """Whether no hub could do it, so that there is nothing to lose."""
 
     def covers(self, cell: str, check: Check) -> bool:
-        """Whether a loss is known."""
-        return cell in self.cells and str(check) in self.checks
+        """Whether this loss is known."""
+        return _fits(cell, self.cells) and _fits(str(check), self.checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,11 @@ class Verdict:
 
     cell: str
     counted: frozenset[Check]
-    """Those that pass directly and not on a dead port: what there is to lose."""
+    """What there is to lose: passes directly, not on a dead port, and is not impossible."""
     lost: frozenset[Check]
-    """Those that pass directly and not through the hub, among them such as a dead port passes too."""
-    known: frozenset[Check]
-    """Those of the lost that are known gaps."""
-    mended: frozenset[str]
-    """Known gaps that are none any more."""
+    """Passes directly and not through the hub; a dead port may pass it too."""
+    covered: frozenset[Check]
+    """Passes directly and is in a known gap of this cell."""
 
     @property
     def kept(self) -> int:
@@ -51,22 +53,25 @@ class Verdict:
     @property
     def surprising(self) -> frozenset[Check]:
         """What was lost and nobody knew."""
-        return self.lost - self.known
+        return self.lost - self.covered
+
+    @property
+    def mended(self) -> frozenset[Check]:
+        """What is called a gap and is none any more."""
+        return self.covered - self.lost
 
     @property
     def is_as_expected(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.surprising and not self.mended
+        return self.lost == self.covered
 
 
 def judge(cell: str, direct: Findings, dead: Findings, through: Findings, gaps: Iterable[Gap]) -> Verdict:
     """Compare what passes through the hub with what passes without it."""
-    direct_passes = passes(direct)
-    lost = direct_passes - passes(through)
-    gaps = [gap for gap in gaps if cell in gap.cells]
-    known = frozenset(check for check in lost if any(gap.covers(cell, check) for gap in gaps))
-    promised = frozenset().union(*(gap.checks for gap in gaps))
-    return Verdict(cell, direct_passes - passes(dead), lost, known, promised - {str(check) for check in known})
+    able, here = passes(direct), [gap for gap in gaps if _fits(cell, gap.cells)]
+    covered = frozenset(check for check in able if any(gap.covers(cell, check) for gap in here))
+    exempt = {check for check in covered if any(gap.impossible and gap.covers(cell, check) for gap in here)}
+    return Verdict(cell, able - passes(dead) - exempt, able - passes(through), covered)
 
 
 def passes(findings: Findings) -> frozenset[Check]:
@@ -79,17 +84,15 @@ def failures(findings: Findings) -> frozenset[Check]:
     return frozenset(check for check, finding in findings.items() if finding.status in {"FAILURE", "WARNING"})
 
 
-def read_gaps(file: Path = GAPS_FILE) -> list[Gap]:
-    """The gaps that the project knows of."""
-    tables: Mapping[str, Mapping[str, object]] = tomllib.loads(file.read_text())
-    return [_gap(feature, table) for feature, table in tables.items()]
+def read_gaps(text: str) -> list[Gap]:
+    """The gaps as they are written down."""
+    return [_gap(feature, table) for feature, table in tomllib.loads(text).items()]
 
 
-def _gap(feature: str, table: Mapping[str, object]) -> Gap:
-    return Gap(feature, str(table["why"]), _words(table["cells"]), _words(table["checks"]))
+def _gap(feature: str, table: Mapping[str, Any]) -> Gap:
+    lists = {word: tuple(table[word]) for word in ("cells", "checks")}
+    return Gap(feature, table["why"], lists["cells"], lists["checks"], table.get("impossible", False))
 
 
-def _words(value: object) -> frozenset[str]:
-    if not isinstance(value, list):
-        raise ValueError(f"a gap names its cells and checks in lists, not as {value!r}")
-    return frozenset(map(str, value))
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
