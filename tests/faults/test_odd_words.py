@@ -13,6 +13,7 @@ from isthmus.faces.mcp.dialogue import list_bytes
 from isthmus.faces.mcp.stdio import McpStdio
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
+from isthmus.upstream.settings import HttpSettings, ServerSettings
 from tests.faults.caller import Caller
 from tests.faults.scripted import EVENTS, Heard, InProcess, Scripted, door_of, events, hub_of, reply, tool
 from tests.faults.watching import eventually
@@ -108,9 +109,10 @@ async def test_a_call_that_waits_for_a_starting_server_can_be_withdrawn(tmp_path
 
 
 async def test_a_session_withdraws_a_call_that_waits_for_a_starting_server(tmp_path: Path) -> None:
-    async with Sleepy() as server, hub_of(tmp_path, {"a": server.entry}) as hub, door_of(hub) as port:
+    async with Sleepy() as server, hub_of(tmp_path, {}) as hub, door_of(hub) as port:
         caller = Caller(port, era="legacy")
-        await caller.initialize()
+        await caller.initialize()  # before there is a server: it would wait for one that only starts
+        hub.running.supervisor.add(ServerSettings(ServerName("a"), HttpSettings(server.entry["url"])))
         waiting = asyncio.ensure_future(caller.call("a.t", id="7"))
         async with Caller(port, era="legacy", session=caller.session) as other:
             withdrawal = other.request_bytes("notifications/cancelled", {"requestId": 7}, id=None)
