@@ -11,6 +11,8 @@ from isthmus.config.settings import Configuration
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.crew import Crew
+from isthmus.credentials.sealing import ProcessSealer
+from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.dialogue import Dialogue
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
@@ -33,6 +35,7 @@ class RunningHub:
         self.counters = Counters()
         self.hub = Hub(configuration.hub.limits, self.counters)
         self.surface = Surface(configuration.hub.names)
+        self._comebacks = Comebacks(ProcessSealer())
         self._links = Links(configuration.hub.limits, environment, self.crew)
         self.supervisor = Supervisor(self.hub, self.crew, self._links.connect)
         builtin = LocalLink(BUILTIN, builtin_tools(MemoryJournal(), time.time), self.crew)
@@ -42,7 +45,7 @@ class RunningHub:
 
     def dialogue(self) -> Dialogue:
         """What MCP callers of this hub are told."""
-        return Dialogue(self.hub, ME)
+        return Dialogue(self.hub, ME, comebacks=self._comebacks)
 
     def apply(self, configuration: Configuration) -> Difference:
         """Take another configuration: servers come, change and go, and nobody else notices.

@@ -26,6 +26,7 @@ from isthmus.model.events import Event
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.upstream.settings import ServerSettings
 from isthmus.wire.mcp.lists import ListShape
 
@@ -107,6 +108,10 @@ class Watched:
     def __init__(self, watch: Callable[[Event], None]) -> None:
         self.emit = watch
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Nobody here can answer."""
+        reply(NOT_ASKED)
 
     def end(self, outcome: Outcome) -> None:
         """Wake whoever waits, if somebody still does."""

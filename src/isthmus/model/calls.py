@@ -9,6 +9,7 @@ import msgspec
 from isthmus.model.callers import Caller
 from isthmus.model.events import LogLevel
 from isthmus.model.names import ServerName
+from isthmus.model.questions import NOTHING, Profile
 
 Style: TypeAlias = Literal["canonical", "llm", "own"]
 """How tools are named on a surface: `server.tool`, the form language models accept, or the server's own names."""
@@ -48,4 +49,8 @@ class Call(msgspec.Struct, frozen=True):
     kind: Kind = "tool"
     log_level: LogLevel | None = None
     """From which level on the caller wants to hear what the server logs meanwhile; None if not at all."""
+    profile: Profile = NOTHING
+    """What the caller can be asked meanwhile."""
+    comes_back: bool = False
+    """The caller takes a question as the result, and answers it with a call of its own."""
     timeout: float | None = None

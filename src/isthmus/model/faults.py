@@ -85,6 +85,25 @@ class Cancelled(CallerFault):
         super().__init__(f"Cancelled: {why}", server=server, executed=executed)
 
 
+class Unanswered(CallerFault):
+    """The server asked something back and got no answer that it could go on with."""
+
+    reason = "unanswered"
+
+    def __init__(self, server: ServerName, why: str) -> None:
+        super().__init__(f"Server {server} asked something back: {why}", server=server, executed="unknown")
+        self.why = why
+
+
+class BadState(CallerFault):
+    """Somebody came back with answers to what was never asked of them, or was answered already."""
+
+    reason = "bad_state"
+
+    def __init__(self) -> None:
+        super().__init__("Invalid or expired requestState")
+
+
 class UpstreamFault(Fault):
     """The server is at fault, or cannot be reached."""
 

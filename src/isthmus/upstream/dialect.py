@@ -8,10 +8,13 @@ from typing import Literal, Protocol
 import msgspec
 
 from isthmus.model.calls import Call
+from isthmus.model.questions import Profile
 from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Implementation
 from isthmus.wire.mcp.requests import call_params, request_params
+
+PROFILES_MAX = 64
 
 _NO_MEMBERS: Mapping[str, Payload] = {}
 
@@ -58,8 +61,10 @@ class ModernDialect:
     probe = modern.DISCOVER
 
     def __init__(self, me: Implementation) -> None:
+        self._me = me
         self._own = modern.envelope(me)
         self._bare = modern.request_meta(self._own, {})
+        self._envelopes: dict[Profile, bytes] = {}
 
     def params(self, members: Mapping[str, Payload] = _NO_MEMBERS) -> bytes:
         """The members and the envelope."""
@@ -70,8 +75,18 @@ class ModernDialect:
         meta = _passed_on(call, token)
         if call.log_level is not None:
             meta[modern.LOG_KEY] = msgspec.json.encode(call.log_level)
+        if call.profile:
+            return _call_params(call, name, modern.request_meta(self._envelope(call.profile), meta))
         written = modern.request_meta(self._own, meta) if meta else self._bare
         return _call_params(call, name, written)
+
+    def _envelope(self, profile: Profile) -> bytes:
+        """The envelope for those who can be asked this; there are few kinds of callers."""
+        if profile not in self._envelopes:
+            if len(self._envelopes) >= PROFILES_MAX:
+                self._envelopes.clear()
+            self._envelopes[profile] = modern.envelope(self._me, profile)
+        return self._envelopes[profile]
 
 
 def _call_params(call: Call, name: str, meta: Payload | None) -> bytes:

@@ -17,8 +17,9 @@ from isthmus.core.settings import Limits
 from isthmus.model.events import Log
 from isthmus.model.faults import Fault, ServerError
 from isthmus.model.names import ServerName
-from isthmus.upstream.link import BaseLink, reply_to
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost
+from isthmus.model.questions import NOT_ASKED, OnReply, Question
+from isthmus.upstream.link import BaseLink, put_request
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lone_call, lost
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
@@ -50,6 +51,8 @@ S = TypeVar("S", bound=Sent)
 
 class DuplexLink(BaseLink, Generic[S]):
     """One stream of messages from a server, shared by every request to it."""
+
+    is_duplex = True
 
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         super().__init__(server, me, limits)
@@ -155,7 +158,8 @@ class DuplexLink(BaseLink, Generic[S]):
                 self.noted(message.method, message.params)
             case Request():
                 if self._can_reply():
-                    self._say(reply_to(message))
+                    alone = lone_call(sent.waiter for sent in self._pending.values())
+                    put_request(message, alone, self._say)
             case _:
                 self._tell_garbage(text)
                 return
@@ -246,6 +250,10 @@ class _Listening:
 
     def log(self, line: Log) -> None:
         """Nobody reads it."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Nobody can answer it."""
+        reply(NOT_ASKED)
 
 
 def _id_of(inflight: InFlight) -> int:

@@ -23,6 +23,7 @@ from isthmus.core.ports.link import Link
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
+from isthmus.model.questions import Profile
 from isthmus.upstream.backoff import Backoff
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing
@@ -81,7 +82,7 @@ class Keeper:
         self._era: Era = settings.reach.era
         self._carrier: Carrier | None = None
         self._link: BaseLink | None = None
-        self._pool = self._make_pool()
+        self._pool = Pool(settings, crew, self._connect_greeted, self._heard)
         self._listing = Listing()
         self._stale: set[Topic] = set()
         self._is_doubtful = False
@@ -98,8 +99,7 @@ class Keeper:
                 await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
         finally:
             unwatch()
-            if self._pool is not None:
-                await self._pool.aclose()
+            await self._pool.aclose()
 
     def show(self, *, is_awaited: bool = False) -> None:
         """Take the place of whoever kept the server before, or be the first; see `Hub.open_lane`."""
@@ -112,8 +112,7 @@ class Keeper:
         """Take settings that ask for nothing to be started anew."""
         self.settings = settings
         self.lane.adjust(settings.max_calls, settings.max_queued, settings.timeout)
-        if self._pool is not None:
-            self._pool.adjust(settings)
+        self._pool.adjust(settings)
         self._stand(rules=settings.rules)
 
     def crashed(self, error: BaseException) -> None:
@@ -206,9 +205,12 @@ class Keeper:
         link.on_log = self._heard
         link.on_doubt = self._note_doubt
         self._link = link
-        carried_by: Link = link if self._pool is None else self._pool
+        carried_by: Link = link if self.settings.isolation == "shared" else self._pool
+        self._pool.is_profiled = link.dialect.era == "legacy"
+        self._pool.is_duplex = link.is_duplex
+        needs_pool = self._pool.is_profiled or carried_by is self._pool
+        self.lane.pool = self._pool if needs_pool else None
         self.lane.attach(carried_by)
-        self.lane.on_released = None if self._pool is None else self._pool.ended
         if not self.is_hidden:
             self._hub.subscriptions.attach(link.server, link)
 
@@ -224,14 +226,10 @@ class Keeper:
 
     # -- links for single callers ----------------------------------------------------------------------------------
 
-    def _make_pool(self) -> Pool | None:
-        if self.settings.isolation == "shared":
-            return None
-        return Pool(self.settings, self._crew, self._connect_greeted, self._heard)
-
-    async def _connect_greeted(self) -> BaseLink:
-        """A link beside the keeper's own, to the same server in the same way."""
+    async def _connect_greeted(self, profile: Profile) -> BaseLink:
+        """A link beside the keeper's own, to the same server in the same way, for those who can be asked this."""
         link = await self._connect(self.settings, self._carrier or "auto")
+        link.profile = profile
         try:
             await link.greet(self._known_era())
             if (level := self._hub.levels.lowest) is not None:

@@ -18,14 +18,16 @@ from isthmus.model.events import Log, LogLevel
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
+from isthmus.model.questions import NOTHING, Answered, Profile, Question, Reply
 from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.settings import Era
 from isthmus.upstream.waiters import Inquiry, Unheard, Waiter
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Payload, Request
+from isthmus.wire.jsonrpc import Payload, Request, render
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.capabilities import Capabilities
+from isthmus.wire.mcp.inputs import QUESTIONS
 from isthmus.wire.mcp.messages import LOGGED, TOPIC_OF, UPDATED, Implementation, Members, read_log, read_string
 
 PROBE_SECONDS = 3.0
@@ -62,6 +64,9 @@ class BaseLink(ABC):
     failed attempt's reader that the probe may have been what failed.
     """
 
+    is_duplex = False
+    """Whether everything comes on one stream, so that a question need not say which call it is about."""
+
     carrier = ""
     """What carries messages, in one word for people."""
 
@@ -81,6 +86,8 @@ class BaseLink(ABC):
         self.on_lost: Callable[[str], None] = lambda _reason: None
         self.is_probing = False
         self._me = me
+        self.profile: Profile = NOTHING
+        """What those whose calls it carries can be asked; said when an earlier server is greeted."""
         self.limits = limits
         self._watched: set[str] = set()
         """Resources that a modern server is asked to tell updates of; an earlier one remembers them itself."""
@@ -193,7 +200,7 @@ class BaseLink(ABC):
 
     async def _initialize(self) -> None:
         try:
-            answer = await self.ask("initialize", legacy.initialize_params(self._me), self.start_seconds)
+            answer = await self.ask("initialize", legacy.initialize_params(self._me, self.profile), self.start_seconds)
         except ServerError as refused:
             if refused.code == REFUSED_VERSION and (discovery := await self._discover(None)) is not None:
                 # Its answer to the probe came too late; by then it had settled on the modern era.
@@ -308,8 +315,23 @@ class BaseLink(ABC):
 
 
 def reply_to(request: Request) -> bytes:
-    """Answer a server's own request: the hub declared no capability, so nothing but a ping may be asked of it."""
+    """Answer a server's own request that is for nobody: only a ping may be asked of the hub itself."""
     if request.method == "ping":
         return jsonrpc.result(request.id, b"{}")
     text = f"{request.method} is not supported by this client"
     return jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, text)
+
+
+def put_request(request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
+    """Put a server's own request to the caller of whom it is asked, if that is known and it is a question."""
+    if waiter is None or request.method not in QUESTIONS:
+        say(reply_to(request))
+        return
+    question = Question(request.method, msgspec.Raw(render(request.params)))
+    waiter.ask(question, lambda reply: say(_render_reply(request, reply)))
+
+
+def _render_reply(request: Request, reply: Reply) -> bytes:
+    if isinstance(reply, Answered):
+        return jsonrpc.result(request.id, reply.result)
+    return jsonrpc.error(request.id, reply.code, reply.message)

@@ -1,4 +1,4 @@
-"""Links that are not shared: one for each caller, or one for each call.
+"""Links that not everybody shares: one for each caller, for each call, or for those who can be asked the same.
 
 To the lane, a pool is a link: a call that comes finds its own, or waits until that is made. Every link of a pool
 belongs to the pool and is closed by it; the keeper's own link, on which the server is listed, is not in it.
@@ -17,6 +17,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.model.events import Log
 from isthmus.model.faults import Fault, NotConnected, Overloaded
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.settings import ServerSettings
 
@@ -29,8 +30,9 @@ IDLE_SECONDS = 300.0
 class LinkKey(NamedTuple):
     """Whose link it is. Links are never shared across keys.
 
-    `scope` is a caller, or a single call. What the hub says it can do (`profile`) and the credential it shows
-    (`generation`) are the same for every link of a server so far; a change of either starts the server anew.
+    `scope` is a caller, a single call, or empty for everybody. `profile` is what those can be asked whose calls it
+    carries. The credential that is shown (`generation`) is the same for every link of a server so far; a change of
+    it starts the server anew.
     """
 
     scope: tuple[str, ...]
@@ -61,7 +63,7 @@ class Pool:
         self,
         settings: ServerSettings,
         crew: Crew,
-        connect: Callable[[], Awaitable[BaseLink]],
+        connect: Callable[[Profile], Awaitable[BaseLink]],
         on_log: Callable[[Log], None],
     ) -> None:
         """`connect` makes a link and greets the server; it raises `ConnectFailed` or a `Fault`."""
@@ -73,6 +75,10 @@ class Pool:
         self._of: dict[InFlight, _Member] = {}
         self._calls = 0
         self._is_closed = False
+        self.is_profiled = False
+        """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
+        self.is_duplex = False
+        """A question on a link need not say which call it is about, so that no two callers may share one."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -100,11 +106,14 @@ class Pool:
             member.link.send(inflight)
 
     def _key(self, inflight: InFlight) -> LinkKey:
-        if self._settings.isolation == "caller":
+        profile = inflight.call.profile if self.is_profiled else NOTHING
+        if self._settings.isolation == "call":
+            self._calls += 1
+            return LinkKey(("call", str(self._calls)), profile)
+        if self._settings.isolation == "caller" or self.is_duplex:
             caller = inflight.call.caller
-            return LinkKey((caller.tenant, caller.name))
-        self._calls += 1
-        return LinkKey(("call", str(self._calls)))
+            return LinkKey((caller.tenant, caller.name), profile)
+        return LinkKey((), profile)
 
     def _admit(self, key: LinkKey) -> _Member | None:
         """Make room for one more, if need be by closing the one that was idle for longest."""
@@ -148,7 +157,7 @@ class Pool:
 
     async def _make(self, member: _Member) -> None:
         try:
-            link = await self._connect()
+            link = await self._connect(member.key.profile)
         except (Fault, ConnectFailed) as failed:
             self._drop(member)
             self._refuse(member, str(getattr(failed, "why", failed)))

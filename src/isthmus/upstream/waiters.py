@@ -17,7 +17,10 @@ from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import NOT_ASKED, OnReply, Question
+from isthmus.upstream.rounds import Round
 from isthmus.wire.jsonrpc import ErrorReply
+from isthmus.wire.mcp.inputs import ASKED_OF, INPUT_REQUIRED, read_inputs
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Members
 from isthmus.wire.mcp.requests import read_call_result, read_resource_result
 
@@ -40,6 +43,9 @@ class Waiter(Protocol):
     def log(self, line: Log) -> None:
         """The server logged something while it worked on this."""
 
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """The server asks something while it works on this."""
+
 
 class CallWaiter:
     """A caller's call on a link."""
@@ -56,12 +62,32 @@ class CallWaiter:
         answer = read(payload)
         if answer is None:
             self._end(BadReply(self.server, "the result of a call must be an object"))
+        elif answer.result_type == INPUT_REQUIRED:
+            self._require(payload)
         elif answer.result_type not in (None, "complete"):
             detail = f"a result of type {answer.result_type!r}, which this hub does not relay"
             self._end(BadReply(self.server, detail))
         else:
             is_typed = answer.result_type is not None
             self._end(Result(payload, answer.is_error, is_typed, answer.ttl_seconds, answer.is_public))
+
+    def _require(self, payload: msgspec.Raw) -> None:
+        """The server asks by its result: pass that on to who comes back, else ask and send the call once more."""
+        inputs = read_inputs(payload)
+        if isinstance(inputs, str):
+            self._end(BadReply(self.server, inputs))
+        elif self.inflight.call.comes_back:
+            self._end(Result(payload, is_typed=True, is_question=True))
+        else:
+            self.inflight.carriage = None
+            Round(self.inflight, inputs).ask()
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Put it to the caller, if that said it can be asked such a thing."""
+        if ASKED_OF[question.method] in self.inflight.call.profile:
+            self.inflight.ask(question, reply)
+        else:
+            reply(NOT_ASKED)
 
     def error(self, reply: ErrorReply) -> None:
         """End the call with the server's own error."""
@@ -114,6 +140,10 @@ class Inquiry:
     def log(self, line: Log) -> None:
         """Nobody reads it."""
 
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Nobody can answer it."""
+        reply(NOT_ASKED)
+
 
 class Unheard:
     """Waits for an answer that nobody reads: the end of a subscription."""
@@ -133,14 +163,24 @@ class Unheard:
     def log(self, line: Log) -> None:
         """Nobody reads it."""
 
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Nobody can answer it."""
+        reply(NOT_ASKED)
+
 
 def log_alone(line: Log, waiters: Iterable[Waiter]) -> bool:
     """Give a line that names no call to the latest call of the caller who alone has calls; False if nobody is alone."""
-    calls = [waiter for waiter in waiters if isinstance(waiter, CallWaiter)]
-    if len({waiter.inflight.call.caller for waiter in calls}) != 1:
+    alone = lone_call(waiters)
+    if alone is None:
         return False
-    calls[-1].log(line)
+    alone.log(line)
     return True
+
+
+def lone_call(waiters: Iterable[Waiter]) -> CallWaiter | None:
+    """The latest call of the caller who alone has calls; None if nobody is alone."""
+    calls = [waiter for waiter in waiters if isinstance(waiter, CallWaiter)]
+    return calls[-1] if len({waiter.inflight.call.caller for waiter in calls}) == 1 else None
 
 
 def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:

@@ -15,13 +15,20 @@ from isthmus.core.ports.link import Link
 from isthmus.core.ports.recorder import Recorder
 from isthmus.model.calls import Call
 from isthmus.model.events import Event
-from isthmus.model.faults import Cancelled, Executed, Fault, TimedOut
+from isthmus.model.faults import Cancelled, Executed, Fault, TimedOut, Unanswered
 from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOT_ASKED, TOO_LATE, OnReply, Question, Reply
 
 if TYPE_CHECKING:
     from isthmus.core.calls.lane import Lane
 
 log = structlog.get_logger(__name__)
+
+QUESTIONS_MAX = 100
+"""Questions of one call that may be open at once; further ones are refused."""
+
+QUESTION_SECONDS = 300.0
+"""How long the caller may think about a question; meanwhile the call's own clock stands still."""
 
 
 class InFlight:
@@ -34,6 +41,7 @@ class InFlight:
 
     __slots__ = (
         "_bucket",
+        "_deadlines",
         "_loop",
         "_recorder",
         "_started",
@@ -44,7 +52,9 @@ class InFlight:
         "lane",
         "link",
         "name",
+        "open_questions",
         "outcome",
+        "rounds",
         "route",
         "timeout",
     )
@@ -64,6 +74,10 @@ class InFlight:
         self._loop = loop
         self._started = loop.time()
         self._bucket: Bucket | None = None
+        self._deadlines: Deadlines | None = None
+        self.open_questions = 0
+        self.rounds = 0
+        """How often the call was sent again with answers to what the server asked."""
 
     @property
     def target(self) -> Route:
@@ -74,6 +88,7 @@ class InFlight:
     def limit(self, seconds: float, deadlines: Deadlines) -> None:
         """Set the deadline; no scope, no task and no timer of its own watches it."""
         self.timeout = seconds
+        self._deadlines = deadlines
         self._bucket = deadlines.add(self, seconds)
 
     def emit(self, event: Event) -> None:
@@ -84,6 +99,31 @@ class InFlight:
             self.exchange.emit(event)
         except Exception:  # as in `finish`
             log.exception("exchange failed while taking an event", tool=self.call.name)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Put a question of the server to the caller; the clock stands still until it is answered."""
+        if self.outcome is not None or self.open_questions >= QUESTIONS_MAX:
+            reply(TOO_LATE if self.outcome is not None else NOT_ASKED)
+            return
+        self.open_questions += 1
+        self._restart_clock(QUESTION_SECONDS)
+        answering = _Answering(self, reply)
+        try:
+            self.exchange.ask(question, answering)
+        except Exception:  # as in `finish`
+            log.exception("exchange failed while taking a question", tool=self.call.name)
+            answering(TOO_LATE)
+
+    def answered(self) -> None:
+        """A question was answered, or will not be: the clock runs again once none is open."""
+        self.open_questions -= 1
+        if not self.open_questions:
+            self._restart_clock(self.timeout)
+
+    def _restart_clock(self, seconds: float) -> None:
+        if self._bucket is not None and self._deadlines is not None and self.outcome is None:
+            self._bucket.pop(self, None)
+            self._bucket = self._deadlines.add(self, seconds)
 
     def finish(self, outcome: Outcome) -> bool:
         """End the call; False if it had ended already, in which case the outcome is counted and dropped."""
@@ -115,7 +155,12 @@ class InFlight:
 
     def expire(self) -> None:
         """The deadline has passed: end the call and tell the server to stop."""
-        if self.outcome is None:
+        if self.outcome is not None:
+            return
+        if self.open_questions:
+            why = f"nobody answered within {QUESTION_SECONDS:g} s"
+            self._give_up(Unanswered(self.target.feature.server, why), why)
+        else:
             fault = TimedOut(self.target.feature.server, self.timeout, executed=self._executed())
             self._give_up(fault, f"no answer within {self.timeout:g} s")
 
@@ -129,3 +174,20 @@ class InFlight:
         if self.link is None or not self.link.may_have_run(self):
             return "no"
         return "unknown"
+
+
+class _Answering:
+    """Takes the answer to one question, once; what comes after the call's end, or twice, is nobody's."""
+
+    __slots__ = ("_inflight", "_reply")
+
+    def __init__(self, inflight: InFlight, reply: OnReply) -> None:
+        self._inflight = inflight
+        self._reply: OnReply | None = reply
+
+    def __call__(self, answer: Reply) -> None:
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        self._inflight.answered()
+        reply(TOO_LATE if self._inflight.outcome is not None else answer)

@@ -16,7 +16,7 @@ import structlog
 
 from isthmus.core.access.breaker import Breaker
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.link import Link
+from isthmus.core.ports.link import Link, Pooled
 from isthmus.core.settings import Limits
 from isthmus.model.events import LogLevel
 from isthmus.model.faults import BadReply, BreakerOpen, Bug, Cancelled, Fault, Lost, NotConnected, Overloaded, TimedOut
@@ -57,8 +57,8 @@ class Lane:
         "max_calls",
         "max_queued",
         "on_idle",
-        "on_released",
         "opened_at",
+        "pool",
         "running",
         "server",
         "timeout",
@@ -82,8 +82,8 @@ class Lane:
         )
         self.running = 0
         self.heard: deque[Heard] = deque(maxlen=HEARD_MAX)
-        self.on_released: Callable[[InFlight], None] | None = None
-        """Hears of every call that ends, where links are not shared."""
+        self.pool: Pooled | None = None
+        """Carries the calls of those who can be asked something, and every call where links are not shared."""
         self.on_idle: Callable[[], None] | None = None
         """Hears when the last call has ended, for who waits to take the lane away."""
         self.answered = 0
@@ -147,9 +147,10 @@ class Lane:
             self._leave_queue(inflight)
         else:
             self.running -= 1
-            if self.on_released is not None:
-                self.on_released(inflight)
-            if inflight.link is self._link:  # what a lost link's calls say was counted when it was lost
+            if inflight.link is self.pool and self.pool is not None:
+                self.pool.ended(inflight)
+                self._judge(outcome)
+            elif inflight.link is self._link:  # what a lost link's calls say was counted when it was lost
                 self._judge(outcome)
             self._send_waiting()
         if self.on_idle is not None and not self.running and not self._queue:
@@ -173,6 +174,8 @@ class Lane:
             self._is_sending = False
 
     def _send(self, inflight: InFlight, link: Link) -> None:
+        if inflight.call.profile and self.pool is not None:
+            link = self.pool
         inflight.link = link
         self.running += 1
         try:

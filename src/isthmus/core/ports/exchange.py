@@ -6,6 +6,7 @@ from typing import Protocol
 
 from isthmus.model.events import Event
 from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import OnReply, Question
 
 
 class Exchange(Protocol):
@@ -17,6 +18,9 @@ class Exchange(Protocol):
 
     def emit(self, event: Event) -> None:
         """Something happened; the call goes on."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """The server asks something; `reply` is called once, now or later, with the answer or a refusal."""
 
     def end(self, outcome: Outcome) -> None:
         """The call is over; called exactly once, and nothing follows."""

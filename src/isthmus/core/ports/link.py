@@ -23,3 +23,10 @@ class Link(Protocol):
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Forget the call, which ends here, and tell the server to stop working on it."""
+
+
+class Pooled(Link, Protocol):
+    """Several links to one server, told apart by whose calls they carry."""
+
+    def ended(self, inflight: InFlight) -> None:
+        """A call that was sent on it is over."""

@@ -14,6 +14,8 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
+from isthmus.faces.mcp.asker import Asker
+from isthmus.faces.mcp.asking import Asked
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.dialogue import (
     Answer,
@@ -28,13 +30,15 @@ from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Kind, Surface
+from isthmus.model.calls import Call, Kind, Surface
 from isthmus.model.events import Event, Log, LogLevel, is_at_least
 from isthmus.model.features import TOPICS, Topic
-from isthmus.model.outcomes import Outcome
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import NOT_ASKED, NOTHING, OnReply, Profile, Question
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request
+from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.capabilities import read_profile
 from isthmus.wire.mcp.messages import CANCELLED, CHANGED, UPDATED
 from isthmus.wire.mcp.requests import CALLS
 
@@ -65,6 +69,8 @@ class Conversation:
         self._waiting: set[bytes] = set()
         """Calls that wait for servers which only start."""
         self._interests = Interests(self._hub, caller, surface, self._tell_update)
+        self._profile: Profile = NOTHING
+        self._asked = Asked()
         self._feed: ChangeFeed | None = None
         self._streams: dict[bytes, tuple[ChangeFeed | None, Interests]] = {}
         """Subscriptions of a modern caller, by their ids; without a feed until they are acknowledged."""
@@ -90,6 +96,7 @@ class Conversation:
     def cancel_all(self, why: str) -> None:
         """Withdraw every call: the caller has gone."""
         self._waiting.clear()
+        self._asked.close()
         for inflight in list(self._calls.values()):
             inflight.cancel(why)
 
@@ -115,8 +122,8 @@ class Conversation:
                 return refuse(message.id, message.code, message.message)
             case Batch():
                 return refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported")
-            case _:
-                pass  # an answer, though nothing was asked
+            case Response() | ErrorReply():
+                self._asked.take(message)
         return None
 
     def _noted(self, notification: Notification) -> None:
@@ -151,6 +158,8 @@ class Conversation:
         elif era == "legacy" and (noted := await self._dialogue.note(request, self._interests)) is not None:
             self._reply(noted)
         else:
+            if request.method == "initialize":
+                self._profile = read_profile(request.params.get("capabilities"))
             self._reply(await self._dialogue.answer(request, self._caller, self._surface, era))
         return None
 
@@ -169,15 +178,21 @@ class Conversation:
         meta = self._dialogue.check(request, None) if era == "modern" else None
         if isinstance(meta, Answer):
             return self._reply(meta)
-        read = self._dialogue.read_call(request, self._caller, self._surface, meta, self._interests.level)
+        read = self._dialogue.read_call(
+            request, self._caller, self._surface, meta, self._interests.level, self._profile
+        )
         if isinstance(read, Answer):
             return self._reply(read)
         call, token = read
         id = bytes(request.id)
         level = call.log_level if era == "modern" else call.log_level or "debug"
-        inflight = self._hub.start(call, _Exchange(self, id, era, token, level, call.kind))
-        if inflight.outcome is None:
+        asker: Asker | None = self._asked if era == "legacy" else self._dialogue.comebacks
+        exchange = _Exchange(self, id, era, token, level, call, asker)
+        inflight = self._dialogue.start(call, exchange)
+        if inflight is not None and inflight.outcome is None and inflight.exchange is exchange:
             self._calls[id] = inflight
+            if call.profile and era == "modern":
+                exchange.inflight = inflight
         return None
 
     def ended(self, id: bytes, outcome: Outcome, era: Era, kind: Kind) -> None:
@@ -215,6 +230,10 @@ class Conversation:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
+    def say(self, message: bytes) -> None:
+        """Tell the caller something that it cannot do without."""
+        self._say(message)
+
     def say_event(self, event: Event, token: Payload | None) -> None:
         """Tell the caller what happens during a call."""
         message = event_notification(event, token)
@@ -241,7 +260,7 @@ class Conversation:
 class _Exchange:
     """The caller's side of a call on this conversation."""
 
-    __slots__ = ("_era", "_face", "_id", "_kind", "_level", "_token")
+    __slots__ = ("_asker", "_era", "_face", "_id", "_level", "_token", "call", "inflight")
 
     def __init__(
         self,
@@ -250,14 +269,17 @@ class _Exchange:
         era: Era,
         token: msgspec.Raw | None,
         level: LogLevel | None,
-        kind: Kind,
+        call: Call,
+        asker: Asker | None,
     ) -> None:
         self._face = face
         self._id = id
         self._era = era
         self._token = token
         self._level = level
-        self._kind = kind
+        self._asker = asker
+        self.call = call
+        self.inflight: InFlight | None = None
 
     def emit(self, event: Event) -> None:
         """Pass an event on, if the caller asked for it."""
@@ -265,6 +287,20 @@ class _Exchange:
             return
         self._face.say_event(event, self._token)
 
+    def say(self, message: bytes) -> None:
+        """Tell the caller something while the call runs."""
+        self._face.say(message)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Ask the caller, in its era's way."""
+        if self._asker is None:
+            reply(NOT_ASKED)
+        else:
+            self._asker.ask(self, question, reply)
+
     def end(self, outcome: Outcome) -> None:
         """Answer."""
-        self._face.ended(self._id, outcome, self._era, self._kind)
+        self.inflight = None
+        if isinstance(outcome, Result) and outcome.is_question and self._asker is not None:
+            outcome = self._asker.seal(self.call, outcome)
+        self._face.ended(self._id, outcome, self._era, self.call.kind)

@@ -10,17 +10,23 @@ from collections.abc import Iterable
 import msgspec
 
 from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.view import Route, View
+from isthmus.faces.mcp.asker import Askable
+from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.faults import Era, code_of, error_reply
 from isthmus.faces.mcp.interests import Interests
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Kind, Surface
 from isthmus.model.events import LOG_LEVELS, Event, LogLevel, Progress
-from isthmus.model.faults import Cancelled, Fault
+from isthmus.model.faults import BadState, Cancelled, Fault
 from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, render
 from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.capabilities import read_profile
+from isthmus.wire.mcp.inputs import STATE
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 from isthmus.wire.mcp.messages import (
     LOGGED,
@@ -56,8 +62,12 @@ def refuse(id: Payload | None, code: int, message: str, data: Payload | None = N
 class Dialogue:
     """Answers what callers ask of the hub itself, and makes calls of what they ask of servers."""
 
-    def __init__(self, hub: Hub, me: Implementation, instructions: str | None = None) -> None:
+    def __init__(
+        self, hub: Hub, me: Implementation, instructions: str | None = None, comebacks: Comebacks | None = None
+    ) -> None:
+        """Without `comebacks`, modern callers cannot be asked anything."""
         self.hub = hub
+        self.comebacks = comebacks
         self._me = me
         self._instructions = instructions
 
@@ -128,10 +138,12 @@ class Dialogue:
         surface: Surface,
         meta: Members | None,
         level: LogLevel | None = None,
+        profile: Profile = NOTHING,
     ) -> tuple[Call, msgspec.Raw | None] | Answer:
         """Make a call of a request for one, with the caller's own token for progress.
 
-        `meta` is a modern request's envelope; `level` is what an earlier caller said once for all its calls.
+        `meta` is a modern request's envelope; `level` and `profile` are what an earlier caller said once for all
+        its calls.
         """
         asked = read_request(request.method, request.params, meta)
         if isinstance(asked, str):
@@ -147,8 +159,24 @@ class Dialogue:
             wants_progress=token is not None,
             kind=asked.kind,
             log_level=level if meta is None else read_level(meta.get(modern.LOG_KEY)),
+            profile=profile if meta is None else read_profile(meta.get(modern.CAPABILITIES_KEY)),
+            comes_back=meta is not None and self.comebacks is not None,
         )
         return call, token
+
+    def start(self, call: Call, exchange: Askable) -> InFlight | None:
+        """Start a call, or go on with the one that its caller comes back to; None if it has been answered already."""
+        if not call.comes_back or STATE not in call.extra or self.comebacks is None:
+            return self.hub.start(call, exchange)
+        view = self.hub.snapshot.view(call.caller.grants, call.surface)
+        opened = self.comebacks.open(call, view)
+        if isinstance(opened, Call):
+            return self.hub.start(opened, exchange)
+        if opened is None or view.find(call.kind, call.name) is None:
+            exchange.end(BadState())
+            return None
+        self.comebacks.resume(opened, exchange, call.extra)
+        return exchange.inflight
 
 
 def _set_level(request: Request, interests: Interests) -> Answer:

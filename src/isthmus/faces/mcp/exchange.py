@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import msgspec
 
+from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive
 from isthmus.faces.http.turn import Peer
+from isthmus.faces.mcp.asker import Asker
 from isthmus.faces.mcp.dialogue import Answer, answer_call, event_notification
 from isthmus.faces.mcp.faults import Era
-from isthmus.model.calls import Kind
+from isthmus.model.calls import Call
 from isthmus.model.events import Event, Log, LogLevel, is_at_least
-from isthmus.model.outcomes import Outcome
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp import modern
 
@@ -23,6 +26,7 @@ STATUS = {
     jsonrpc.INVALID_PARAMS: 400,
     jsonrpc.METHOD_NOT_FOUND: 404,
     modern.HEADER_MISMATCH: 400,
+    modern.MISSING_CAPABILITY: 400,
     modern.UNSUPPORTED_VERSION: 400,
 }
 """HTTP statuses of errors in the modern era; the earlier one answers 200 to what it could read."""
@@ -36,7 +40,20 @@ def status_of(answer: Answer, era: Era) -> int:
 class HttpExchange:
     """One call's caller. The answer is plain JSON unless an event precedes it; then it is a stream of events."""
 
-    __slots__ = ("_alive", "_era", "_id", "_kind", "_level", "_loop", "_peer", "_token", "on_end", "patience")
+    __slots__ = (
+        "_alive",
+        "_asker",
+        "_era",
+        "_id",
+        "_level",
+        "_loop",
+        "_peer",
+        "_token",
+        "call",
+        "inflight",
+        "on_end",
+        "patience",
+    )
 
     def __init__(
         self,
@@ -45,17 +62,24 @@ class HttpExchange:
         era: Era,
         token: msgspec.Raw | None,
         loop: asyncio.AbstractEventLoop,
+        call: Call,
         level: LogLevel | None = None,
-        kind: Kind = "tool",
+        asker: Asker | None = None,
     ) -> None:
-        """`token` is the caller's own for progress, `level` that of the lines it wants to hear, if it can take them."""
+        """`token` is the caller's own for progress, `level` that of the lines it wants to hear, if it can take them.
+
+        `asker` knows how the caller is asked; without one it cannot be.
+        """
         self._peer = peer
         self._id = id
         self._era = era
         self._token = token
         self._level = level
-        self._kind = kind
+        self._asker = asker
         self._loop = loop
+        self.call = call
+        self.inflight: InFlight | None = None
+        """The running call, where it may have to wait for its caller to come back."""
         self._alive: KeepAlive | None = None
         self.on_end: Callable[[], None] | None = None
         self.patience: asyncio.TimerHandle | None = None
@@ -68,18 +92,31 @@ class HttpExchange:
         message = event_notification(event, self._token)
         if message is None:
             return
+        if self._alive is None or self._peer.buffered_bytes() <= CROWDED_BYTES:
+            self.say(message)
+
+    def say(self, message: bytes) -> None:
+        """Tell the caller something; the first time makes the answer a stream."""
         if self._alive is None:
             self._peer.begin(200, STREAM)
             self._alive = KeepAlive(self._peer, self._loop)
-        elif self._peer.buffered_bytes() > CROWDED_BYTES:
-            return
         self._peer.push(sse.frame(message))
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Ask the caller, in its era's way."""
+        if self._asker is None:
+            reply(NOT_ASKED)
+        else:
+            self._asker.ask(self, question, reply)
 
     def end(self, outcome: Outcome) -> None:
         """Answer."""
         if self.patience is not None:
             self.patience.cancel()
-        answer = answer_call(self._id, outcome, self._era, self._kind)
+        self.inflight = None
+        if isinstance(outcome, Result) and outcome.is_question and self._asker is not None:
+            outcome = self._asker.seal(self.call, outcome)
+        answer = answer_call(self._id, outcome, self._era, self.call.kind)
         if self._alive is None:
             self._peer.answer(status_of(answer, self._era), JSON, answer.body)
         else:

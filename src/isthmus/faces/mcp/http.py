@@ -16,6 +16,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.bodies import JSON, STREAM, KeepAlive, is_json, joined, read_body
 from isthmus.faces.http.gate import Denied, Gate, Headers
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
+from isthmus.faces.mcp.asker import Asker
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.dialogue import Answer, Dialogue, refuse, updated_params, withdrawn
 from isthmus.faces.mcp.exchange import HttpExchange, status_of
@@ -26,9 +27,11 @@ from isthmus.faces.mcp.sessions import Session, Sessions
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.features import TOPICS, Topic
+from isthmus.model.questions import NOTHING
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
 from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.capabilities import read_profile
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
 from isthmus.wire.mcp.messages import CANCELLED, CHANGED, UPDATED, Members
 from isthmus.wire.mcp.requests import CALLS
@@ -169,8 +172,7 @@ class _Visit:
             case Batch():
                 self._answer(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
             case Response() | ErrorReply():
-                # The hub asked nothing of this caller; the specification wants an acknowledgement all the same.
-                say(self._peer, 202, "")
+                self._answered(message)
         return None
 
     async def _request(self, request: Request) -> None:
@@ -232,6 +234,7 @@ class _Visit:
             opened = self._face.sessions.open(self._caller, self._surface, self._face.loop.time())
             opened.interests = Interests(self._hub, self._caller, self._surface, opened.updated)
             opened.interests.attend()
+            opened.profile = read_profile(request.params.get("capabilities"))
             return ((SESSION_HEADER, opened.id.encode()),)
         if session is not None and (topic := _LISTED.get(request.method)) is not None:
             session.seen[topic] = self._hub.snapshot.view(self._caller.grants, self._surface).digest_of(topic)
@@ -254,6 +257,16 @@ class _Visit:
                 session.cancel(bytes(notification.params["requestId"]))
         return say(self._peer, 202, "")
 
+    def _answered(self, message: Response | ErrorReply) -> None:
+        """An answer to what the hub asked; one to nothing is acknowledged all the same, as the specification wants."""
+        id = self._headers.get(SESSION_HEADER)
+        if id is not None:
+            session = self._session(id)
+            if session is None:
+                return self._no_session(None)
+            session.asked.take(message)
+        return say(self._peer, 202, "")
+
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def start_call(self, request: Request, on_end: Callable[[], None] | None = None) -> None:
@@ -262,8 +275,8 @@ class _Visit:
         if checked is None:
             return on_end() if on_end is not None else None
         era, session, meta = checked
-        level = None if session is None else _interests(session).level
-        read = self._dialogue.read_call(request, self._caller, self._surface, meta, level)
+        level, profile = (None, NOTHING) if session is None else (_interests(session).level, session.profile)
+        read = self._dialogue.read_call(request, self._caller, self._surface, meta, level, profile)
         if isinstance(read, Answer):
             self._answer(read, status_of(read, era))
             return on_end() if on_end is not None else None
@@ -271,12 +284,16 @@ class _Visit:
         level = call.log_level
         if era == "legacy" and level is None:
             level = "debug"  # who never chose hears what the server says by itself
+        asker: Asker | None = self._dialogue.comebacks if session is None else session.asked
         if (token is not None or level is not None) and not self._accepts(b"text/event-stream"):
             token = level = None
-        exchange = HttpExchange(self._peer, request.id, era, token, self._face.loop, level, call.kind)
+            asker = asker if era == "modern" else None
+        exchange = HttpExchange(self._peer, request.id, era, token, self._face.loop, call, level, asker)
         exchange.on_end = on_end
-        inflight = self._hub.start(call, exchange)
-        if inflight.outcome is None:
+        inflight = self._dialogue.start(call, exchange)
+        if inflight is not None and inflight.outcome is None:
+            if call.profile and era == "modern":
+                exchange.inflight = inflight
             self._peer.on_disconnect(partial(self._left, inflight, exchange, era))
             if session is not None:
                 session.hold(bytes(request.id), inflight, exchange)
@@ -284,7 +301,8 @@ class _Visit:
 
     def _left(self, inflight: InFlight, exchange: HttpExchange, era: Era) -> None:
         if era == "modern":
-            inflight.cancel("the caller closed the connection")
+            if inflight.exchange is exchange:  # else it waits for its caller to come back
+                inflight.cancel("the caller closed the connection")
         elif inflight.outcome is None:
             why = "the caller's connection broke"
             exchange.patience = self._face.loop.call_later(RESUME_SECONDS, inflight.cancel, why)

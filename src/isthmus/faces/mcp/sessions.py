@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.faces.mcp.asking import Asked
 from isthmus.faces.mcp.interests import Interests
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.features import Topic
+from isthmus.model.questions import NOTHING, Profile
 
 SESSIONS_MAX = 1_000
 """Sessions that one caller may have at once; its one unused for longest goes first."""
@@ -48,6 +50,9 @@ class Session:
     seen: dict[Topic, bytes] = field(default_factory=dict)
     """The digests of the lists it was last given."""
     interests: Interests | None = None
+    profile: Profile = NOTHING
+    """What the caller said it can be asked."""
+    asked: Asked = field(default_factory=Asked)
     push: Callable[[str], None] | None = None
     """Tells of an updated resource on the stream that is open now."""
     missed: set[str] = field(default_factory=set)
@@ -146,6 +151,7 @@ class Sessions:
         self._of[session.caller.name].pop(session.id, None)
         if session.interests is not None:
             session.interests.close()
+        session.asked.close()
         for inflight in list(session.calls.values()):
             inflight.cancel("the session was ended")
 

@@ -11,6 +11,7 @@ from isthmus.faces.rest.faults import Problem, problem_of
 from isthmus.model.events import Event, Log, LogLevel, is_at_least
 from isthmus.model.faults import Fault
 from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.wire import sse
 from isthmus.wire.jsonrpc import render
 
@@ -47,6 +48,10 @@ class RestExchange:
         if self._peer.buffered_bytes() <= CROWDED_BYTES:
             name = "log" if isinstance(event, Log) else "progress"
             self._peer.push(sse.frame(render(event.members), event=name))
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Nobody here can answer."""
+        reply(NOT_ASKED)
 
     def end(self, outcome: Outcome) -> None:
         """Answer."""

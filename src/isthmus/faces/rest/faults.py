@@ -15,6 +15,7 @@ from isthmus.faces.http.turn import header_lines
 from isthmus.model.faults import (
     BadArguments,
     BadReply,
+    BadState,
     BreakerOpen,
     Bug,
     Cancelled,
@@ -26,6 +27,7 @@ from isthmus.model.faults import (
     Overloaded,
     ServerError,
     TimedOut,
+    Unanswered,
     UnknownPrompt,
     UnknownResource,
     UnknownTool,
@@ -57,6 +59,8 @@ FAULTS: dict[type[Fault], Kind] = {
     Lost: Kind(504, "The server was lost during the call"),
     TimedOut: Kind(504, "The server did not answer in time"),
     Cancelled: Kind(504, "The call was withdrawn"),
+    Unanswered: Kind(504, "The server asked something back"),
+    BadState: Kind(400, "There is nothing to come back to"),
     Bug: Kind(500, "The hub has a defect"),
 }
 """Every leaf has a row. A tool that ran and said no is a result, with status 200."""

@@ -45,7 +45,7 @@ class ChangesOwner(Protocol):
     def noted(self, method: str, params: Members) -> None:
         """The server tells something."""
 
-    def asked(self, request: Request) -> None:
+    def asked(self, request: Request, waiter: None = None) -> None:
         """The server asks something of its own."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from functools import partial
 
 import structlog
 
@@ -24,13 +25,13 @@ from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import HttpClient, header_lines, request_head
 from isthmus.transport.http_connection import Lost
 from isthmus.upstream.address import target_within
-from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier, reply_to
+from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier, put_request
 from isthmus.upstream.notices import Notices
 from isthmus.upstream.replies import EVENT_STREAM
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.changes import Changes
 from isthmus.upstream.streamable.post import LINGER_SECONDS, Post
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, turned_away
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lone_call, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
@@ -245,9 +246,10 @@ class StreamableLink(BaseLink):
         if not log_alone(line, (post.waiter for post in self._posts.values())):
             self.on_log(line)
 
-    def asked(self, request: Request) -> None:
-        """A server's own request; the answer travels by a POST of its own."""
-        self._tell("", reply_to(request))
+    def asked(self, request: Request, waiter: Waiter | None = None) -> None:
+        """A server's own request, on a call's stream or on one that all share; the answer is a POST of its own."""
+        whose = lone_call(post.waiter for post in self._posts.values()) if waiter is None else waiter
+        put_request(request, whose, partial(self._tell, ""))
 
     # -- sessions --------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class PostOwner(Protocol):
     def session_gone(self, post: Post) -> None:
         """The session is unknown to the server, so the request did not run: it waits for a new one."""
 
-    def asked(self, request: Request) -> None:
+    def asked(self, request: Request, waiter: Waiter | None = None) -> None:
         """The server asks something of its own."""
 
     def noted(self, method: str, params: Members) -> None:
@@ -239,7 +239,7 @@ class Post:
             case Notification(method=method, params=params):
                 self._noted(method, params)
             case Request() as request:
-                self._link.asked(request)
+                self._link.asked(request, self.waiter)
                 self._useless += 1
             case _:
                 self._useless += 1  # an answer to nobody, or no message at all: the real one may still come

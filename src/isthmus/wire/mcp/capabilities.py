@@ -8,6 +8,10 @@ from typing import Any
 import msgspec
 
 from isthmus.model.features import Ability
+from isthmus.model.questions import NOTHING, Profile
+
+ASKABLE = ("elicitation", "roots", "sampling")
+"""Capabilities of a client that let a server ask something of it."""
 
 
 class _Listing(msgspec.Struct):
@@ -59,4 +63,42 @@ def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
     for plain in ("completions", "logging"):
         if plain in abilities:
             told[plain] = {}
+    return told
+
+
+_CLIENT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def read_profile(capabilities: msgspec.Raw | None) -> Profile:
+    """What a client says it can be asked; what it says of it in detail is kept as words behind a dot."""
+    if capabilities is None or len(memoryview(capabilities)) == 2:  # `{}`, which most say
+        return NOTHING
+    try:
+        members = _CLIENT.decode(capabilities)
+    except msgspec.MsgspecError:
+        return NOTHING
+    words: set[str] = set()
+    for name in ASKABLE:
+        if name in members:
+            words.add(name)
+            words.update(f"{name}.{detail}" for detail in _details(members[name]))
+    return frozenset(words)
+
+
+def _details(raw: msgspec.Raw) -> list[str]:
+    try:
+        details = _CLIENT.decode(raw)
+    except msgspec.MsgspecError:
+        return []
+    return [name for name, value in details.items() if bytes(value) not in (b"false", b"null") and len(name) <= 64][:16]
+
+
+def profile_capabilities(profile: Profile) -> dict[str, Any]:
+    """The same as a client writes it, for the hub to say on its caller's behalf."""
+    told: dict[str, Any] = {}
+    for word in sorted(profile):
+        name, dot, detail = word.partition(".")
+        told.setdefault(name, {})
+        if dot:
+            told[name][detail] = True if detail == "listChanged" else {}
     return told

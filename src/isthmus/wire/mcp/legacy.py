@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from isthmus.model.features import Ability
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of
+from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
 from isthmus.wire.mcp.messages import Implementation
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -27,9 +28,10 @@ class Welcome(msgspec.Struct):
     capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
 
 
-def initialize_params(me: Implementation) -> bytes:
-    """What the hub says when it opens a legacy link. It declares no capability, so no server may ask it back."""
-    return msgspec.json.encode({"protocolVersion": LATEST, "capabilities": {}, "clientInfo": me})
+def initialize_params(me: Implementation, profile: Profile = NOTHING) -> bytes:
+    """What the hub says when it opens a legacy link, with what those whose calls it carries can be asked."""
+    capabilities = profile_capabilities(profile)
+    return msgspec.json.encode({"protocolVersion": LATEST, "capabilities": capabilities, "clientInfo": me})
 
 
 def read_welcome(result: Payload) -> Welcome | str:

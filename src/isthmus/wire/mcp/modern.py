@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from isthmus.model.features import Ability, Topic
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
-from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of
+from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
 from isthmus.wire.mcp.messages import Implementation, Members, read_string
 
 VERSION = "2026-07-28"
@@ -39,6 +40,7 @@ NAME_HEADER = "mcp-name"
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
 HEADER_MISMATCH = -32020
+MISSING_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022
 
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
@@ -143,12 +145,13 @@ def read_discovery(result: Payload) -> Discovery | None:
     return discovery if VERSION in discovery.supportedVersions else None
 
 
-def envelope(me: Implementation) -> bytes:
+def envelope(me: Implementation, profile: Profile = NOTHING) -> bytes:
     """The members of `_meta` that the hub puts on every request to a modern server, without the braces.
 
-    It declares no capability, so no server may ask it back.
+    They say what the caller can be asked, on whose behalf the request is made.
     """
-    return msgspec.json.encode({VERSION_KEY: VERSION, CLIENT_KEY: me, CAPABILITIES_KEY: {}})[1:-1]
+    capabilities = profile_capabilities(profile)
+    return msgspec.json.encode({VERSION_KEY: VERSION, CLIENT_KEY: me, CAPABILITIES_KEY: capabilities})[1:-1]
 
 
 def request_meta(own: bytes, passed_on: Mapping[str, Payload]) -> bytes:

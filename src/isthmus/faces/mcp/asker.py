@@ -1,0 +1,40 @@
+"""How a caller is asked something, whatever era it speaks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.model.calls import Call
+from isthmus.model.events import Event
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import OnReply, Question
+
+
+class Askable(Protocol):
+    """A caller's side of a call, to which a question can be put: by a message, or by letting it go with a result."""
+
+    call: Call
+    inflight: InFlight | None
+
+    def emit(self, event: Event) -> None:
+        """See `core.ports.exchange.Exchange`."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """See `core.ports.exchange.Exchange`."""
+
+    def end(self, outcome: Outcome) -> None:
+        """See `core.ports.exchange.Exchange`."""
+
+    def say(self, message: bytes) -> None:
+        """Tell the caller something while the call runs."""
+
+
+class Asker(Protocol):
+    """Puts questions to callers of one era."""
+
+    def ask(self, where: Askable, question: Question, reply: OnReply) -> None:
+        """Put a server's question to the caller; `reply` is called once, now or later."""
+
+    def seal(self, call: Call, result: Result) -> Result:
+        """A result that asks, as the caller may carry it."""

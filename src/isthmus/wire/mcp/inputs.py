@@ -1,0 +1,84 @@
+"""Questions as the modern era writes them: in a result, to be answered by asking again.
+
+The earlier era's servers send requests instead; both ask by the same methods. Used by links, which read such results,
+and by faces, which write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from isthmus.model.questions import Question
+from isthmus.wire.jsonrpc import Payload, object_members, render
+from isthmus.wire.mcp.messages import Members, is_object, read_string
+
+INPUT_REQUIRED = "input_required"
+RESPONSES = "inputResponses"
+STATE = "requestState"
+
+ASKED_OF = {"elicitation/create": "elicitation", "roots/list": "roots", "sampling/createMessage": "sampling"}
+"""What a server may ask, and what a caller must have said it can do for it."""
+
+QUESTIONS = frozenset(ASKED_OF)
+
+QUESTIONS_MAX = 100
+"""Questions that one result may hold."""
+
+EMPTY = msgspec.Raw(b"{}")
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """What a server needs before it can go on: questions by its own keys, and a state to be given back."""
+
+    questions: dict[str, Question]
+    state: msgspec.Raw | None
+
+
+def read_inputs(result: Payload) -> Inputs | str:
+    """Read a result that asks, or say what is wrong with it."""
+    members = object_members(result) or {}
+    asked = object_members(members.get("inputRequests", EMPTY))
+    state = members.get(STATE)
+    if asked is None or len(asked) > QUESTIONS_MAX:
+        return "a result that asks something, and not by questions"
+    if state is not None and read_string(state) is None:
+        return "a result that asks something, with a state that is no string"
+    if not asked and state is None:
+        return "a result that asks something, and does not say what"
+    questions: dict[str, Question] = {}
+    for key, raw in asked.items():
+        question = _read_question(raw)
+        if question is None:
+            return f"a result that asks something unknown ({key[:40]!r})"
+        questions[key] = question
+    return Inputs(questions, state)
+
+
+def _read_question(raw: msgspec.Raw) -> Question | None:
+    members = object_members(raw) or {}
+    method = read_string(members.get("method"))
+    params = members.get("params", EMPTY)
+    return Question(method, params) if method in QUESTIONS and is_object(params) else None
+
+
+def write_inputs(questions: Mapping[str, Question], state: str) -> bytes:
+    """A result that asks these questions."""
+    asked = {
+        key: render({"method": msgspec.json.encode(question.method), "params": question.params})
+        for key, question in questions.items()
+    }
+    return render(
+        {"resultType": b'"input_required"', "inputRequests": render(asked), STATE: msgspec.json.encode(state)}
+    )
+
+
+def with_state(result: Payload, state: str) -> bytes:
+    """A server's own result that asks, with another state in it."""
+    return render({**(object_members(result) or {}), STATE: msgspec.json.encode(state)})
+
+
+def read_responses(extra: Members) -> dict[str, msgspec.Raw] | None:
+    """The answers that a caller comes back with; None if they are no answers."""
+    return object_members(extra[RESPONSES]) if RESPONSES in extra else {}
