@@ -15,6 +15,9 @@ from isthmus.cli.exits import CommandFailed, Exit
 
 T = TypeVar("T")
 
+DESCRIPTORS_WANTED = 65_536
+"""Every server that is a process takes four, every caller one; the usual limit is 1,024."""
+
 
 def run_command(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end, or until a signal.
@@ -39,8 +42,21 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 def run_service(work: Coroutine[Any, Any, T]) -> T:
     """Run what ends by itself when it is told to."""
+    allow_descriptors()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         return runner.run(work)
+
+
+def allow_descriptors() -> None:
+    """Have as many descriptors as may be had without asking, up to what is wanted."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

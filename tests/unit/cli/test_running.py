@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 
 import pytest
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.running import run_command, run_service
+from isthmus.cli.running import DESCRIPTORS_WANTED, run_command, run_service
 
 
 async def signalled(number: signal.Signals, noted: list[str]) -> None:
@@ -24,6 +25,19 @@ async def signalled(number: signal.Signals, noted: list[str]) -> None:
 
 async def answer() -> int:
     return 42
+
+
+async def soft_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def test_a_service_may_have_more_descriptors_than_the_usual_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        assert run_service(soft_limit()) == min(DESCRIPTORS_WANTED, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_command_and_a_service_return_what_they_return() -> None:
