@@ -19,6 +19,7 @@ from tests.hubs import environment, isthmus, stdio, write_config
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 RUN_SECONDS = 60.0
+MOVED_TO = "https://moved.example/mcp"
 SECRET = "hunter2-hunter2"
 
 
@@ -34,7 +35,8 @@ async def answering() -> AsyncIterator[int]:
         with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while True:
                 status = (await read_path(reader)).split("/")[1]
-                out.write(f"HTTP/1.1 {status} X\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nno".encode())
+                head = f"HTTP/1.1 {status} X\r\nlocation: {MOVED_TO}\r\ncontent-type: text/plain\r\ncontent-length: 2"
+                out.write(f"{head}\r\n\r\nno".encode())
         out.close()
 
     server = await asyncio.start_server(converse, "127.0.0.1", 0)
@@ -92,6 +94,10 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
             "page": {"url": f"{url}/200/"},
             "ill": {"url": f"{url}/503/mcp"},
             "module": {"python": "taken", "path": str(tmp_path)},
+            "moved": {"url": f"{url}/308/"},
+            "early": {**shell(UNWILLING), "era": "modern"},
+            "no_rpc": {"rpc": f"{url}/404/rpc"},
+            "mcp_as_rpc": {"rpc": f"{url}/406/mcp"},
             "silent": shell("while read line; do :; done"),
             "off": {"command": "x", "disabled": True},
             "well": stdio(light_server.command("well")),
@@ -117,13 +123,63 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
         "page": "ISD-106",
         "ill": "ISD-107",
         "module": "ISD-108",
+        "moved": "ISD-112",
+        "early": "ISD-113",
+        "no_rpc": "ISD-106",
+        "mcp_as_rpc": "ISD-105",
         "silent": "ISD-109",
         "off": "ISD-501",
     }
     died = next(found for found in told["findings"] if found["server"] == "died")
     assert died["message"] == "exited with code 3; it said: no licence"
+    mends = {found["server"]: found["mend"].partition(f"{config}, ")[2] for found in told["findings"]}
+    assert mends["moved"].startswith("write https://moved.example in url")
+    assert mends["early"].startswith("take era out")
+    assert mends["mcp_as_rpc"].startswith("write url in the place of rpc")
     assert all(found["mend"] for found in told["findings"])
     assert SECRET not in out
+
+
+UNWILLING = """while read line; do
+  printf '{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"no"}}\\n' \
+    "$(printf %s "$line" | sed 's/.*"id":\\([0-9]*\\).*/\\1/')"
+done"""
+"""Answers every request with an error, as an earlier server does when it is asked what it is."""
+
+
+async def test_a_plain_server_that_cannot_list_its_tools_is_to_have_them_declared(tmp_path: Path) -> None:
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        config = write_config(tmp_path, {"plain": {"rpc": f"http://127.0.0.1:{port}/rpc"}})
+        code, out = await doctor("--config", str(config))
+    assert code == 1, out
+    assert "ISD-111 plain: it has no tools/list (no such method)" in out
+    assert "declare its tools, each as [servers.plain.tools.TOOL]" in out
+
+
+async def refuse(reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+    """Answer one request of JSON-RPC with an error."""
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        length = re.search(r"content-length: (\d+)", head, re.IGNORECASE)
+        asked = json.loads(await reader.readexactly(int(length[1]) if length else 0))
+        error = {"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "no such method"}}
+        body = json.dumps(error).encode()
+        out.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
+        out.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    out.close()
+
+
+async def test_a_server_s_last_words_are_told_without_the_password_of_its_database(tmp_path: Path) -> None:
+    database = f"postgres://me:{SECRET}@db/x"
+    words = {"env": {"DATABASE_URL": database, "API_KEY": 9876543210}}
+    server = {**shell("echo cannot open $DATABASE_URL as $API_KEY or $0 >&2; exit 1"), **words}
+    code, out = await doctor("--config", str(write_config(tmp_path, {"db": server})))
+    assert code == 1, out
+    assert "it said: cannot open *** as *** or" in out
+    assert SECRET not in out
+    assert "9876543210" not in out
 
 
 async def test_what_servers_have_in_common_is_told_too(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ Called by `cli.doctor`.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,7 +24,14 @@ from isthmus.core.catalog.schema import Unchecked, compile_check
 from isthmus.core.catalog.uris import is_qualified, owner_of
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.upstream.settings import PythonSettings, ServerSettings, SocketSettings, StdioSettings
+from isthmus.upstream.settings import (
+    PythonSettings,
+    Reach,
+    RpcSettings,
+    ServerSettings,
+    SocketSettings,
+    StdioSettings,
+)
 
 SLOW_SECONDS = 5.0
 """A server that takes longer to start keeps people waiting; clients give up after ten seconds or so."""
@@ -45,6 +54,9 @@ HTTP_ERROR = Code("ISD-107", "http-error", "look into the server's own log")
 NOT_IMPORTED = Code("ISD-108", "not-imported", "correct python, or say with path where the module is")
 NO_ANSWER = Code("ISD-109", "no-answer-yet", "give it longer: isthmus doctor --wait 60")
 NOT_CONNECTED = Code("ISD-110", "not-connected", "look into the server's own log")
+NO_LIST = Code("ISD-111", "no-tools-list", "declare its tools, each as [servers.NAME.tools.TOOL]")
+MOVED = Code("ISD-112", "moved", "write the address that it points to in the place of its own")
+WRONG_ERA = Code("ISD-113", "wrong-era", "take era out: the hub finds out by itself")
 
 # -- servers that are, with something odd about them ---------------------------------------------------------
 
@@ -68,6 +80,11 @@ _CAUSES: Sequence[tuple[str, Code]] = (
     ("closed its input", DIED),
     ("answered HTTP 401", NOT_LET_IN),
     ("answered HTTP 403", NOT_LET_IN),
+    ("it has no tools/list", NO_LIST),
+    ("it redirects to", MOVED),
+    ("answered HTTP 307", MOVED),
+    ("answered HTTP 308", MOVED),
+    ("does not speak MCP 2026-07-28, as its configuration", WRONG_ERA),
     ("answered a POST of MCP with", WRONG_TRANSPORT),
     ("gives no event stream", WRONG_TRANSPORT),
     ("its stream named no endpoint", WRONG_TRANSPORT),
@@ -80,8 +97,20 @@ _CAUSES: Sequence[tuple[str, Code]] = (
 )
 """What the hub says of a lost server, and what that means; the first that fits counts."""
 
+_MCP_SIGNS = ("http 406", "event-stream", "session", "initializ", "protocol version", "mcp-")
+"""What an MCP server speaks of, in lower case, when it is asked without the manners of MCP."""
+
+_POINTED_TO = re.compile(r"redirects to (\S+), which")
+
 _ELSEWHERE = (NO_ANSWER, NOT_CONNECTED, HTTP_ERROR, SLOW)
 """What is not mended in a server's entry."""
+
+_RPC_MENDS = {
+    NOT_REACHED: "start the server, or correct rpc",
+    WRONG_TRANSPORT: "write url in the place of rpc: what answers there speaks MCP",
+    NOT_MCP: "correct rpc: what answers there does not speak JSON-RPC",
+}
+"""What is said otherwise of a server that is not meant to know MCP."""
 
 GOOD = ("ready", "disabled")
 
@@ -153,12 +182,31 @@ def _cause(patient: Patient, entry: Entry | None) -> Code:
     reason = patient.reason or ""
     if patient.state == "starting":
         return NO_ANSWER
-    if entry is not None and isinstance(entry.settings.reach, PythonSettings):
-        return NOT_IMPORTED
+    own = None if entry is None else _cause_by_entry(reason, entry.settings.reach)
+    if own is not None:
+        return own
     code = next((code for text, code in _CAUSES if text in reason), NOT_CONNECTED)
     # Where both ways were tried, neither word would help.
     is_neither = "answered a POST of MCP with" in reason and "gives no event stream" in reason
     return NOT_MCP if code is WRONG_TRANSPORT and is_neither else code
+
+
+def _cause_by_entry(reason: str, reach: Reach) -> Code | None:
+    """Tell what only an entry can: a reason may mean something else beside what is configured."""
+    if isinstance(reach, PythonSettings):
+        return NOT_IMPORTED
+    if isinstance(reach, RpcSettings) and _is_mcp(reason, reach):
+        return WRONG_TRANSPORT
+    if reach.era == "legacy" and not isinstance(reach, RpcSettings) and "refused to initialize" in reason:
+        return WRONG_ERA
+    return None
+
+
+def _is_mcp(reason: str, reach: RpcSettings) -> bool:
+    """Tell whether a refusal of plain JSON-RPC comes from an MCP server."""
+    is_refusal = "it has no tools/list" in reason or "answered HTTP 4" in reason
+    path = urlsplit(reach.url).path.rstrip("/")
+    return is_refusal and (path.endswith(("/mcp", "/sse")) or any(sign in reason.lower() for sign in _MCP_SIGNS))
 
 
 def _complaint(patient: Patient) -> str:
@@ -175,9 +223,24 @@ def _mend(code: Code, patient: Patient, entry: Entry | None) -> str:
     reach = entry.settings.reach
     if isinstance(reach, StdioSettings) and (mend := _mend_process(code, patient, entry, reach)) is not None:
         return mend
+    mend = _mend_address(code, patient, reach)
+    return mend if code in _ELSEWHERE else f"in {entry.place}, {mend}"
+
+
+def _mend_address(code: Code, patient: Patient, reach: Reach) -> str:
+    key = "rpc" if isinstance(reach, RpcSettings) else "url"
+    pointed_to = _POINTED_TO.search(patient.reason or "")
+    if code is MOVED and pointed_to is not None:
+        return f"write {pointed_to[1]} in {key}, if it is to be trusted with the same credentials"
+    if code is MOVED:
+        return f"write the address that it points to in {key}"
+    if code is NO_LIST:
+        return f"declare its tools, each as [servers.{patient.server}.tools.TOOL]"
     if isinstance(reach, SocketSettings) and code is WRONG_TRANSPORT:
-        return f"in {entry.place}, correct url: what answers there opens no WebSocket"
-    return code.mend if code in _ELSEWHERE else f"in {entry.place}, {code.mend}"
+        return "correct url: what answers there opens no WebSocket"
+    if isinstance(reach, RpcSettings):
+        return _RPC_MENDS.get(code, code.mend)
+    return code.mend
 
 
 def _mend_process(code: Code, patient: Patient, entry: Entry, reach: StdioSettings) -> str | None:

@@ -20,6 +20,7 @@ from isthmus.cli.exits import Exit
 from isthmus.cli.output import aligned, first_line, show_table, write, write_json
 from isthmus.cli.reached import OwnHub, Reached, start_own
 from isthmus.cli.remote import RemoteHub
+from isthmus.cli.servers import spoken
 from isthmus.cli.sources import Own, Running, configuration_of
 from isthmus.config import codes
 from isthmus.config.settings import Configuration
@@ -212,7 +213,7 @@ def _row(patient: Patient) -> tuple[str, ...]:
         patient.state,
         f"{patient.tools} tool{'' if patient.tools == 1 else 's'}",
         "" if patient.seconds is None else _milliseconds(patient.seconds),
-        "" if patient.era is None else f"MCP {patient.era}",
+        spoken(patient.era),
     )
 
 

@@ -228,6 +228,8 @@ def _show(found: Imported, merging: Merging, *, is_dry: bool, is_written: bool) 
     for finding in _findings(found, merging):
         say(f"{finding.code.number}: {finding}")
     _sum_up(merging, is_dry=is_dry, is_written=is_written)
+    if is_written:
+        _tell_of_hidden(found, merging.file)
 
 
 def _paired(merging: Merging, rows: list[Row]) -> list[tuple[Row, Candidate]]:
@@ -258,16 +260,21 @@ def _sum_up(merging: Merging, *, is_dry: bool, is_written: bool) -> None:
         say(f"Wrote {count} into {merging.file}.")
     else:
         say(f"Nothing new for {merging.file}.")
-    _tell_more(merging, is_written=is_written)
+    _tell_more(merging)
 
 
-def _tell_more(merging: Merging, *, is_written: bool) -> None:
+def _tell_more(merging: Merging) -> None:
     secret = [candidate.name for candidate in merging.candidates if candidate.is_taken and candidate.has_secrets]
     if secret:
         names = ", ".join(secret)
         say(f"Secrets stand as they are in: {names}. Only you may read the file; env:NAME in their place is better.")
     if merging.can_replace:
         say("To take the ones that differ: --replace.")
-    beside = merging.file.with_name("mcp.json")
-    if is_written and not merging.file.with_name(merging.file.name + BACKUP_SUFFIX).exists() and beside.exists():
-        say(f"{beside} is no longer read by itself, now that {merging.file.name} is there: import it too.")
+
+
+def _tell_of_hidden(found: Imported, file: Path) -> None:
+    """Say that a file which was the configuration before is so no longer, unless it was just imported."""
+    beside = file.with_name("mcp.json")
+    is_new = not file.with_name(file.name + BACKUP_SUFFIX).exists()
+    if is_new and beside.exists() and not any(_is_same(document.file, beside) for document in found.documents):
+        say(f"{beside} is no longer read by itself, now that {file.name} is there: import it too.")

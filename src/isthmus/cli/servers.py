@@ -40,9 +40,14 @@ def _row(server: ServerTold) -> Row:
         server.name,
         server.state,
         server.transport or "",
-        "" if server.era is None else f"MCP {server.era}",
+        spoken(server.era),
         first_line(server.reason or _offered(server)),
     )
+
+
+def spoken(era: str | None) -> str:
+    """Name what a server speaks; only a revision of MCP, which is a day, needs to be told what it is of."""
+    return f"MCP {era}" if era is not None and era[:1].isdigit() else era or ""
 
 
 def _offered(server: ServerTold) -> str:

@@ -6,7 +6,8 @@ judged, so that an entry can be read for the hub (`config.servers`) and written 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -14,9 +15,9 @@ from typing import cast
 from isthmus.config import codes, values
 from isthmus.config.dialects.dialect import OWN, STANDARD, Dialect, Root
 from isthmus.config.dialects.draft import Draft
-from isthmus.config.dialects.steps import COMMON
+from isthmus.config.dialects.steps import COMMON, RENAMED
 from isthmus.config.dialects.syntax import Surroundings, in_our_words, input_variable, inputs_used
-from isthmus.config.files import Document, located
+from isthmus.config.files import Document, located, program
 from isthmus.config.findings import ConfigError, Finding, Place
 
 DEPTH_MAX = 32
@@ -30,11 +31,16 @@ PYTHON_KEYS = frozenset({"python", "path"})
 REACH_KEYS = STDIO_KEYS | URL_KEYS | RPC_KEYS | PYTHON_KEYS
 EXTRA = "extra"
 """Holds, in our own file, what other clients had in an entry besides."""
+EXTRA_JSON = "extra_json"
+"""Holds, as JSON in a text, what of that our own file has no words for."""
 
 _SHARED = frozenset({"timeout", "disabled", "enabled", "include_tools", "exclude_tools", *TRANSPORT_KEYS})
 _OURS_ALONE = frozenset({"era", "max_calls", "max_queued", "isolation", "defaults", "cache"})
-KEYS = REACH_KEYS | _SHARED | _OURS_ALONE | {EXTRA}
+_KEPT = frozenset({EXTRA, EXTRA_JSON})
+KEYS = REACH_KEYS | _SHARED | _OURS_ALONE | _KEPT
 _THEIR_KEYS = STDIO_KEYS | URL_KEYS | _SHARED
+_TEXTUAL = (REACH_KEYS | {"include_tools", "exclude_tools"}) - {"tools"}
+"""Keys with texts in them, which stay in the letters that the file has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +75,50 @@ def entry_of(name: str, fields: object, place: Place, dialect: Dialect, around: 
     if not dialect.is_own:
         for step in (*dialect.steps, *COMMON):
             step(draft)
-    if around is not None and not dialect.is_own:
-        draft.findings += _unasked(draft.fields, place, around)
-        draft.fields = {key: _translated(value, dialect, around) for key, value in draft.fields.items()}
-    if around is not None:
-        draft.fields.update(_absolute(draft.fields, around))
-    return _sorted(name, draft, dialect)
-
-
-def _sorted(name: str, draft: Draft, dialect: Dialect) -> Entry:
-    """Part what is read from what is only kept."""
     known = KEYS if dialect in (OWN, STANDARD) else _THEIR_KEYS
-    fields = {key: value for key, value in draft.fields.items() if key in known and key != EXTRA}
-    extra = {key: value for key, value in draft.fields.items() if key not in known}
+    extra = _extra(draft, known, [str(key) for key, value in fields.items() if value is None])
     if dialect.is_own:
-        draft.findings += [draft.place.unknown(key, sorted(KEYS)) for key in extra]
-    kept = draft.fields.get(EXTRA) if EXTRA in known else None
+        draft.findings += [place.unknown(key, sorted(KEYS)) for key in draft.fields if key not in known]
     return Entry(
         name=name,
-        place=draft.place,
+        place=place,
         dialect=dialect,
-        fields=fields,
-        extra={**(kept if isinstance(kept, dict) else {}), **extra},
+        fields=_read(draft, known - _KEPT, dialect, around),
+        extra=extra,
         spelt=draft.spelt,
         findings=tuple(draft.findings),
     )
+
+
+def _read(draft: Draft, known: Iterable[str], dialect: Dialect, around: Surroundings | None) -> dict[str, object]:
+    """Return what is read of an entry, as it means the same outside of its file."""
+    fields = {
+        key: value if key in _TEXTUAL else values.plain(value) for key, value in draft.fields.items() if key in known
+    }
+    if around is None:
+        return fields
+    if not dialect.is_own:
+        draft.findings += _unasked(fields, draft.place, around)
+        fields = {key: _translated(value, dialect, around) for key, value in fields.items()}
+    return {**fields, **_absolute(fields, around)}
+
+
+def _extra(draft: Draft, known: Set[str], nothings: Iterable[str]) -> dict[str, object]:
+    """Return what is only kept, just as it is; our own file may have some from another one."""
+    kept = draft.fields.get(EXTRA) if EXTRA in known else None
+    extra = dict(kept) if isinstance(kept, dict) else {}
+    extra.update(_from_json(draft) if EXTRA_JSON in known else {})
+    extra.update({key: value for key, value in draft.fields.items() if key not in known})
+    extra.update({key: None for key in nothings if key not in known | RENAMED.keys()})
+    return {str(key): values.plain(value) for key, value in extra.items()}
+
+
+def _from_json(draft: Draft) -> dict[str, object]:
+    try:
+        return values.table(EXTRA_JSON, json.loads(values.text(EXTRA_JSON, draft.fields.get(EXTRA_JSON, "{}"))))
+    except (ValueError, RecursionError):
+        draft.findings.append(draft.place.at(EXTRA_JSON).finding("must be a JSON object in a text, not another value"))
+        return {}
 
 
 def _depth(value: object) -> int:
@@ -125,12 +150,13 @@ def _translated(value: object, dialect: Dialect, around: Surroundings) -> object
 
 def _absolute(fields: Mapping[str, object], around: Surroundings) -> dict[str, object]:
     """Return paths as they are seen from everywhere, so that an entry means the same in another file."""
-    paths = {key: fields[key] for key in ("cwd", "env_file", "path") if key in fields}
-    return {
-        key: str(located(path, around.folder, around.home))
-        for key, path in paths.items()
-        if isinstance(path, str) and path and "${" not in path
+    paths = {
+        key: path
+        for key in ("command", "cwd", "env_file", "path")
+        if isinstance(path := fields.get(key), str) and path and "${" not in path
     }
+    found = {key: str(located(path, around.folder, around.home)) for key, path in paths.items()}
+    return {**found, **{key: program(paths[key], around.folder, around.home) for key in paths if key == "command"}}
 
 
 def _unasked(value: object, place: Place, around: Surroundings) -> list[Finding]:

@@ -54,7 +54,13 @@ def _way(url: str) -> tuple[str, str]:
         return "rpc", url  # the settings refuse it, with a reason
     if path.endswith(_MCP_ENDINGS):
         return "url", url
-    return "rpc", url if path.endswith(RPC_PATH) else url.rstrip("/") + RPC_PATH
+    return "rpc", url if path.endswith(RPC_PATH) else _extended(url)
+
+
+def _extended(url: str) -> str:
+    """Return an address with the path made longer, and its query where it was."""
+    end = min((at for at in map(url.find, "?#") if at >= 0), default=len(url))
+    return url[:end].rstrip("/") + RPC_PATH + url[end:]
 
 
 def call_seconds(environment: Mapping[str, str]) -> tuple[float | None, list[Finding]]:

@@ -6,11 +6,13 @@ is not known here. Called by `config.load`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.config import codes, values
+from isthmus.config.contents import TooLong, contents_of
 from isthmus.config.dialects.dialect import Dialect
 from isthmus.config.dialects.places import dialect_of
 from isthmus.config.findings import ConfigError, Finding, Place
@@ -88,6 +90,13 @@ def located(path: str, folder: Path, home: Path) -> Path:
     return folder / path
 
 
+def program(command: str, folder: Path, home: Path) -> str:
+    """Return a command as it is started: a path as seen from `folder`, a mere name as it is, for `PATH` to find."""
+    is_path = "/" in command or os.sep in command
+    # With a variable that is not set nobody knows where it begins.
+    return str(located(command, folder, home)) if is_path and not command.startswith("${") else command
+
+
 def _existing(file: Path) -> Path:
     if not file.is_file():
         why = "is not a file" if file.exists() else "does not exist"
@@ -111,12 +120,10 @@ def read(file: Path, dialect: Dialect | None = None) -> Document:
 
 def _text_of(file: Path) -> str:
     try:
-        with file.open("rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise ConfigError(Place(file).finding("is longer than 32 MiB", code=codes.UNREADABLE_FILE))
         # Editors on Windows put a byte order mark in front, which no format allows.
-        return content.decode("utf-8-sig")
+        return contents_of(file, FILE_BYTES_MAX).decode("utf-8-sig")
+    except TooLong as error:
+        raise ConfigError(Place(file).finding("is longer than 32 MiB", code=codes.UNREADABLE_FILE)) from error
     except OSError as error:
         told = Place(file).finding(f"cannot be read: {error.strerror}", code=codes.UNREADABLE_FILE)
         raise ConfigError(told) from error

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from isthmus.config import values
 from isthmus.config.codes import REPEATED_KEY, SYNTAX
 from isthmus.config.findings import ConfigError, Finding, Place
 
@@ -22,15 +25,39 @@ NODES_MAX = 100_000
 DEPTH_MAX = 200
 """How deep a YAML file may nest."""
 
+TOLD_TWICE_MAX = 20
+"""Of how many keys that are written twice it is told."""
+
 _TOML_POSITION = re.compile(r"\s*\(at line (\d+), column (\d+)\)$")
 _STRING = r'("[^"\\]*(?:\\.[^"\\]*)*"?)'
 # What does not close goes on to the end: looking for the end of each such comment anew would be quadratic.
 _COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*(?:.*?\*/|.*)", re.DOTALL)
 _LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
 _NOT_LINE_END = re.compile(r"[^\r\n]")
+_YAML_TAG = "tag:yaml.org,2002:"
+_YAML_WORDS = {
+    "merge": re.compile(r"<<\Z"),
+    "null": re.compile(r"(?:~|null|Null|NULL|)\Z"),
+    "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
+    "int": re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z"),
+    "float": re.compile(
+        r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+    ),
+}
+"""What is more than a text when it stands without quotes: the core of YAML 1.2, and merging from before.
+
+Earlier rules, by which `NO` is a boolean, `22:22` and `0777` are other numbers and a day is no text, change what people
+mean.
+"""
 
 Parsed = tuple[dict[str, object], tuple[Finding, ...]]
 """A table, and what is odd about its text."""
+
+_Repeated = tuple[dict[str, object], str]
+"""A table, and a key that its text has twice."""
+
+_Trail = tuple[Any, str | int] | None
+"""The way to a value from its end: the trail to what it is in, and the last step."""
 
 
 def parse(file: Path, text: str) -> Parsed:
@@ -44,7 +71,7 @@ def parse(file: Path, text: str) -> Parsed:
 
 def _toml(file: Path, text: str) -> Parsed:
     try:
-        return tomllib.loads(text), ()
+        return tomllib.loads(text, parse_float=_float), ()
     except tomllib.TOMLDecodeError as error:
         why, position = str(error), _TOML_POSITION.search(str(error))
         if position:
@@ -70,23 +97,38 @@ def _as_table(file: Path, form: str, value: object) -> dict[str, object]:
     return value
 
 
-def _told_twice(file: Path, keys: list[str]) -> tuple[Finding, ...]:
+def _float(text: str) -> float | str:
+    return values.spelt(text, float(text))
+
+
+def _told_twice(file: Path, trails: Iterable[_Trail]) -> tuple[Finding, ...]:
     said = "is written twice in one object; the last one counts"
-    return tuple(Place(file).at(key).finding(said, code=REPEATED_KEY) for key in keys)
+    return tuple(_place(file, trail).finding(said, code=REPEATED_KEY) for trail in islice(trails, TOLD_TWICE_MAX))
+
+
+def _place(file: Path, trail: _Trail) -> Place:
+    # Written out only where it is told: a long key above many values would be copied for each of them.
+    steps: list[str | int] = []
+    while trail is not None:
+        trail, step = trail
+        steps.append(step)
+    return Place(file).at(*reversed(steps))
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
 
 
 def _json(file: Path, text: str) -> Parsed:
-    repeated = list[str]()
+    repeated = list[_Repeated]()
     try:
-        value = json.loads(strict_json(text), object_pairs_hook=lambda pairs: _table(pairs, repeated))
+        value = json.loads(
+            strict_json(text), parse_float=_float, object_pairs_hook=lambda pairs: _table(pairs, repeated)
+        )
     except json.JSONDecodeError as error:
         raise _syntax(file, "JSON", error.lineno, error.colno, error.msg) from error
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, "JSON", error) from error
-    return _as_table(file, "JSON", value), _told_twice(file, repeated)
+    return _as_table(file, "JSON", value), _told_twice(file, _trails_to(repeated, value))
 
 
 def strict_json(text: str) -> str:
@@ -99,14 +141,29 @@ def _blank(found: re.Match[str]) -> str:
     return found[1] if found[1] is not None else _NOT_LINE_END.sub(" ", found[0])
 
 
-def _table(pairs: list[tuple[str, object]], repeated: list[str]) -> dict[str, object]:
+def _table(pairs: list[tuple[str, object]], repeated: list[_Repeated]) -> dict[str, object]:
     """Make a table and note the keys that JSON would silently take the last of."""
     table: dict[str, object] = {}
     for key, value in pairs:
         if key in table:
-            repeated.append(key)
+            repeated.append((table, key))
         table[key] = value
     return table
+
+
+def _trails_to(repeated: list[_Repeated], root: object) -> Iterator[_Trail]:
+    """Yield where the noted keys are: the parser, being inside of everything, did not know."""
+    keys: dict[int, list[str]] = {}
+    for table, key in repeated:
+        keys.setdefault(id(table), []).append(key)
+    stack: list[tuple[object, _Trail]] = [(root, None)] if keys else []
+    while stack:
+        value, trail = stack.pop()
+        yield from ((trail, key) for key in keys.get(id(value), ()))
+        if isinstance(value, dict):
+            stack += [(inner, (trail, key)) for key, inner in value.items()]
+        elif isinstance(value, list):
+            stack += [(inner, (trail, position)) for position, inner in enumerate(value)]
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------
@@ -115,9 +172,9 @@ def _table(pairs: list[tuple[str, object]], repeated: list[str]) -> dict[str, ob
 def _yaml(file: Path, text: str) -> Parsed:
     import yaml  # type: ignore[import-untyped] # noqa: PLC0415 - few have a file of this kind, and it loads slowly
 
-    made_by = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    made_by = _loader_by(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     loader = made_by(text)
-    repeated = list[str]()
+    repeated = list[_Trail]()
     try:
         _check_depth(yaml.parse(text, Loader=made_by))
         node = loader.get_single_node()
@@ -137,6 +194,32 @@ def _yaml(file: Path, text: str) -> Parsed:
     return _as_table(file, "YAML", value), _told_twice(file, repeated)
 
 
+@cache
+def _loader_by(base: Any) -> Any:
+    """Return a loader that goes by `_YAML_WORDS`, and keeps the letters of what it reads as a number or a boolean."""
+    words = [(_YAML_TAG + tag, form) for tag, form in _YAML_WORDS.items()]
+    made: Any = type("Loader", (base,), {"yaml_implicit_resolvers": {None: words}})
+    for tag, read in (("int", _yaml_int), ("float", _yaml_float), ("bool", _yaml_bool)):
+        made.add_constructor(_YAML_TAG + tag, lambda loader, node, read=read: read(loader.construct_scalar(node)))
+    return made
+
+
+def _yaml_int(text: str) -> object:
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return values.spelt(text, int(text, base))
+
+
+def _yaml_float(text: str) -> object:
+    # Python has no dot in front of its words for these.
+    word = text.lower().lstrip("+-").removeprefix(".")
+    number = float(("-" if text.startswith("-") else "") + word) if word in ("inf", "nan") else float(text)
+    return values.spelt(text, number)
+
+
+def _yaml_bool(text: str) -> object:
+    return values.spelt(text, text.lower() == "true")
+
+
 def _check_depth(events: Iterable[Any]) -> None:
     """Refuse what nests too deep before it is built: the fast loader recurses in C, where that ends the process."""
     depth = 0
@@ -148,37 +231,45 @@ def _check_depth(events: Iterable[Any]) -> None:
             raise ValueError(f"it nests more than {DEPTH_MAX} levels deep")
 
 
-def _check_nodes(root: Any, repeated: list[str]) -> None:
+def _check_nodes(root: Any, repeated: list[_Trail]) -> None:
     """Refuse a file whose aliases make more of it than it says, and make every key a text."""
     sizes: dict[int, int] = {}
     # Children first, without recursion: a node is met once to open it and once to add up what is in it.
-    stack = [(root, False)]
+    stack: list[tuple[Any, _Trail, bool]] = [(root, None, False)]
     while stack:
-        node, is_open = stack.pop()
+        node, trail, is_open = stack.pop()
         if is_open:
-            sizes[id(node)] = 1 + sum(sizes.get(id(child), NODES_MAX) for child in _children(node))
+            sizes[id(node)] = 1 + sum(sizes.get(id(child), NODES_MAX) for _, child in _children(node))
             if sizes[id(node)] > NODES_MAX:
                 raise ValueError("its aliases refer to themselves or stand for too much")
         elif id(node) not in sizes:
-            _name_keys(node, repeated)
+            repeated += [(trail, key) for key in _name_keys(node)]
             sizes[id(node)] = NODES_MAX  # until it is known: whatever contains itself is too much
-            stack.append((node, True))
-            stack.extend((child, False) for child in _children(node))
+            stack.append((node, trail, True))
+            stack.extend((child, (trail, step), False) for step, child in _children(node))
 
 
-def _children(node: Any) -> list[Any]:
+def _children(node: Any) -> list[tuple[str | int, Any]]:
+    """Return what is in a node, keys included, each with its step from there."""
     if node.id == "mapping":
-        return [part for pair in node.value for part in pair]
-    return node.value if node.id == "sequence" else []
+        return [(_step_of(key), part) for key, value in node.value for part in (key, value)]
+    return list(enumerate(node.value)) if node.id == "sequence" else []
 
 
-def _name_keys(node: Any, repeated: list[str]) -> None:
+def _step_of(key: Any) -> str:
+    return str(key.value) if key.id == "scalar" else ""
+
+
+def _name_keys(node: Any) -> list[str]:
+    """Make every key of a node a text, and return those that it has twice."""
     seen: set[str] = set()
+    repeated: list[str] = []
     for key, _ in node.value if node.id == "mapping" else ():
         if key.id == "scalar" and not key.tag.endswith(":merge"):
-            key.tag = "tag:yaml.org,2002:str"  # `on` and `1` are names here, not a boolean and a number
+            key.tag = f"{_YAML_TAG}str"  # `true` and `1` are names here, not a boolean and a number
             repeated.extend([key.value] if key.value in seen else [])
             seen.add(key.value)
+    return repeated
 
 
 PARSERS: dict[str, Callable[[Path, str], Parsed]] = {

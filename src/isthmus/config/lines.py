@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from isthmus.config.contents import contents_of
+from isthmus.config.files import FILE_BYTES_MAX
 from isthmus.config.formats import strict_json
 
 Keys = tuple[str, ...]
@@ -38,7 +40,7 @@ def lines_of(file: Path) -> dict[Keys, int]:
     """Return the line of each value that can be told, by its keys; nothing at all for a file that is gone."""
     find = _FINDERS.get(file.suffix.lower())
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        text = contents_of(file, FILE_BYTES_MAX).decode("utf-8-sig")
         # The first counts: later ones are what a table is continued with.
         return {} if find is None else dict(reversed(list(islice(find(text), LINES_MAX))))
     except (OSError, ValueError, IndexError, RecursionError):

@@ -88,6 +88,7 @@ class _Loading:
             files=tuple(dict.fromkeys([*self._files, *self._roster.files])),
             broken=tuple(name for name in self._roster.entries if name not in self._roster.servers),
             unread=tuple(imported.unread),
+            unresolved=self._roster.unresolved,
             origins=origins_of(
                 document,
                 self._roster,

@@ -109,7 +109,9 @@ class Merging:
         self.candidates.append(Candidate(name, entry, server, outcome, toml_table(name, fields)))
         if outcome in ("new", "replaced"):
             self._known[name] = written
-            self._in_file.discard(name)  # of two under one name the first counts
+        if outcome != "differs":
+            # Of two under one name the first counts: were the second taken, the next run would take the first again.
+            self._in_file.discard(name)
 
     def _as_written(self, name: ServerName, fields: Mapping[str, object]) -> ServerSettings | None:
         """Return what the file would have; variables may be others there than where an entry comes from."""

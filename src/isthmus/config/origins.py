@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.entries import Entry
 from isthmus.config.files import Document
 from isthmus.config.findings import Place
@@ -26,7 +27,8 @@ def origins_of(
     `variables` are those of the environment that stand in where a file says nothing, by the path they fill.
     """
     origins = {path: Origin(None, name) for path, name in variables.items()}
-    origins.update(_of_tables(document) if document is not None and document.dialect.has_hub else ())
+    if document is not None and document.dialect.has_hub:
+        origins.update((*_of_tables(document), *_of_callers(document)))
     origins.update({f"hub.{key}": Origin(None, f"--{key}") for key in given})
     for name in roster.servers:
         origins.update(_of_entry(Place(None, "servers").at(name), roster.entries[name]))
@@ -39,6 +41,16 @@ def _of_tables(document: Document) -> Iterator[tuple[str, Origin]]:
         for key in document.section(root):
             path = f"hub.log_{key}" if root == "log" else place.at(key).path
             yield path, Origin(document.file, place.at(key).path)
+
+
+def _of_callers(document: Document) -> Iterator[tuple[str, Origin]]:
+    root = Place(document.file, CALLERS)
+    for name, fields in document.section(CALLERS).items():
+        place = root.at(name)
+        yield place.path, Origin(document.file, place.path)
+        for key, value in fields.items() if isinstance(fields, dict) else ():
+            here = place.at(key).path
+            yield here, Origin(document.file, here, tuple(dict.fromkeys(_placeholders(value))))
 
 
 def _of_entry(place: Place, entry: Entry) -> Iterator[tuple[str, Origin]]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from isthmus.config import codes, values
 from isthmus.config.entries import PYTHON_KEYS, REACH_KEYS, RPC_KEYS, STDIO_KEYS, TRANSPORT_KEYS, URL_KEYS, Entry
-from isthmus.config.files import located
+from isthmus.config.files import located, program
 from isthmus.config.findings import Finding, Mistake
 from isthmus.config.tool_rules import declared_tools
 from isthmus.upstream.settings import (
@@ -55,8 +55,8 @@ _ALLOWED: Mapping[Way, tuple[Word, ...]] = {
     "python": ("python",),
 }
 _READ: Mapping[Way, frozenset[str]] = {
-    "command": STDIO_KEYS,
-    "url": URL_KEYS,
+    "command": STDIO_KEYS | {"era"},
+    "url": URL_KEYS | {"era"},
     "rpc": RPC_KEYS,
     "python": PYTHON_KEYS,
 }
@@ -130,12 +130,13 @@ def _checked(key: str, value: object, way: Way) -> Word:
 
 def _tell_of_idle_keys(filled: Filled, way: Way, word: Word | None) -> None:
     entry = filled.entry
-    # In a file that other programs read too, what has no effect here may have one there.
-    if entry.dialect.is_own:
-        read = _READ[way] | (RPC_KEYS if word == "rpc" else frozenset())
-        for key in sorted(filled.fields.keys() & (REACH_KEYS - read)):
-            told = entry.at(key).finding(f"has no effect beside {way}", code=codes.IDLE_KEY)
-            filled.findings.append(told)
+    is_rpc = word == "rpc"
+    read = (_READ[way] - {"era"}) | RPC_KEYS if is_rpc else _READ[way]
+    # In a file that other programs read too, what has no effect here may have one there; `era` only we know.
+    ours = REACH_KEYS | {"era"} if entry.dialect.is_own else {"era"}
+    for key in sorted(filled.fields.keys() & (ours - read)):
+        beside = f'type = "{word}"' if is_rpc and way == "url" else way
+        filled.findings.append(entry.at(key).finding(f"has no effect beside {beside}", code=codes.IDLE_KEY))
 
 
 # -- each way ------------------------------------------------------------------------------------------------
@@ -143,10 +144,9 @@ def _tell_of_idle_keys(filled: Filled, way: Way, word: Word | None) -> None:
 
 def _stdio(filled: Filled) -> StdioSettings:
     fields, home = filled.fields, filled.home
-    command = values.text("command", fields["command"])
     cwd = values.text("cwd", fields.get("cwd", ""))
     return StdioSettings(
-        command=str(located(command, home, home)) if command.startswith("~/") else command,
+        command=program(values.text("command", fields["command"]), filled.folder, home),
         args=values.words("args", fields.get("args", [])),
         env={**_env_file(filled), **values.table_of_words("env", fields.get("env", {}))},
         cwd=str(located(cwd, filled.folder, home)) if cwd else None,
@@ -161,11 +161,24 @@ def _env_file(filled: Filled) -> Mapping[str, str]:
 
 def _dialled(word: Word | None, filled: Filled) -> HttpSettings | SocketSettings | RpcSettings:
     url = values.text("url", filled.fields["url"])
+    is_socket = url.lower().startswith(("ws:", "wss:"))
+    _check_scheme(url, filled, word, is_socket=is_socket)
     if word == "rpc":
         return _rpc("url", filled)
-    if word == "ws" or (word in (None, "auto") and url.lower().startswith(("ws:", "wss:"))):
+    if word == "ws" or is_socket:
         return SocketSettings(url, _headers(filled.fields), _era(filled.fields))
     return HttpSettings(url, _headers(filled.fields), _era(filled.fields), _carrier(word, url, filled))
+
+
+def _check_scheme(url: str, filled: Filled, word: Word | None, *, is_socket: bool) -> None:
+    """Refuse a word for the transport that the address itself contradicts."""
+    wanted = ("ws", "auto") if is_socket else tuple(known for known in _ALLOWED["url"] if known != "ws")
+    is_address = is_socket or url.lower().startswith(("http:", "https:"))
+    if word is not None and is_address and word not in wanted:
+        key, scheme = _transport_key(filled), url.partition(":")[0].lower()
+        known = " or ".join(", ".join(wanted).rsplit(", ", 1))
+        text = f"{key} must be {known} beside an address with {scheme}://, not {values.shown(filled.fields[key])}"
+        raise Mistake(codes.TRANSPORT_WORD, text)
 
 
 def _carrier(word: Word | None, url: str, filled: Filled) -> Carrier:
@@ -194,7 +207,7 @@ def _ends_with_sse(url: str) -> bool:
 
 
 def _transport_key(filled: Filled) -> str:
-    return next(key for key in TRANSPORT_KEYS if key in filled.fields)
+    return next(key for key in TRANSPORT_KEYS if filled.fields.get(key, "") != "")
 
 
 def _rpc(key: str, filled: Filled) -> RpcSettings:

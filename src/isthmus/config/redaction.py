@@ -9,12 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
+from urllib.parse import unquote
 
+from isthmus.config import values
 from isthmus.config.findings import Finding
 from isthmus.upstream.settings import SECRET_LENGTH_MIN
 
-_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"key|token|secret|passw|passphrase|credential|auth|cookie|dsn|connection_?string"
+    # `PWD` alone is the working folder, and `compass` or `pattern` are words like any other.
+    r"|(?:^|[_.-])(?:pass|pat)(?:$|[_.-])|[_.-]pwd|(?-i:[a-z](?:Pass|Pwd|Pat)(?![a-z]))",
+    re.IGNORECASE,
+)
 _PLACEHOLDER = re.compile(r"\$\{[^{}]*\}")
+# Each part has an end: an entry may be as long as its author likes, and is looked through at every start.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/:@]{0,200}:(?!\d{1,5}(?:[/?#]|$))\S{0,1000}@\S*")
+_PASSWORD = re.compile(r"://[^:@]*:([^@]+)@")
+_PASSWORD_TO_LAST = re.compile(r"://[^:@]*:(.+)@")
+_SETTING = re.compile(r"(?:passw(?:or)?d|pwd|accountkey|secret)\s*=\s*[\"']?([^;\s&\"']+)", re.IGNORECASE)
 
 
 def secrets_of(fields: dict[str, object]) -> set[str]:
@@ -25,16 +37,52 @@ def secrets_of(fields: dict[str, object]) -> set[str]:
     named += [
         pair for arguments in (defaults.values() if isinstance(defaults, dict) else ()) for pair in _pairs(arguments)
     ]
-    secrets = {str(value) for name, value in named if value and _SECRET_NAME.search(name)}
+    secrets = {value for name, value in named if value and _SECRET_NAME.search(name)}
+    secrets |= {secret for text in _texts(fields) for secret in _within(text)}
     # Of `Bearer abc` the token alone is secret as well, however it is quoted elsewhere.
     secrets |= {value.split()[-1] for value in secrets if value.strip()}
     # A variable that could not be replaced is no secret, and whoever has to set it must see its name.
     return {value for value in secrets if _PLACEHOLDER.fullmatch(value) is None}
 
 
+def _texts(fields: dict[str, object]) -> Iterator[str]:
+    for key in ("env", "headers"):
+        yield from (text for _, text in _pairs(fields.get(key)))
+    yield from _words(fields.get("args"))
+
+
+def with_parts(secrets: Set[str]) -> set[str]:
+    """Return secrets, and the passwords in those that are addresses: their servers may tell one without the other."""
+    return {*secrets, *(part for secret in secrets for part in _within(secret))}
+
+
+def _within(text: str) -> Iterator[str]:
+    """Yield the passwords that an address or a line of settings has in it, and the addresses themselves."""
+    for address in _ADDRESS.findall(text):
+        yield address
+        # Whoever forgot to escape an `@` has one more than whoever reads it expects.
+        for found in (_PASSWORD.search(address), _PASSWORD_TO_LAST.search(address)):
+            yield from (found[1], unquote(found[1])) if found else ()
+    yield from _SETTING.findall(text)
+
+
 def _pairs(value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
-        yield from ((name, text) for name, text in value.items() if isinstance(text, str))
+        yield from ((str(name), text) for name, item in value.items() if (text := _word(item)))
+
+
+def _words(value: object) -> list[str]:
+    return [_word(item) for item in value] if isinstance(value, list) else []
+
+
+def _word(value: object) -> str:
+    """Return a value as its server gets it, nothing for one that cannot be a secret."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    try:
+        return values.word("", value)
+    except ValueError:
+        return ""
 
 
 def _query(url: object) -> Iterator[tuple[str, str]]:
@@ -46,7 +94,7 @@ def _query(url: object) -> Iterator[tuple[str, str]]:
 
 def _options(args: object) -> Iterator[tuple[str, str]]:
     """Yield `--name=value` and `NAME=value`, `--name value` over two arguments, and `Name: value` of a header."""
-    texts = [text for text in args if isinstance(text, str)] if isinstance(args, list) else []
+    texts = _words(args)
     for text, following in zip(texts, [*texts[1:], ""], strict=False):
         name, mark, value = text.partition("=")
         yield name, value if mark else following if text.startswith("-") else ""
@@ -58,11 +106,16 @@ def any_secret(value: object) -> bool:
     """Tell whether anything in a value goes under the name of a secret, however deep."""
     if isinstance(value, dict):
         return any(_is_secret(name, inner) or any_secret(inner) for name, inner in value.items())
-    return isinstance(value, list) and any(any_secret(inner) for inner in value)
+    if isinstance(value, list):
+        return any(any_secret(inner) for inner in value)
+    return isinstance(value, str) and any(True for _ in _within(value))
 
 
 def _is_secret(name: object, value: object) -> bool:
-    return isinstance(value, str) and bool(value) and bool(_SECRET_NAME.search(str(name)))
+    text = _word(value)
+    # A short number is how much there may be of something, such as tokens.
+    is_worth_it = bool(text) if isinstance(value, str) else len(text) >= SECRET_LENGTH_MIN
+    return is_worth_it and bool(_SECRET_NAME.search(str(name)))
 
 
 def without(secrets: Set[str], finding: Finding) -> Finding:

@@ -55,6 +55,8 @@ class Roster:
     """Files that entries themselves name, such as one with variables."""
     called: dict[str, ServerName] = field(default_factory=dict)
     """By the name that a file has: the one that the server goes by."""
+    unresolved: dict[ServerName, tuple[str, ...]] = field(default_factory=dict)
+    """Placeholders that stayed literal, by the server that has them."""
 
     def add(self, entries: Iterable[Entry], reading: Reading) -> None:
         """Read entries; whoever came first keeps its name."""
@@ -90,7 +92,9 @@ class Roster:
         draft = _Draft(reading, entry)
         server = _read(name, draft)
         self.files += draft.files
-        secrets = redaction.secrets_of(draft.fields) | draft.borrowed.secrets
+        if draft.unresolved:
+            self.unresolved[name] = tuple(draft.unresolved)
+        secrets = redaction.secrets_of(draft.fields) | redaction.with_parts(draft.borrowed.secrets)
         if server is not None:
             server = replace(server, secrets=frozenset(secrets))
         return server, [redaction.without(secrets, finding) for finding in (*entry.findings, *draft.findings)]
@@ -106,10 +110,11 @@ class _Draft:
     borrowed: Borrowed = field(default_factory=Borrowed)
     findings: list[Finding] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    unresolved: list[str] = field(default_factory=list)
 
     def env_of(self, file: Path) -> Mapping[str, str]:
         """Return the variables in a file; all of them may be secret."""
-        found, told = read_env(file)
+        found, told = read_env(file, self.entry.at("env_file"))
         self.files.append(file)
         self.findings += told
         self.borrowed.secrets.update(value for value in found.values() if value)
@@ -221,16 +226,16 @@ def _their_seconds(given: float, draft: _Draft) -> float:
     dialect, place, limits = draft.entry.dialect, draft.entry.at("timeout"), draft.reading.limits
     if 0 < given < dialect.ignored_below:
         said = f"is below {dialect.ignored_below:g}, which {dialect.title} takes for none"
-        draft.findings.append(place.finding(said, code=codes.MILLISECONDS))
+        advice = f"write it in {dialect.unit}, or take it out"
+        draft.findings.append(place.finding(said, advice=advice, code=codes.MILLISECONDS))
         return limits.call_seconds
     if dialect.unit == "milliseconds":
         given /= 1000
     elif dialect.unit == "unsaid" and given > TIMEOUT_SECONDS_MAX:
         # Half of the programs that share this format count in milliseconds; nobody waits 1000 s for a tool.
         given /= 1000
-        said = f"is taken for milliseconds, {given:g} seconds"
-        told = place.finding(said, advice="over 600 it cannot be seconds", code=codes.MILLISECONDS)
-        draft.findings.append(told)
+        said = f"is over {TIMEOUT_SECONDS_MAX:g} and so taken for milliseconds, {given:g} seconds"
+        draft.findings.append(place.finding(said, code=codes.MILLISECONDS))
     if given > limits.hard_seconds:
         said = f"is {given:g} seconds, and no call may take more than {limits.hard_seconds:g}"
         draft.findings.append(place.finding(said, code=codes.CAPPED))
@@ -270,11 +275,15 @@ def _borrowed(key: str, below: tuple[str | int, ...], value: str, draft: _Draft)
         text = variables.expand(value, borrowed)
     for placeholder in borrowed.unresolved:
         draft.findings.append(_unresolved(placeholder, draft.entry.at(key, *below)))
+        draft.unresolved.append(placeholder)
     borrowed.unresolved.clear()
     return text if text == value else values.Lent(text)
 
 
 def _unresolved(placeholder: str, place: Place) -> Finding:
+    if placeholder.startswith("${file:"):
+        said = f"has {values.shown(placeholder)}, which is no short text file that can be read; it stays as it is"
+        return place.finding(said, code=codes.UNREADABLE_SECRET)
     is_input = placeholder.startswith(f"${{{INPUT_PREFIX}")
     code = codes.UNANSWERED_INPUT if is_input else codes.UNRESOLVED_VARIABLE
     return place.finding(f"has {values.shown(placeholder)}, which is not set; it stays as it is", code=code)

@@ -106,6 +106,8 @@ class Configuration:
     """Servers whose entries cannot be used as they are; a running hub keeps what it had under these names."""
     unread: tuple[Path, ...] = ()
     """Imported files that are broken just now; the servers that they had before are not gone for it."""
+    unresolved: Mapping[ServerName, tuple[str, ...]] = field(default_factory=dict)
+    """What servers borrow from variables that are not set, such as `${TOKEN}`."""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """By path, such as `servers.files.command`: where a value comes from that is not a default."""
 

@@ -21,8 +21,51 @@ class Lent(str):
     __slots__ = ()
 
 
+class Spelt(str):
+    """A number or a boolean in letters that its value alone would not tell, such as `1.10` or `007`.
+
+    It is a text where a text is wanted, so that nobody gets another one than was written.
+    """
+
+    __slots__ = ("value",)
+    value: float
+
+
+def spelt(text: str, value: float) -> float | Spelt:
+    """Return a value that a file has in these letters."""
+    if _written(value) == text:
+        return value
+    made = Spelt(text)
+    made.value = value
+    return made
+
+
+def plain(value: object) -> object:
+    """Return a value without what is only known of its letters, in lists and tables too."""
+    match value:
+        case Spelt():
+            return value.value
+        case list():
+            return [plain(item) for item in value]
+        case dict():
+            return {key: plain(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _meant(value: object) -> object:
+    return value.value if isinstance(value, Spelt) else value
+
+
+def _written(value: float) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if _is_short(value) else ""
+
+
 def shown(value: object) -> str:
     """Return a value as a message may quote it."""
+    value = _meant(value)
     if isinstance(value, Lent):
         return "what its variable holds"
     if isinstance(value, str):
@@ -38,7 +81,7 @@ def _is_short(number: float) -> bool:
 
 
 def _kind(value: object) -> str:
-    match value:
+    match _meant(value):
         case None:
             return "null"
         case bool():
@@ -76,10 +119,8 @@ def texts(key: str, value: object) -> tuple[str, ...]:
 
 def word(key: str, value: object) -> str:
     """Return a text; a number or a boolean is written out, as people leave the quotes away."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) or (isinstance(value, int) and _is_short(value)):
-        return str(value)
+    if isinstance(value, bool | float) or (isinstance(value, int) and _is_short(value)):
+        return _written(value)
     return text(key, value)
 
 
@@ -104,6 +145,7 @@ def table(key: str, value: object) -> dict[str, object]:
 
 def flag(key: str, value: object) -> bool:
     """Return a boolean; the words true and false do too, since a variable can only be a text."""
+    value = _meant(value)
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
@@ -113,6 +155,7 @@ def flag(key: str, value: object) -> bool:
 
 def number(key: str, value: object) -> float:
     """Return a number; a text that reads as one does too."""
+    value = _meant(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if _is_short(value) else float("inf")
     if isinstance(value, str):
@@ -125,6 +168,7 @@ def number(key: str, value: object) -> float:
 
 def integer(key: str, value: object) -> int:
     """Return a whole number; a text that reads as one does too."""
+    value = _meant(value)
     if isinstance(value, int) and not isinstance(value, bool) and _is_short(value):
         return value
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < _SHOWN_LENGTH:

@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.config.codes import ENV_FILE, UNREADABLE_SECRET, UNRESOLVED_VARIABLE
+from isthmus.config.contents import TooLong, contents_of
 from isthmus.config.files import located
 from isthmus.config.findings import Finding, Mistake, Place
 
 SECRET_FILE_BYTES = 64 * 1024
 """More than any key or certificate; a larger file was named by mistake."""
+
+ENV_FILE_BYTES = 1024 * 1024
+"""More variables than any process could be started with."""
 
 ENV_NAME = ".env"
 
@@ -108,10 +112,7 @@ class Variables:
 
     def _from_file(self, key: str, path: str, borrowed: Borrowed) -> str:
         try:
-            with located(path, self._folder, self._home).open("rb") as file:
-                content = file.read(SECRET_FILE_BYTES + 1)
-            if len(content) > SECRET_FILE_BYTES:
-                raise ValueError("longer than 64 KiB")
+            content = contents_of(located(path, self._folder, self._home), SECRET_FILE_BYTES)
             return _remembered(content.decode().strip(), None, borrowed)
         except OSError as error:
             text = f"{key} must name a readable file, not file:{path} ({error.strerror})"
@@ -135,16 +136,33 @@ def seen_from(file: Path, environment: Mapping[str, str]) -> tuple[dict[str, str
     return {**values, **environment}, told
 
 
-def read_env(file: Path) -> tuple[dict[str, str], tuple[Finding, ...]]:
-    """Return the variables of a `.env` file, and what of it could not be read."""
+def read_env(file: Path, named_at: Place | None = None) -> tuple[dict[str, str], tuple[Finding, ...]]:
+    """Return the variables of a `.env` file, and what of it could not be read.
+
+    `named_at` is where another file names it; what nobody names is beside the file that sees it.
+    """
     try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except (OSError, ValueError):
-        return {}, (Place(file).finding("cannot be read as text and is left out", code=ENV_FILE),)
+        text = contents_of(file, ENV_FILE_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        return {}, (_left_out(file, named_at, _why(error)),)
     values, bad_lines = parse_env(text)
     # The line is not quoted: it may be a secret with its name forgotten.
     said = "is not NAME=value and is left out"
     return values, tuple(Place(file, f"line {line}").finding(said, code=ENV_FILE) for line in bad_lines)
+
+
+def _why(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror})"
+    return "is longer than 1 MiB" if isinstance(error, TooLong) else "cannot be read as text"
+
+
+def _left_out(file: Path, named_at: Place | None, why: str) -> Finding:
+    if named_at is None:
+        return Place(file).finding(f"{why} and is left out", code=ENV_FILE)
+    advice = f"make that file, as lines of NAME=value, or correct {named_at.path.rpartition('.')[2]}"
+    said = f"names {file}, which {why}; the server goes without its variables"
+    return named_at.finding(said, advice=advice, code=ENV_FILE)
 
 
 def parse_env(text: str) -> tuple[dict[str, str], tuple[int, ...]]:

@@ -7,14 +7,13 @@ and never what they stand for. Called by `isthmus import`.
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from typing import Any, assert_never
 
-from isthmus.config.entries import EXTRA, Entry
+from isthmus.config.entries import EXTRA, EXTRA_JSON, Entry
 from isthmus.upstream.settings import (
     HttpSettings,
     PythonSettings,
@@ -46,11 +45,31 @@ def own_fields(entry: Entry, server: ServerSettings) -> dict[str, object]:
     """
     fields = _reach_fields(entry, server)
     if "timeout" in entry.fields:
-        fields["timeout"] = server.timeout
+        fields["timeout"] = int(server.timeout) if server.timeout % 1 == 0 else server.timeout
     if server.disabled:
         fields["disabled"] = True
     fields.update({key: entry.fields[key] for key in _AS_THEY_ARE if key in entry.fields})
-    return {**fields, EXTRA: dict(entry.extra)} if entry.extra else fields
+    return {**fields, **_extra_fields(entry.extra)}
+
+
+def _extra_fields(extra: Mapping[str, object]) -> dict[str, object]:
+    said = {key: value for key, value in extra.items() if _is_sayable({key: value})}
+    rest = {key: value for key, value in extra.items() if key not in said}
+    fields: dict[str, object] = {EXTRA: said} if said else {}
+    return {**fields, EXTRA_JSON: json.dumps(rest, default=str)} if rest else fields
+
+
+def _is_sayable(value: object) -> bool:
+    """Tell whether TOML can hold a value: it has no null, and no text that is not Unicode."""
+    match value:
+        case str():
+            return not any("\ud800" <= character <= "\udfff" for character in value)
+        case list():
+            return all(map(_is_sayable, value))
+        case dict():
+            return all(isinstance(key, str) and _is_sayable(key) and _is_sayable(item) for key, item in value.items())
+        case _:
+            return isinstance(value, bool | int | float | date | time)
 
 
 def _reach_fields(entry: Entry, server: ServerSettings) -> dict[str, object]:
@@ -119,10 +138,8 @@ def _value(value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
-        case int():
-            return str(value)
-        case float():
-            return _float(value)
+        case int() | float():
+            return repr(value)
         case list() | tuple():
             return f"[{', '.join(_value(item) for item in value if item is not None)}]"
         case dict():
@@ -133,12 +150,6 @@ def _value(value: object) -> str:
             return value.isoformat()
         case _:
             return _text(str(value))
-
-
-def _float(value: float) -> str:
-    if math.isnan(value) or math.isinf(value):
-        return str(value)
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 # -- a file --------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import structlog
 
 LINE_LENGTH_MAX = 8192
 VALUE_LENGTH_MAX = 2000
+INDENT = "    "
 
 LOOK_SECONDS = 1.0
 """How often it is looked whether the file is still where it was: programs that rotate logs move it away."""
@@ -134,7 +135,7 @@ def configure(level: str = "info", format: Format = "auto", file: str | None = N
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
             structlog.processors.format_exc_info,
             _bound_values,
-            _renderer(format, is_terminal=is_terminal),
+            *_renderers(format, is_terminal=is_terminal),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(target or stderr),  # type: ignore[arg-type]  # all it needs
@@ -153,13 +154,14 @@ def reopen() -> None:
         _Target.file.reopen()
 
 
-def _renderer(format: Format, *, is_terminal: bool) -> Any:
+def _renderers(format: Format, *, is_terminal: bool) -> list[Any]:
     if format == "json" or (format == "auto" and not is_terminal):
-        return structlog.processors.JSONRenderer()
-    return structlog.dev.ConsoleRenderer(
+        return [structlog.processors.JSONRenderer()]
+    console = structlog.dev.ConsoleRenderer(
         colors=is_terminal,
         exception_formatter=structlog.dev.plain_traceback,  # the pretty one shows locals, secrets among them
     )
+    return [_indent_traceback, console]
 
 
 # -- libraries that log the ordinary way (uvicorn, asyncio) --------------------------------------------------
@@ -198,6 +200,13 @@ def _escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _indent_traceback(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Set a traceback apart: a line that begins at the margin is the hub's own, whatever an error's text holds."""
+    if isinstance(event.get("exception"), str):
+        event["exception"] = "\n".join(INDENT + line for line in event["exception"].split("\n"))
+    return event
 
 
 def _traceback(text: str) -> str:

@@ -20,11 +20,13 @@ from isthmus.upstream.settings import (
     HttpSettings,
     PythonSettings,
     Reach,
+    RpcSettings,
     ServerSettings,
     SocketSettings,
     StdioSettings,
 )
 
+RPC = RpcSettings("http://x/rpc")
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "operating.md"
 
 
@@ -84,6 +86,26 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
         ("HTTP 503 without a usable JSON-RPC answer", HttpSettings("http://x"), "ISD-107", "its own log"),
         ("HTTP 200 without a usable JSON-RPC answer", HttpSettings("http://x"), "ISD-106", "correct url"),
         ("there is no Python module called x", PythonSettings("x"), "ISD-108", "correct python"),
+        ("it has no tools/list (no such method): declare", RPC, "ISD-111", "each as [servers.a.tools.TOOL]"),
+        ("it has no tools/list (Missing session ID): declare", RPC, "ISD-105", "write url in the place of rpc"),
+        ("it answered HTTP 406", RPC, "ISD-105", "write url in the place of rpc"),
+        ("it has no tools/list (no): declare", RpcSettings("http://x/mcp"), "ISD-105", "write url in the place of rpc"),
+        ("HTTP 404 without a usable JSON-RPC answer", RPC, "ISD-106", "correct rpc"),
+        ("it answered HTTP 308; configure the address", RPC, "ISD-112", "the address that it points to in rpc"),
+        (
+            "it redirects to https://y.example, which is not http://x; configure",
+            HttpSettings("http://x"),
+            "ISD-112",
+            "write https://y.example in url",
+        ),
+        (
+            "it does not speak MCP 2026-07-28, as its configuration says it should",
+            StdioSettings("x", era="modern"),
+            "ISD-113",
+            "in servers.a of x.toml, take era out",
+        ),
+        ("it refused to initialize: no (1)", StdioSettings("x", era="legacy"), "ISD-113", "take era out"),
+        ("it refused to initialize: no (1)", StdioSettings("x"), "ISD-110", "own log"),
         ("something nobody has thought of", HttpSettings("http://x"), "ISD-110", "own log"),
         (None, HttpSettings("http://x"), "ISD-110", "own log"),
     ],

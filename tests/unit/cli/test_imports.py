@@ -81,13 +81,14 @@ def test_a_client_s_servers_are_merged_and_the_rest_stays_byte_for_byte(
 def test_a_second_time_there_is_nothing_new(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(folder / ".cursor/mcp.json", ENTRIES)
     import_servers(Wanted(["cursor"]))
-    before = (folder / "isthmus.toml").stat()
+    before = (folder / "isthmus.toml").stat()  # when it was last read is of no concern
     capsys.readouterr()
     assert import_servers(Wanted(["cursor"])) == Exit.WELL
     shown = capsys.readouterr()
     assert shown.out.count("already there") == 2
     assert "Nothing new" in shown.err
-    assert (folder / "isthmus.toml").stat() == before
+    after = (folder / "isthmus.toml").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_what_differs_is_kept_unless_told_otherwise(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +133,25 @@ def test_a_new_file_is_for_its_owner_alone_and_what_it_hides_is_told(
     assert import_servers(Wanted(["cursor"])) == Exit.WELL
     assert mode_of(folder / "isthmus.toml") == 0o600
     assert "mcp.json is no longer read by itself" in capsys.readouterr().err
+
+
+def test_a_file_that_was_just_imported_need_not_be_imported_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(folder / "mcp.json", ENTRIES)
+    assert import_servers(Wanted(["./mcp.json"])) == Exit.WELL
+    assert "import it too" not in capsys.readouterr().err
+
+
+def test_two_clients_that_differ_do_not_take_turns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(folder / ".cursor/mcp.json", {"a": {"command": "one"}})
+    written(folder / ".roo/mcp.json", {"a": {"command": "two"}})
+    texts = []
+    for _ in range(3):
+        assert import_servers(Wanted(["all"], may_replace=True)) == Exit.WELL
+        texts.append((folder / "isthmus.toml").read_text())
+    assert texts[0] == texts[1] == texts[2]
+    assert capsys.readouterr().out.count("already there") == 2
 
 
 def test_a_link_stays_a_link(folder: Path) -> None:

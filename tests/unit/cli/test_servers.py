@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,25 @@ async def test_a_line_says_how_a_server_stands(config: Own, capsys: pytest.Captu
     assert dead.split()[:2] == ["dead", "retrying"]
     assert "'/no/such/program' could not be started" in dead
     assert raw.split() == ["raw", "ready", "stdio", "MCP", "2026-07-28", "4", "tools"]
+
+
+async def test_what_is_no_mcp_is_not_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sums.py").write_text("def add(a: int, b: int) -> int:\n    return a + b\n")
+    async with listening() as port:
+        plain = {"rpc": f"http://127.0.0.1:{port}/rpc", "tools": {"read": {}}}
+        config = Own(write_config(tmp_path, {"fun": {"python": "sums", "path": str(tmp_path)}, "plain": plain}))
+        assert await list_servers(config, wait=30, is_json=False) == Exit.WELL
+    _, fun, plain_row = capsys.readouterr().out.splitlines()
+    assert fun.split() == ["fun", "ready", "python", "Python", "1", "tool"]
+    assert plain_row.split() == ["plain", "ready", "rpc", "JSON-RPC", "2.0", "1", "tool"]
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[int]:
+    """Somebody who takes connections and says nothing; yields the port."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
 
 
 async def test_a_terminal_gets_a_table(

@@ -101,6 +101,33 @@ def test_the_origin_of_each_value_is_named(folder: Path, capsys: pytest.CaptureF
     assert values["servers.files.isolation"] == '"shared" default'
 
 
+def test_what_callers_have_comes_from_somewhere_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    caller = '\n[callers."the other"]\nkey = "${TOKEN}"\nallow = ["*"]\ntenant = "blue"\n'
+    (folder / "isthmus.toml").write_text(FILE + caller)
+    assert main(["config", "show", "--origin"]) == Exit.WELL
+    shown = capsys.readouterr().out
+    file, line = folder / "isthmus.toml", len(FILE.splitlines()) + 3
+    assert f'"***" {file}:{line - 4} callers.planner.key' in " ".join(shown.split())
+    assert f'"***" {file}:{line} callers."the other".key, with TOKEN' in " ".join(shown.split())
+    assert f'"blue" {file}:{line + 2} callers."the other".tenant' in " ".join(shown.split())
+    assert rows(shown)["callers.planner.tenant"] == '"default" default'
+
+
+def test_passwords_in_addresses_and_numbers_are_hidden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "isthmus.toml").write_text(SECRETS)
+    assert main(["config", "show"]) == Exit.WELL
+    values = rows(capsys.readouterr().out)
+    assert values["servers.db.args"] == '["run","--db=***","9"]'
+    assert values["servers.db.env"] == '{"DATABASE_URL":"***","API_KEY":"***","DB_PASS":"***","PWD":"/tmp"}'
+
+
+SECRETS = """[servers.db]
+command = "x"
+args = ["run", "--db=mysql://me:hunter22@db/x", 9]
+env = { DATABASE_URL = "postgres://me:hunter33@db/x", API_KEY = 9876543210, DB_PASS = "abc", PWD = "/tmp" }
+"""
+
+
 def test_programs_get_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--origin", "--json"]) == Exit.WELL
     told = json.loads(capsys.readouterr().out)

@@ -134,3 +134,12 @@ def test_relative_paths_are_seen_from_the_project(file: Path, folder: Path) -> N
     assert a.fields["cwd"] == str(folder / "sub")
     assert a.fields["env_file"] == str(folder / ".env")
     assert b.fields["cwd"] == "${env:W}/x"
+
+
+def test_what_nobody_reads_is_kept_with_its_variables_as_they_are() -> None:
+    entry = {"command": "$TOOL", "note": "$HOME", "on": None, "cmd": None, "list": [1, None, 2.0]}
+    [kept], _ = found({"mcpServers": {"a": entry}}, GEMINI)
+    assert (kept.fields, kept.extra) == (
+        {"command": "${TOOL}"},
+        {"note": "$HOME", "on": None, "list": [1, None, 2.0]},
+    )

@@ -197,7 +197,7 @@ def test_a_key_written_twice_in_json_is_told_of(tmp_path: Path) -> None:
     document = read(_written(tmp_path / "mcp.json", '{"mcpServers": {"a": 1, "a": 2}}'))
     assert document.table == {"mcpServers": {"a": 2}}
     assert [str(warning) for warning in document.warnings] == [
-        "mcp.json: a is written twice in one object; the last one counts"
+        "mcp.json: mcpServers.a is written twice in one object; the last one counts"
     ]
 
 

@@ -145,3 +145,11 @@ def test_the_hub_is_never_open_to_a_network() -> None:
         "hub.host must be loopback while no caller is configured, not '0.0.0.0' "
         '(add [callers.NAME] with key = "env:NAME_KEY" and allow = ["*"], or listen on 127.0.0.1)'
     )
+
+
+def test_what_is_borrowed_from_variables_that_are_not_set_is_known_by_server(tmp_path: Path) -> None:
+    text = (
+        '[servers.a]\ncommand = "${SET}"\nargs = ["${UNSET}", "${file:gone}"]\n[servers.b]\ncommand = "${UNSET:-b}"\n'
+    )
+    read = loaded(tmp_path, "isthmus.toml", text, {"SET": "run"})
+    assert read.unresolved == {ServerName("a"): ("${UNSET}", "${file:gone}")}

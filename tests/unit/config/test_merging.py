@@ -111,3 +111,21 @@ def test_a_file_whose_servers_are_no_table_costs_only_itself(tmp_path: Path) -> 
     merging = begun(tmp_path, None)
     merging.add([Document(tmp_path / "odd.json", {"mcpServers": 5}, CURSOR)])
     assert (merging.candidates, [finding.code for finding in merging.findings]) == ([], [codes.BAD_VALUE])
+
+
+def test_replacing_again_and_again_comes_to_an_end(tmp_path: Path) -> None:
+    found = [
+        document(tmp_path, "one.json", CURSOR, {"a": {"command": "one"}}),
+        document(tmp_path, "two.json", CLINE, {"a": {"command": "two"}}),
+    ]
+    own: dict[str, Any] = {}
+    told = []
+    for _ in range(3):
+        merging = begun(tmp_path, own, may_replace=True)
+        merging.add(found)
+        told.append(outcomes(merging))
+        text = merging.merged_into("".join(f'[servers.{name}]\ncommand = "{own[name]["command"]}"\n' for name in own))
+        own = tomllib.loads(text)["servers"]
+        assert not merging.can_replace
+    assert told == [[("a", first), ("a", "differs")] for first in ("new", "same", "same")]
+    assert own == {"a": {"command": "one"}}

@@ -104,13 +104,14 @@ MISTAKES = [
     Mistake(
         codes.MILLISECONDS,
         entry('"command": "x", "timeout": 60000'),
-        "mcp.json: mcpServers.a.timeout is taken for milliseconds, 60 seconds (over 600 it cannot be seconds)",
+        "mcp.json: mcpServers.a.timeout is over 600 and so taken for milliseconds, 60 seconds",
         "mcp.json",
     ),
     Mistake(
         codes.MILLISECONDS,
         entry('"command": "x", "timeout": 500'),
-        ".mcp.json: mcpServers.a.timeout is below 1000, which Claude Code takes for none",
+        ".mcp.json: mcpServers.a.timeout is below 1000, which Claude Code takes for none "
+        "(write it in milliseconds, or take it out)",
         ".mcp.json",
     ),
     Mistake(
@@ -122,7 +123,7 @@ MISTAKES = [
     Mistake(
         codes.REPEATED_KEY,
         entry('"command": "x", "command": "y"'),
-        "mcp.json: command is written twice in one object; the last one counts",
+        "mcp.json: mcpServers.a.command is written twice in one object; the last one counts",
         "mcp.json",
     ),
     Mistake(

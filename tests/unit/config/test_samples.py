@@ -55,7 +55,9 @@ CASES = {
         extra={"startup_timeout_sec": 20, "tools": {"read_file": {"approval_mode": "approve"}}},
     ),
     "goose": Sample(
-        "goose/config.yaml", rules=Rules(only=SHOWN), extra={"name": "files", "description": "Files of the team"}
+        "goose/config.yaml",
+        rules=Rules(only=SHOWN),
+        extra={"name": "files", "description": "Files of the team", "bundled": None},
     ),
     "zed": Sample("zed/settings.json", "auto", extra={"source": "custom"}),
     "kiro": Sample(".kiro/settings/mcp.json", "auto", rules=Rules(hidden=HIDDEN), extra={"autoApprove": ["read_file"]}),

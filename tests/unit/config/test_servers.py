@@ -195,9 +195,7 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
     server, findings = one({"command": "a", "timeout": 60000}, is_own=False)
     assert server is not None
     assert server.timeout == 60
-    assert findings == [
-        "mcp.json: servers.a.timeout is taken for milliseconds, 60 seconds (over 600 it cannot be seconds)"
-    ]
+    assert findings == ["mcp.json: servers.a.timeout is over 600 and so taken for milliseconds, 60 seconds"]
 
 
 @pytest.mark.parametrize(
@@ -230,8 +228,15 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
             {"url": URL, "transport": "local"},
             "servers.a.transport must be http, sse, ws, rpc or auto beside url, not 'local'",
         ),
-        ({"url": URL, "type": "WS"}, "servers.a.url must start with ws:// or wss://, not 'https'"),
-        ({"url": "ws://a", "type": "http"}, "servers.a.url must start with http:// or https://, not 'ws'"),
+        (
+            {"url": URL, "type": "WS"},
+            "servers.a.type must be http, sse, rpc or auto beside an address with https://, not 'WS'",
+        ),
+        (
+            {"url": "ws://a", "transport": "http"},
+            "servers.a.transport must be ws or auto beside an address with ws://, not 'http'",
+        ),
+        ({"url": "ftp://a", "type": "ws"}, "servers.a.url must start with ws:// or wss://, not 'ftp'"),
         (
             {"url": URL, "type": "pigeon"},
             "servers.a.type must be one of stdio, http, sse, ws, rpc, python, auto, not 'pigeon'",
@@ -536,3 +541,65 @@ def test_headers_that_are_not_http_itself_are_taken(name: str) -> None:
     server, findings = one({"url": URL, "headers": {name: "x"}})
     assert findings == []
     assert server is not None
+
+
+# -- paths, and what has no effect ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        ("./s.sh", "/etc/hub/s.sh"),
+        ("../x", "/etc/hub/../x"),
+        ("bin/tool", "/etc/hub/bin/tool"),
+        ("~/bin/tool", "/home/me/bin/tool"),
+        ("/usr/bin/tool", "/usr/bin/tool"),
+        ("npx", "npx"),
+    ],
+)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_command_that_is_a_path_is_seen_from_the_folder_of_its_file(
+    command: str, started: str, *, is_own: bool
+) -> None:
+    reach = reach_of({"command": command, "cwd": "work"}, is_own=is_own)
+    assert reach == StdioSettings(started, cwd="/etc/hub/work")
+
+
+@pytest.mark.parametrize(
+    ("fields", "beside"),
+    [
+        ({"rpc": URL}, "rpc"),
+        ({"python": "a.b"}, "python"),
+        ({"url": URL, "type": "rpc"}, 'type = "rpc"'),
+    ],
+)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_an_era_where_there_is_none_to_choose_is_told_of(fields: dict[str, Any], beside: str, *, is_own: bool) -> None:
+    server, findings = one({**fields, "era": "modern"}, is_own=is_own)
+    assert server is not None
+    assert [told.partition(": ")[2] for told in findings] == [f"servers.a.era has no effect beside {beside}"]
+
+
+def test_a_file_of_variables_that_cannot_be_read_is_told_with_server_key_and_file() -> None:
+    server, findings = one({"command": "a", "env_file": "gone.env"})
+    assert server is not None
+    assert findings == [
+        "isthmus.toml: servers.a.env_file names /etc/hub/gone.env, which cannot be read (No such file or directory); "
+        "the server goes without its variables (make that file, as lines of NAME=value, or correct env_file)"
+    ]
+
+
+def test_what_is_no_regular_file_is_told_of_and_not_read() -> None:
+    server, [told] = one({"command": "a", "env_file": "/dev/zero"})
+    assert server is not None
+    assert "names /dev/zero, which cannot be read (Not a regular file)" in told
+    server, [told] = one({"command": "a", "args": ["${file:/dev/zero}"]})
+    assert server is not None
+    assert told == (
+        "isthmus.toml: servers.a.args.0 has '${file:/dev/zero}', "
+        "which is no short text file that can be read; it stays as it is"
+    )
+    assert one({"command": "a", "env": {"A": "file:/dev/zero"}}) == (
+        None,
+        ["isthmus.toml: servers.a.env.A must name a readable file, not file:/dev/zero (Not a regular file)"],
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.variables import Borrowed, Variables, parse_env, seen_from
+from isthmus.config.variables import ENV_FILE_BYTES, Borrowed, Variables, parse_env, seen_from
 
 VALUES = {"TOKEN": "hunter22", "EMPTY": "", "HOME": "/home/me", "NESTED": "${TOKEN}", "PADDED": " key\n"}
 
@@ -134,6 +135,16 @@ def test_the_real_environment_wins_over_the_file_beside(tmp_path: Path) -> None:
 
 def test_no_file_beside_is_nothing_to_tell(tmp_path: Path) -> None:
     assert seen_from(tmp_path / "mcp.json", {"A": "real"}) == ({"A": "real"}, ())
+
+
+def test_an_env_file_that_is_a_pipe_or_too_long_is_told_of_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".env")
+    _, [told] = seen_from(tmp_path / "mcp.json", {})
+    assert str(told) == ".env: cannot be read (Not a regular file) and is left out"
+    (tmp_path / ".env").unlink()
+    (tmp_path / ".env").write_bytes(b"A=" + b"x" * ENV_FILE_BYTES)
+    _, [told] = seen_from(tmp_path / "mcp.json", {})
+    assert str(told) == ".env: is longer than 1 MiB and is left out"
 
 
 def test_an_env_file_that_is_no_text_is_told_of(tmp_path: Path) -> None:

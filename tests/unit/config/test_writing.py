@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.config import values
 from isthmus.config.dialects.clients import CURSOR
 from isthmus.config.dialects.dialect import OWN, Dialect
 from isthmus.config.entries import Entry, entry_of
@@ -74,6 +75,28 @@ def test_unknown_keys_survive_the_round_trip() -> None:
     entry, server = made({"command": "x", "autoApprove": ["read"], "meta": {"since": 2026, "on": True}}, CURSOR)
     table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
     assert made(table, OWN)[1].extra == server.extra == {"autoApprove": ["read"], "meta": {"since": 2026, "on": True}}
+
+
+def test_what_toml_has_no_words_for_survives_as_well() -> None:
+    odd = {"l": [1, None, 2.0], "n": None, "v": 2.0, "home": "$HOME/${x}", "t": "\ud800", "deep": [[{"x": None}]]}
+    entry, server = made({"command": "x", **odd}, CURSOR)
+    table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
+    assert (table["extra"], list(table)) == ({"v": 2.0, "home": "$HOME/${x}"}, ["command", "extra", "extra_json"])
+    assert type(table["extra"]["v"]) is float
+    assert made(table, OWN)[1].extra == server.extra == odd
+
+
+def test_kept_keys_that_are_no_json_are_told_of() -> None:
+    entry = entry_of("a", {"command": "x", "extra_json": "{"}, Place(FOLDER / "x", "servers.a"), OWN)
+    assert [str(told) for told in entry.findings] == [
+        "x: servers.a.extra_json must be a JSON object in a text, not another value"
+    ]
+
+
+def test_a_number_that_is_an_argument_is_written_in_its_letters() -> None:
+    entry, server = made({"command": "x", "args": [values.spelt("1.10", 1.1), 5], "timeout": 5.0}, CURSOR)
+    text = toml_table("a", own_fields(entry, server))
+    assert text == '[servers.a]\ncommand = "x"\nargs = ["1.10", 5]\ntimeout = 5\n'
 
 
 def test_a_secret_is_written_by_the_name_of_its_variable() -> None:

@@ -83,6 +83,18 @@ def test_a_traceback_is_in_the_log_and_bounded(format: str, capsys: pytest.Captu
     assert "\x1b" not in told
 
 
+def test_no_line_of_an_exception_looks_like_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "console")
+    try:
+        raise ValueError("bad\n2026-01-01T00:00:00Z [info     ] caller admitted\r\u2028forged")
+    except ValueError:
+        structlog.get_logger().exception("a defect")
+    first, *more = capsys.readouterr().err.splitlines()
+    assert "a defect" in first
+    assert any("caller admitted" in line for line in more)
+    assert [line for line in more if not line.startswith("    ")] == []
+
+
 def test_libraries_say_only_what_matters_and_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger().handlers.clear()  # nothing is done where somebody else has made arrangements
     configure()

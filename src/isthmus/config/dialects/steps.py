@@ -6,10 +6,11 @@ every entry goes through name it. Run by `config.entries` in the order of `COMMO
 
 from __future__ import annotations
 
+from isthmus.config import values
 from isthmus.config.codes import CODE_NOT_RUN
 from isthmus.config.dialects.draft import Draft
 
-_RENAMED = {
+RENAMED = {
     "serverUrl": "url",
     "server_url": "url",
     "uri": "url",
@@ -59,7 +60,7 @@ def rename_keys(draft: Draft) -> None:
         draft.fields.pop("url", None)
         draft.fields.setdefault("type", "http")
     draft.rename("httpUrl", "url")
-    for theirs, ours in _RENAMED.items():
+    for theirs, ours in RENAMED.items():
         draft.rename(theirs, ours)
 
 
@@ -151,7 +152,7 @@ def take_request_timeout(draft: Draft) -> None:
 
 def take_quarantine_for_off(draft: Draft) -> None:
     """Leave a server off that its owner has not looked at yet."""
-    if draft.fields.get("quarantined") is True:
+    if values.plain(draft.fields.get("quarantined")) is True:
         draft.move("disabled", True, "quarantined")
 
 
