@@ -93,8 +93,15 @@ async def serving(
 ) -> AsyncIterator[HubProcess]:
     """Run a hub with these servers; `tables` are further tables of its configuration (`callers`, `limits`, …)."""
     config = write_config(folder, servers or {}, **tables)
+    async with started(folder, "--config", str(config), env=env) as hub:
+        yield hub
+
+
+@asynccontextmanager
+async def started(folder: Path, *options: str, env: Mapping[str, str] | None = None) -> AsyncIterator[HubProcess]:
+    """Run a hub in a folder; without further options it looks for its file in the usual places."""
     process = await asyncio.create_subprocess_exec(
-        *isthmus("serve", "--config", str(config), "--port", "0"),
+        *isthmus("serve", *options, "--port", "0"),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env=environment(env),

@@ -20,6 +20,9 @@ SETTLE_SECONDS = 60.0
 """Who waits for so long has found one that does not come or go."""
 KEPT_BYTES = 8 * 1024 * 1024
 """What the allocator may keep of a second round; one round of servers takes about twice as much while it lasts."""
+GROWN_BYTES = 24 * 1024 * 1024
+"""What a hub may have more at the end than before its first server. It is about 11 MiB (modules that were loaded, room
+that the allocator keeps for the next round), and 32 MiB if two rounds of servers were never let go."""
 
 
 def tell(hub: HubProcess, folder: Path, names: list[str]) -> None:
@@ -40,7 +43,7 @@ async def test_two_hundred_servers_come_and_go_and_leave_nothing(tmp_path: Path)
     async with serving(tmp_path) as hub, Caller(hub.port) as caller:
         await until_listed(caller, [])
         await eventually(lambda: watches_files(hub.pid), "the hub is all there", within=20.0)
-        files, memory = open_descriptors(hub.pid), []
+        files, memory = open_descriptors(hub.pid), [resident_bytes(hub.pid)]
         for _ in range(2):
             tell(hub, tmp_path, names)
             await until_listed(caller, names)
@@ -53,7 +56,9 @@ async def test_two_hundred_servers_come_and_go_and_leave_nothing(tmp_path: Path)
             await eventually(lambda: open_descriptors(hub.pid) == files, "as many descriptors as before", within=20.0)
             memory.append(resident_bytes(hub.pid))
         print(f"resident: {[round(size / 2**20, 1) for size in memory]} MiB")
-        assert memory[1] - memory[0] < KEPT_BYTES
+        start, warm, end = memory
+        assert end - warm < KEPT_BYTES
+        assert end - start < GROWN_BYTES
 
 
 async def test_two_hundred_servers_are_stopped_with_the_hub(tmp_path: Path) -> None:

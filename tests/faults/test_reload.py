@@ -18,13 +18,15 @@ import pytest
 
 from isthmus.app.hub import RunningHub
 from isthmus.app.reload import Reloader, Source
+from isthmus.model.outcomes import Result
 from tests.conftest import Ledger, children, descriptors
 from tests.faults import quick_server
 from tests.faults.caller import Caller, pay
 from tests.faults.oracle import Record, judge
 from tests.faults.watching import Tail, eventually, family, open_descriptors, resident_bytes, watches_files
-from tests.hubs import HubProcess, Raw, environment, isthmus, serving, stdio, write_config
+from tests.hubs import HubProcess, Raw, environment, isthmus, serving, started, stdio, write_config
 from tests.peers.launch import command
+from tests.unit.core.doubles import Listener, call
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -153,16 +155,29 @@ async def test_reloads_leave_no_task_lane_process_or_descriptor(tmp_path: Path, 
             await eventually(is_settled, "every server was tried", within=RELOAD_SECONDS)
             return len(running.crew), len(children()), len(descriptors())
 
-        before = await settled()
+        before, tasks = await settled(), len(asyncio.all_tasks())
         assert before[1] == 2
+        listeners = []
         for round in range(1, 26):
+            # In flight while everything changes around them.
+            listeners += [start(running, f"{round}-{number}") for number in range(4)]
             write_config(tmp_path, servers(round))
             assert await reloader.reload() is not None
         await settled()
+        await eventually(lambda: all(listener.ends for listener in listeners), "every call has ended")
+        assert {type(listener.ends[0]) for listener in listeners} == {Result}
         await eventually(lambda: len(running.crew) == before[0], "as many tasks as before", within=20.0)
         assert await settled() == before
+        assert len(asyncio.all_tasks()) == tasks
         assert set(hub.lanes) == {"builtin", "changed", "new-25", "broken"}
         assert set(running.supervisor.keepers) == {"changed", "new-25", "broken"}
+
+
+def start(running: RunningHub, nonce: str) -> Listener:
+    """Call the server that is changed all the time."""
+    listener = Listener()
+    running.hub.start(call("changed.pay", arguments={"nonce": nonce}), listener)
+    return listener
 
 
 # -- what runs while things change ---------------------------------------------------------------------------
@@ -241,6 +256,39 @@ async def test_sessions_and_streams_of_who_may_do_other_things_end(tmp_path: Pat
                 await sse.aread()
         assert (await planner.send(planner.request_bytes("tools/list", {}, id="1"))).status == 404
         assert (await other.send(other.request_bytes("tools/list", {}, id="1"))).status == 200
+
+
+async def test_a_hub_that_wants_keys_is_not_opened_by_a_file_that_is_emptied_or_gone(tmp_path: Path) -> None:
+    file = tmp_path / "isthmus.json"
+    async with (
+        serving(tmp_path, callers=callers(planner=["*"])) as hub,
+        Raw(hub.url, key=KEY) as planner,
+        Raw(hub.url) as nobody,
+    ):
+        file.write_text("{}")
+        await until_said(hub, "configuration refused", "restart the hub if it is to be open")
+        assert (await nobody.post({})).status_code == 401
+        file.unlink()
+        await until_said(hub, "configuration refused", "is gone")
+        assert (await nobody.post({})).status_code == 401
+        assert len(await planner.names()) > 1
+
+        write_config(tmp_path, {}, callers=callers(other=["*"]))
+        await until_said(hub, '"configuration reloaded"')
+        assert (await planner.post({})).status_code == 401
+
+
+async def test_a_hub_that_wants_keys_is_not_opened_by_a_file_that_comes_first(tmp_path: Path) -> None:
+    home, project = tmp_path / "home", tmp_path / "project"
+    (home / ".config" / "isthmus").mkdir(parents=True)
+    project.mkdir()
+    own = f'[callers.planner]\nkey = "{KEY}"\nallow = ["*"]\n'
+    (home / ".config" / "isthmus" / "isthmus.toml").write_text(own)
+    async with started(project, env={"HOME": str(home)}) as hub, Raw(hub.url) as nobody:
+        assert (await nobody.post({})).status_code == 401
+        (project / "mcp.json").write_text("{}")
+        await until_said(hub, "another file comes first", "project/mcp.json")
+        assert (await nobody.post({})).status_code == 401
 
 
 async def test_a_hub_that_others_can_reach_is_never_left_without_callers(tmp_path: Path) -> None:

@@ -6,12 +6,19 @@ configuration: what it keeps of the older one is decided here as well.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
-from isthmus.config.settings import Configuration, HubSettings, Origin
+from isthmus.config.codes import UNRESOLVED_VARIABLE
+from isthmus.config.findings import Finding, Place
+from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import ServerSettings
+
+Key = TypeVar("Key", bound=str)
+Value = TypeVar("Value")
 
 FIXED_SETTINGS = ("host", "port", "public_url", "names", "state")
 """What callers and the system were told when the hub started; another value needs another start."""
@@ -66,22 +73,47 @@ def _path(name: str) -> str:
 def applicable(running: Configuration, read: Configuration) -> Configuration:
     """Return what a hub that runs with one configuration can take of another one that was read.
 
-    What needs a restart stays as it is. A server whose entry is broken now, or was in a file that is, keeps the
-    form it had: a slip of the pen costs nobody a server that works.
+    What needs a restart stays as it is. A server whose entry is broken now, or was in a file that is, or has lost
+    a variable, keeps the form it had: a slip of the pen costs nobody a server that works.
     """
-    kept = tuple(server for server in running.servers if _stays(server.name, running, read))
+    lost = {server.name: found for server in running.servers if (found := _lost(server.name, running, read))}
+    kept = tuple(server for server in running.servers if server.name in lost or _stays(server.name, running, read))
+    names = {server.name for server in kept}
     return replace(
         read,
         hub=_with_fixed(running.hub, read.hub),
-        servers=(*read.servers, *kept),
-        # Where they came from stays known, or the next look at a broken file would take them for gone.
-        origins={**_origins_of(kept, running), **read.origins},
+        servers=(*(server for server in read.servers if server.name not in names), *kept),
+        warnings=(*read.warnings, *(_of_loss(name, found, running) for name, found in lost.items())),
+        # What they had and where it came from stays known, or the next look would take them for gone or for new.
+        unresolved=_mixed(running.unresolved, read.unresolved, lambda name: name in names),
+        origins=_mixed(running.origins, read.origins, lambda path: _is_of(path, names)),
     )
 
 
-def _origins_of(servers: tuple[ServerSettings, ...], of: Configuration) -> dict[str, Origin]:
-    paths = [f"servers.{server.name}" for server in servers]
-    return {path: of.origins[path] for path in paths if path in of.origins}
+def _lost(name: ServerName, running: Configuration, read: Configuration) -> tuple[str, ...]:
+    """Return what a server borrowed from variables that are no longer set."""
+    unset = set(read.unresolved.get(name, ())) - set(running.unresolved.get(name, ()))
+    origins = [origin for path, origin in running.origins.items() if _is_of(path, {name})]
+    had = {f"${{{lent}}}" for origin in origins for lent in origin.borrowed}
+    return tuple(sorted(unset & had))
+
+
+def _of_loss(name: ServerName, lost: tuple[str, ...], running: Configuration) -> Finding:
+    origin = running.origins[f"servers.{name}"]
+    said = f"keeps the form it had: {', '.join(lost)} is no longer set"
+    return Place(origin.file, origin.path).finding(said, code=UNRESOLVED_VARIABLE)
+
+
+def _mixed(old: Mapping[Key, Value], new: Mapping[Key, Value], is_kept: Callable[[Key], bool]) -> dict[Key, Value]:
+    """Return what is old of the servers that are kept, and what is new of the others."""
+    kept = {key: value for key, value in old.items() if is_kept(key)}
+    return {key: value for key, value in new.items() if not is_kept(key)} | kept
+
+
+def _is_of(path: str, names: Container[str]) -> bool:
+    """Whether a path leads to one of these servers, or into it."""
+    root, _, below = path.partition(".")
+    return root == "servers" and below.partition(".")[0] in names
 
 
 def _stays(name: ServerName, running: Configuration, read: Configuration) -> bool:

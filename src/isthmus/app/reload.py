@@ -1,6 +1,7 @@
 """Takes a changed configuration into a running hub: files are watched, read anew, and what differs is done.
 
-A file that cannot be used changes nothing, and a broken entry costs only itself. What differs is decided in
+The file that a hub was started with is the one it follows. A file that cannot be used, or is gone, changes nothing,
+and a broken entry costs only itself. What differs is decided in
 `app.difference`, when to look in `app.watching`; servers are changed by `RunningHub.apply`, and whoever makes a
 `Reloader` says what else a new configuration means to it (who may call, how to log).
 """
@@ -8,6 +9,7 @@ A file that cannot be used changes nothing, and a broken entry costs only itself
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,9 @@ import structlog
 from isthmus.app.difference import Difference, applicable, differing
 from isthmus.app.hub import RunningHub
 from isthmus.app.watching import Watch, quiet
+from isthmus.config.codes import MISSING_FILE
 from isthmus.config.files import places
-from isthmus.config.findings import ConfigError, Finding
+from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, HubSettings
 
@@ -36,14 +39,20 @@ class Source:
     host: str | None = None
     port: int | None = None
 
-    def load(self, *, host: str | None = None) -> Configuration:
-        """Read it; `host` stands in for the one that is configured.
+    def load(self, *, file: Path | None = None, host: str | None = None) -> Configuration:
+        """Read it; `file` is read instead of looking for one, `host` stands in for the one that is configured.
 
         Raises:
             ConfigError: it cannot be used.
         """
         host = self.host if host is None else host
-        return load(self.path, self.environment, self.cwd, self.home, host=host, port=self.port)
+        return load(file or self.path, self.environment, self.cwd, self.home, host=host, port=self.port)
+
+    def ahead_of(self, file: Path) -> Path | None:
+        """Return the file that a hub started now would read instead, because its place comes first."""
+        searched = places(self.path, self.environment, self.cwd, self.home)
+        earlier = searched[: searched.index(file)] if file in searched else ()
+        return next((place for place in earlier if os.path.isfile(place)), None)
 
     def files(self, configuration: Configuration) -> tuple[Path, ...]:
         """Every file whose coming, going or change may change the configuration."""
@@ -63,6 +72,8 @@ class Reloader:
         self._asked = asyncio.Event()
         self._urgent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._ahead: Path | None = None
+        """The file that comes before the one that is followed, if there is one; told of already."""
 
     def start(self) -> None:
         """Watch the files from now on."""
@@ -98,7 +109,8 @@ class Reloader:
     async def reload(self, *, reports_always: bool = False) -> Difference | None:
         """Read the files, do what differs and log it; None if they were refused."""
         try:
-            read, wanted = await asyncio.to_thread(self._read)
+            read, wanted, ahead = await asyncio.to_thread(self._read)
+            self._tell_ahead(ahead)
             taken = applicable(self._running.configuration, read)
             self._on_change(taken)
         except ConfigError as error:
@@ -115,14 +127,34 @@ class Reloader:
             log.info("configuration reloaded", **_in_words(difference, len(taken.callers), waiting))
         return difference
 
-    def _read(self) -> tuple[Configuration, HubSettings]:
+    def _read(self) -> tuple[Configuration, HubSettings, Path | None]:
         """Read the files for the address that the hub listens on, which decides who must have which key.
 
-        Also returns what they say of the hub, the address included.
+        The file that the hub runs with is read, whatever another start would find: one that somebody else puts
+        into the working folder must not say who may call. Also returns what is said of the hub, the address
+        included, and the file that another start would find.
         """
-        read = self._source.load()
+        file = self._running.configuration.file
+        if file is not None:
+            _check_is_there(file)
+        read = self._source.load(file=file)
         listening = self._running.configuration.hub.host
-        return (read if read.hub.host == listening else self._source.load(host=listening)), read.hub
+        taken = read if read.hub.host == listening else self._source.load(file=file, host=listening)
+        return taken, read.hub, None if file is None else self._source.ahead_of(file)
+
+    def _tell_ahead(self, file: Path | None) -> None:
+        if file is not None and file != self._ahead:
+            followed = str(self._running.configuration.file)
+            told = "another file comes first and is not followed: it needs a restart"
+            log.warning(told, file=str(file), followed=followed)
+        self._ahead = file
+
+
+def _check_is_there(file: Path) -> None:
+    """Raises: ConfigError if it is not; that a hub runs without a file is not said by taking it away."""
+    if not os.path.isfile(file):
+        advice = "restart the hub if it is to run without it"
+        raise ConfigError(Place(None, str(file)).finding("is gone", advice=advice, code=MISSING_FILE))
 
 
 def _tell_new(warnings: Iterable[Finding], told: Container[Finding]) -> None:

@@ -14,7 +14,11 @@ from urllib.parse import urlsplit
 import structlog
 
 from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.links import ME
 from isthmus.app.reload import Reloader, Source
+from isthmus.config.callers import ROOT as CALLERS
+from isthmus.config.codes import NO_USABLE_CALLER
+from isthmus.config.findings import ConfigError, Place
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.crew import Crew
@@ -24,10 +28,13 @@ from isthmus.faces.http.health import PATHS as HEALTH_PATHS
 from isthmus.faces.http.health import Health
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.http.turn import PEER, Arrival, Message, Receive, Send
+from isthmus.faces.mcp.dialogue import VERSIONS
 from isthmus.faces.mcp.http import NOT_FOUND, McpHttp, say
 from isthmus.faces.mcp.sse import PATHS as SSE_PATHS
 from isthmus.faces.mcp.sse import McpSse
 from isthmus.faces.rest.http import RestHttp, is_rest
+from isthmus.faces.wellknown.cards import Cards
+from isthmus.faces.wellknown.http import WellKnown
 from isthmus.identity.keys import KeyRing, credential_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
@@ -68,12 +75,20 @@ class SessionFace(Protocol):
 class Routes:
     """Which path leads to which face. Decided on the path alone, exactly; nothing is normalised."""
 
-    def __init__(self, surface: Surface, mcp: McpHttp, rest: RestHttp, faces: Mapping[str, Face]) -> None:
+    def __init__(
+        self,
+        surface: Surface,
+        mcp: McpHttp,
+        rest: RestHttp,
+        faces: Mapping[str, Face],
+        well_known: WellKnown | None = None,
+    ) -> None:
         """`surface` is that of `/mcp`; `faces` are those with paths of their own, by these."""
         self._everything = surface
         self._mcp = mcp
         self._rest = rest
         self._faces = faces
+        self._well_known = well_known
 
     def take(self, arrival: Arrival) -> bool:
         """Let the face that the path leads to answer a whole request at once, if it can."""
@@ -89,6 +104,9 @@ class Routes:
             await send({"type": "websocket.close", "code": 1008})  # no face speaks WebSocket yet
             return
         path: str = scope["path"]
+        if self._well_known is not None and self._well_known.is_at(path, scope["method"]):
+            await self._well_known.serve(scope, receive, send)
+            return
         surface = self._surface(path)
         if surface is not None:
             await self._mcp.serve(surface, scope, receive, send)
@@ -161,7 +179,7 @@ async def serve(
         sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
         health = Health(lambda: not running.hub.is_draining)
         faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
-        routes = Routes(running.surface, mcp, RestHttp(running.hub, gate), faces)
+        routes = Routes(running.surface, mcp, RestHttp(running.hub, gate), faces, _well_known(running, gate))
         door = Door(routes, _door_settings(configuration))
         door.offer(routes.take)
         door.on_drain(mcp.end_streams)
@@ -178,6 +196,14 @@ async def serve(
         await _end(running, signals)
 
 
+def _well_known(running: RunningHub, gate: Gate) -> WellKnown | None:
+    """What is published of the hub, if it has an address to publish."""
+    address = running.configuration.hub.public_url
+    if address is None:
+        return None
+    return WellKnown(running.hub, gate, Cards(ME, address, VERSIONS), lambda: bool(running.configuration.callers))
+
+
 def _path_of(public_url: str | None) -> str:
     """Under which path a proxy shows the hub."""
     return "" if public_url is None else urlsplit(public_url).path.rstrip("/")
@@ -187,14 +213,23 @@ def change_access(running: RunningHub, gate: Gate, faces: Sequence[SessionFace],
     """Let in whom a new configuration names, and nobody else, from now on; log as it says.
 
     Raises:
-        ConfigError: the hub would be open to a network.
+        ConfigError: the hub would be open to a network, or no longer want keys.
         ValueError: a host or an origin is none, or the log cannot be written.
     """
+    _check_stays_closed(running.configuration, configuration)
     guard, known = _guard(configuration.hub), identify(configuration)
     _log_as(running.configuration.hub, configuration.hub)
     gate.change(guard, known)
     for face in faces:
         face.retain(callers_of(configuration))
+
+
+def _check_stays_closed(before: Configuration, now: Configuration) -> None:
+    """Raises: ConfigError if keys would no longer be wanted: that must not follow from a file cut short or emptied."""
+    if before.callers and not now.callers and now.hub.is_loopback:
+        advice = "restart the hub if it is to be open"
+        said = "must not be empty while the hub wants keys"
+        raise ConfigError(Place(now.file, CALLERS).finding(said, advice=advice, code=NO_USABLE_CALLER))
 
 
 def _log_as(before: HubSettings, now: HubSettings) -> None:

@@ -93,3 +93,30 @@ def test_servers_of_an_imported_file_that_is_broken_stay_until_it_is_read_again(
 def test_an_entry_of_the_same_name_elsewhere_wins_over_the_one_that_is_kept() -> None:
     read = replace(having(server("a", "other")), broken=(ServerName("a"),))
     assert applicable(having(server("a")), read).servers == (server("a", "other"),)
+
+
+# -- variables that were set -----------------------------------------------------------------------------------
+
+
+def borrowing(command: str, *unset: str) -> Configuration:
+    """One server whose command is in a variable, which is set or not."""
+    origins = {"servers.a": Origin(IMPORTED, "mcpServers.a"), "servers.a.command": Origin(IMPORTED, "c", ("X",))}
+    return replace(having(server("a", command)), origins=origins, unresolved={ServerName("a"): unset} if unset else {})
+
+
+def test_a_variable_that_is_no_longer_set_leaves_its_server_as_it_was() -> None:
+    taken = applicable(borrowing("run"), borrowing("${X}", "${X}"))
+    assert taken.servers == (server("a"),)
+    assert taken.unresolved == {}
+    assert [str(finding) for finding in taken.warnings] == [
+        "mcp.json: mcpServers.a keeps the form it had: ${X} is no longer set"
+    ]
+    assert applicable(taken, borrowing("${X}", "${X}")) == taken, "the next look finds the same"
+
+
+def test_a_variable_that_never_was_set_is_no_loss() -> None:
+    unset = borrowing("${X}", "${X}")
+    assert applicable(unset, unset) == unset
+    assert applicable(having(), unset).servers == unset.servers
+    new = borrowing("${Y}", "${Y}")
+    assert applicable(borrowing("run"), new).servers == new.servers

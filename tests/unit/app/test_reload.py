@@ -119,6 +119,27 @@ async def test_a_broken_entry_costs_only_itself_and_keeps_its_old_form(desk: Des
     assert logs[1] == told
 
 
+async def test_an_entry_whose_variable_is_no_longer_set_keeps_its_old_form(desk: Desk) -> None:
+    hidden = desk.folder / ".env"
+    hidden.write_text("PROGRAM=first\n")
+    borrowing = {"command": "${PROGRAM}", "disabled": True}
+    desk.write({"a": borrowing})
+    await desk.reloader.reload()
+    (before,) = desk.running.configuration.servers
+
+    hidden.unlink()
+    with structlog.testing.capture_logs() as logs:
+        assert await desk.reloader.reload() == Difference()
+        assert await desk.reloader.reload() == Difference()
+    assert desk.running.configuration.servers == (before,)
+    told = [line["finding"] for line in logs]
+    assert told[1:] == ["mcp.json: mcpServers.a keeps the form it had: ${PROGRAM} is no longer set"]
+
+    hidden.write_text("PROGRAM=second\n")
+    await desk.reloader.reload()
+    assert "'second'" in repr(desk.running.configuration.servers)
+
+
 async def test_what_was_said_already_is_not_said_again(desk: Desk) -> None:
     desk.write({"a": {"url": 5}})
     await desk.reloader.reload()
@@ -164,7 +185,7 @@ async def test_a_defect_met_in_one_version_does_not_keep_the_next_from_being_rea
 # -- watched -------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_that_comes_changes_and_goes_is_followed(desk: Desk) -> None:
+async def test_a_file_that_comes_and_changes_is_followed(desk: Desk) -> None:
     desk.reloader.start()
     desk.write({"a": OFF})
     await desk.until(lambda: desk.servers == {"a"})
@@ -172,10 +193,59 @@ async def test_a_file_that_comes_changes_and_goes_is_followed(desk: Desk) -> Non
     beside.write_text(json.dumps({"mcpServers": {"b": OFF}}))
     beside.rename(desk.file)
     await desk.until(lambda: desk.servers == {"b"})
-    (desk.folder / "isthmus.toml").write_text('[servers.c]\ncommand = "true"\ndisabled = true\n')
-    await desk.until(lambda: desk.servers == {"c"})
-    (desk.folder / "isthmus.toml").unlink()
+
+
+async def test_the_file_that_a_hub_runs_with_is_followed_though_another_comes_first(desk: Desk) -> None:
+    desk.write({"a": OFF})
+    await desk.reloader.reload()
+    desk.reloader.start()
+    with structlog.testing.capture_logs() as logs:
+        (desk.folder / "isthmus.toml").write_text('[servers.c]\ncommand = "true"\ndisabled = true\n')
+        await desk.until(lambda: any(line["log_level"] == "warning" for line in logs))
+    assert logs[0]["event"] == "another file comes first and is not followed: it needs a restart"
+    assert (logs[0]["file"], logs[0]["followed"]) == (str(desk.folder / "isthmus.toml"), str(desk.file))
+    desk.write({"b": OFF})
     await desk.until(lambda: desk.servers == {"b"})
+
+
+async def test_of_a_file_that_comes_first_is_told_once(desk: Desk) -> None:
+    first = desk.folder / "isthmus.toml"
+    desk.write({"a": OFF})
+    await desk.reloader.reload()
+    first.write_text("")
+    with structlog.testing.capture_logs() as logs:
+        await desk.reloader.reload()
+        await desk.reloader.reload()
+        first.unlink()
+        await desk.reloader.reload()
+        first.write_text("")
+        await desk.reloader.reload()
+    assert [line["log_level"] for line in logs] == ["warning", "warning"]
+    assert desk.servers == {"a"}
+
+
+async def test_a_file_that_is_gone_is_refused_and_followed_when_it_is_back(desk: Desk) -> None:
+    desk.write({"a": OFF})
+    await desk.reloader.reload()
+    desk.reloader.start()
+    with structlog.testing.capture_logs() as logs:
+        desk.file.unlink()
+        await desk.until(lambda: bool(logs))
+    assert logs[0]["event"] == "configuration refused, the one before stays"
+    assert "mcp.json is gone (restart the hub if it is to run without it)" in logs[0]["findings"]
+    assert desk.servers == {"a"}
+    desk.write({"b": OFF})
+    await desk.until(lambda: desk.servers == {"b"})
+
+
+async def test_no_file_of_a_later_place_stands_in_for_one_that_is_gone(desk: Desk) -> None:
+    own = desk.folder / "isthmus.toml"
+    own.write_text('[servers.a]\ncommand = "true"\ndisabled = true\n')
+    await desk.reloader.reload()
+    desk.write({"b": OFF})
+    own.unlink()
+    assert await desk.reloader.reload() is None
+    assert desk.servers == {"a"}
 
 
 async def test_variables_and_imported_files_are_followed_too(desk: Desk) -> None:

@@ -83,6 +83,16 @@ async def test_one_that_cannot_be_taken_changes_nothing(running: RunningHub, gat
     assert face.kept == ()
 
 
+async def test_a_hub_that_wants_keys_is_not_opened_by_a_file(gate: Gate) -> None:
+    running, face = RunningHub(CLOSED, {}), Face()
+    gate.change(OriginGuard(bind_host="127.0.0.1"), identify(CLOSED))
+    with pytest.raises(ConfigError, match="restart the hub if it is to be open"):
+        change_access(running, gate, [face], OPEN)
+    assert isinstance(gate.admit([HOST]), Denied)
+    assert face.kept == ()
+    await running.aclose()
+
+
 async def test_logging_is_set_up_anew_only_if_it_changed(
     running: RunningHub, gate: Gate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,7 +1,8 @@
 """MCP over the earlier HTTP+SSE transport: a stream at `/sse`, on which everything is told, and `/messages` to speak.
 
 A session is its stream: it begins and ends with it, because nobody could be told anything afterwards. Its id is
-random and belongs to the caller that opened it; every request is authenticated by itself.
+random and belongs to the caller that opened it; every request is authenticated by itself. A stream on which nobody
+says anything for a day is ended as well.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import parse_qs
 
@@ -19,7 +20,7 @@ from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive, is
 from isthmus.faces.http.gate import Denied, Gate
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send
 from isthmus.faces.mcp.conversation import Conversation
-from isthmus.faces.mcp.dialogue import Dialogue
+from isthmus.faces.mcp.dialogue import Answer, Dialogue
 from isthmus.faces.mcp.http import say
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
@@ -32,6 +33,13 @@ PATHS = frozenset({STREAM_PATH, MESSAGES_PATH, MESSAGES_PATH + "/"})
 SESSIONS_MAX = 1_000
 """Streams that one caller may have open at once."""
 
+IDLE_SECONDS = 86_400.0
+"""A session in which nobody said anything for this long is ended. Its stream is alive all the time, which shows that
+somebody has it open: an hour, as for sessions without streams, would cut desktop clients whose people are at lunch."""
+
+SWEEP_SECONDS = 3600.0
+"""How often idle sessions are looked for."""
+
 SESSION_PARAMETERS = ("sessionId", "session_id")
 """What the session is called in the address; the official clients repeat whatever they were given."""
 
@@ -40,8 +48,29 @@ SESSION_PARAMETERS = ("sessionId", "session_id")
 class _Session:
     id: str
     caller: Caller
-    conversation: Conversation
+    peer: Peer
     over: asyncio.Future[None]
+    clock: Callable[[], float]
+    used_at: float
+    conversation: Conversation = field(init=False)
+
+    def tell(self, message: bytes) -> None:
+        """Say something on the stream."""
+        self.used_at = self.clock()
+        self.peer.push(sse.frame(message))
+
+    def take(self, body: bytes) -> Answer | None:
+        """Take what the caller said; what is no message comes back refused."""
+        self.used_at = self.clock()
+        return self.conversation.take(body)
+
+    def is_crowded(self) -> bool:
+        """Whether the caller reads slowly."""
+        return self.peer.buffered_bytes() > CROWDED_BYTES
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nobody needs it any more, by all that can be seen."""
+        return now - self.used_at > IDLE_SECONDS and self.conversation.is_idle
 
 
 class McpSse:
@@ -56,12 +85,15 @@ class McpSse:
         self._prefix = prefix
         self._sessions: dict[str, _Session] = {}
         self._streams: Counter[str] = Counter()
+        self._sweeping: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def end_streams(self) -> None:
         """Let every stream end once its calls have, because the hub goes away."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for session in list(self._sessions.values()):
             _set(session.over)
 
@@ -70,6 +102,12 @@ class McpSse:
         for session in list(self._sessions.values()):
             if session.caller not in callers:
                 session.conversation.cancel_all("the session was ended")
+                _set(session.over)
+
+    def sweep(self, now: float) -> None:
+        """End every session in which nobody said anything for too long."""
+        for session in list(self._sessions.values()):
+            if session.is_idle(now):
                 _set(session.over)
 
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -105,19 +143,21 @@ class McpSse:
         return None
 
     def _open(self, caller: Caller, peer: Peer) -> _Session:
-        conversation = Conversation(
-            self._dialogue,
-            caller,
-            self._surface,
-            self._crew,
-            lambda message: peer.push(sse.frame(message)),
-            lambda: peer.buffered_bytes() > CROWDED_BYTES,
+        loop = asyncio.get_running_loop()
+        session = _Session(secrets.token_urlsafe(24), caller, peer, loop.create_future(), loop.time, loop.time())
+        session.conversation = Conversation(
+            self._dialogue, caller, self._surface, self._crew, session.tell, session.is_crowded
         )
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        session = _Session(secrets.token_urlsafe(24), caller, conversation, over)
         self._sessions[session.id] = session
         self._streams[caller.name] += 1
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep)
         return session
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.sweep(loop.time())
+        self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep) if self._sessions else None
 
     async def _converse(self, session: _Session, peer: Peer) -> None:
         """Tell the caller where to speak, and stay until it leaves, ends the session, or the hub goes."""
@@ -151,7 +191,7 @@ class McpSse:
         body = peer.take_body()
         if body is None and (body := await read_body(receive)) is None:
             return None
-        refused = session.conversation.take(body)
+        refused = session.take(body)
         if refused is not None:
             peer.answer(400, JSON, refused.body)
         else:
