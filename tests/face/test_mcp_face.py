@@ -273,7 +273,9 @@ class Stream:
             while True:
                 while b"\n\n" in self._held:
                     event, _, self._held = self._held.partition(b"\n\n")
-                    if data := [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]:
+                    if data := [
+                        line[5:] for line in event.split(b"\n") if line.startswith(b"data:") and line[5:].strip()
+                    ]:
                         return json.loads(b"\n".join(data))
                     self.comments += 1
                 self._held += await anext(self._chunks)

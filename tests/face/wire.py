@@ -74,7 +74,8 @@ class Reply:
     @property
     def events(self) -> list[Any]:
         """The messages of an event stream that has ended."""
-        return [json.loads(line[5:]) for line in self.body.split(b"\n") if line.startswith(b"data:")]
+        data = [line[5:].strip() for line in self.body.split(b"\n") if line.startswith(b"data:")]
+        return [json.loads(line) for line in data if line]
 
 
 class Wire:

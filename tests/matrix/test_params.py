@@ -1,33 +1,67 @@
-"""A tool that wants an argument repeated in a header is called by callers who never heard of it."""
+"""A tool that wants an argument repeated in a header: by callers who do, and by those whose era knows no such thing."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+from mcp import Client
 
 from tests.faults.caller import Caller
 from tests.faults.watching import eventually
-from tests.hubs import serving
+from tests.hubs import HubProcess, serving
 
 SERVER = Path(__file__).with_name("routed_server.py")
 
 
-async def test_an_argument_is_repeated_in_the_header_that_its_server_demands(tmp_path: Path) -> None:
+@asynccontextmanager
+async def routed(folder: Path) -> AsyncIterator[HubProcess]:
+    """A hub in front of a server that demands the header."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(sys.executable, str(SERVER), str(port), stderr=-3)
     try:
-        async with serving(tmp_path, {"routed": {"url": f"http://127.0.0.1:{port}/mcp"}}) as hub:
-            for era in ("modern", "legacy"):
-                async with Caller(hub.port, era=era) as caller:
-
-                    async def is_answered(caller: Caller = caller) -> bool:
-                        answer = await caller.call("routed.where", {"region": "größe"})
-                        return answer.message.error is None and answer.text == "größe"
-
-                    await eventually(is_answered, "the call is answered", within=30.0)
+        async with serving(folder, {"routed": {"url": f"http://127.0.0.1:{port}/mcp"}}) as hub:
+            yield hub
     finally:
         process.kill()
         await process.wait()
+
+
+async def until_called(hub: HubProcess) -> None:
+    """Call it as earlier callers do: the hub writes the header that its server demands."""
+    async with Caller(hub.port, era="legacy") as caller:
+
+        async def is_answered() -> bool:
+            answer = await caller.call("routed.where", {"region": "größe"})
+            return answer.message.error is None and answer.text == "größe"
+
+        await eventually(is_answered, "the call is answered", within=30.0)
+
+
+async def test_an_argument_is_repeated_in_the_header_that_its_server_demands(tmp_path: Path) -> None:
+    async with routed(tmp_path) as hub:
+        await until_called(hub)
+
+
+async def test_the_official_client_repeats_it_towards_the_hub(tmp_path: Path) -> None:
+    async with routed(tmp_path) as hub:
+        await until_called(hub)
+        async with Client(hub.url) as client:
+            await client.list_tools()
+            result = await client.call_tool("routed.where", {"region": "größe"})
+            assert [part.model_dump()["text"] for part in result.content] == ["größe"]
+
+
+async def test_a_modern_caller_that_does_not_is_refused_by_the_hub(tmp_path: Path) -> None:
+    async with routed(tmp_path) as hub:
+        await until_called(hub)
+        async with Caller(hub.port) as caller:
+            answer = await caller.call("routed.where", {"region": "eu"})
+            assert answer.status == 400
+            assert answer.message.error is not None
+            assert answer.message.error["code"] == -32020

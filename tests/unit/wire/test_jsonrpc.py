@@ -116,6 +116,7 @@ def test_a_sloppy_error_still_answers_its_request(error: bytes, code: int, messa
 def test_an_array_is_a_batch_for_the_caller_to_judge() -> None:
     assert jsonrpc.decode(b"[%b, %b]" % (CALL, CALL)) == Batch(2)
     assert jsonrpc.decode(b" []") == Batch(0)
+    assert jsonrpc.elements(b'[{"a": 1} , [2], "x"]') == [b'{"a": 1}', b"[2]", b'"x"']
 
 
 @pytest.mark.parametrize(

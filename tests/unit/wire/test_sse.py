@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from isthmus.wire import jsonrpc
 from isthmus.wire.oversized import Oversized
-from isthmus.wire.sse import SseDecoder, SseEvent, comment, frame
+from isthmus.wire.sse import SseDecoder, SseEvent, comment, frame, mark, prime, retry
 
 MIB = 1024 * 1024
 
@@ -152,6 +152,13 @@ def test_an_event_is_written_as_other_readers_expect_it() -> None:
     assert comment("alive") == b": alive\n\n"
 
 
+def test_a_place_to_come_back_to_is_an_event_without_content_or_only_a_mark() -> None:
+    assert feed_all([prime("3", 500)]) == [SseEvent(data=b"", id="3", retry=500)]
+    decoder = SseDecoder()
+    assert decoder.feed(mark("3", 500) + retry(250)) == []
+    assert (decoder.last_event_id, decoder.retry) == ("3", 250)
+
+
 def test_a_newline_in_arguments_does_not_become_a_second_event() -> None:
     inner = b'{"a":\n\ndata: {"jsonrpc":"2.0","id":9,"result":{}}\n\n}'
     assert isinstance(jsonrpc.decode(jsonrpc.result(b"1", inner)), jsonrpc.Malformed)
@@ -169,6 +176,10 @@ def test_an_id_or_comment_cannot_hold_a_line_break(text: str) -> None:
         frame(b"{}", id=text)
     with pytest.raises(ValueError, match="one line"):
         comment(text)
+    with pytest.raises(ValueError, match="one line"):
+        prime(text, 1)
+    with pytest.raises(ValueError, match="one line"):
+        mark(text, 1)
 
 
 @pytest.mark.parametrize("size_bytes", [7, 65536])

@@ -52,6 +52,9 @@ Phase = Literal["head", "body", "between", "leaving"]
 WATCHED_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 """What decides how a body is read; given twice, two readers could disagree on it."""
 
+BLANKS = b" \t"
+"""What may stand around a header's value and is no part of it; the parser leaves what stands behind."""
+
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -224,7 +227,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase != "head":
             return  # A trailer: merged into the headers it would speak after authorisation has read them.
-        name = name.lower()
+        name, value = name.lower(), value.strip(BLANKS)
         if name in WATCHED_HEADERS:
             if name in self._watched:
                 _refuse_now(400, f"The header {name.decode()} is there twice.")

@@ -3,51 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from isthmus.model.features import Ability
 from isthmus.model.questions import NOTHING, Profile
+from isthmus.wire.mcp import tasks
+
+REMEMBERED_BYTES_MAX = 2048
+"""What a client says of itself is remembered up to this length, which is many times what any needs."""
 
 ASKABLE = ("elicitation", "roots", "sampling")
 """Capabilities of a client that let a server ask something of it."""
 
+APPS = "io.modelcontextprotocol/ui"
+APP_TYPE = "text/html;profile=mcp-app"
+"""What an app is written in, as a client names it that can show one."""
 
-class _Listing(msgspec.Struct):
-    listChanged: bool | None = False
-    subscribe: bool | None = False
+EXTENSIONS: dict[str, Ability] = {APPS: "apps", tasks.EXTENSION: "task_handles"}
+"""Extensions that work through a hub because it passes on all that they consist of: apps are resources, and members of
+`_meta` that name them. Of others nothing is said to callers, nor of anything experimental: they may have methods of
+their own, which the hub would not know."""
+
+EARLIER = frozenset({APPS})
+LATER = frozenset({APPS, tasks.EXTENSION})
+"""Extensions that servers are told of where the caller knows them: an earlier caller, one since 2026-07-28."""
+
+_SETTINGS: dict[str, Any] = {"listChanged": True, APPS: {"mimeTypes": [APP_TYPE]}}
+"""What stands at a detail of what a client can do, where it is not an empty object."""
 
 
 class Capabilities(msgspec.Struct):
-    """What a server says it can do, as far as the hub asks."""
+    """What a server says it can do, as far as the hub asks.
 
-    tools: _Listing | None = None
-    prompts: _Listing | None = None
-    resources: _Listing | None = None
-    completions: dict[str, msgspec.Raw] | None = None
-    logging: dict[str, msgspec.Raw] | None = None
+    What it writes may be of any type: a server that says `logging: true` is no worse for it.
+    """
+
+    tools: Any = None
+    prompts: Any = None
+    resources: Any = None
+    completions: Any = None
+    logging: Any = None
+    extensions: Any = None
+    tasks: Any = None
 
     @property
     def announces_changes(self) -> bool:
         """Whether it will tell when something that it lists changes, or can be asked to."""
-        return any(listing is not None and (listing.listChanged or listing.subscribe) for listing in self._listings)
-
-    @property
-    def _listings(self) -> tuple[_Listing | None, ...]:
-        return self.tools, self.prompts, self.resources
+        listings = (self.tools, self.prompts, self.resources)
+        return any(_says(listing, "listChanged") or _says(listing, "subscribe") for listing in listings)
 
     def abilities(self) -> frozenset[Ability]:
         """The same as a set of words."""
         can: dict[Ability, bool] = {
-            "tools": self.tools is not None,
-            "prompts": self.prompts is not None,
-            "resources": self.resources is not None,
-            "subscribe": self.resources is not None and bool(self.resources.subscribe),
-            "completions": self.completions is not None,
-            "logging": self.logging is not None,
+            "tools": _is_there(self.tools),
+            "prompts": _is_there(self.prompts),
+            "resources": _is_there(self.resources),
+            "subscribe": _says(self.resources, "subscribe"),
+            "completions": _is_there(self.completions),
+            "logging": _is_there(self.logging),
+            # Of no use without an end: a caller must be able to give a task up.
+            "tasks": _holds(self.tasks, "cancel") and _holds(self.tasks, "requests", "tools", "call"),
+            **{ability: _holds(self.extensions, name) for name, ability in EXTENSIONS.items()},
         }
         return frozenset(ability for ability, is_there in can.items() if is_there)
+
+
+def _is_there(capability: Any) -> bool:
+    return isinstance(capability, dict) or capability is True
+
+
+def _says(capability: Any, detail: str) -> bool:
+    return isinstance(capability, dict) and capability.get(detail) is True
+
+
+def _holds(capability: Any, *path: str) -> bool:
+    """Whether there is something at a path into what is said."""
+    for name in path:
+        capability = capability.get(name) if isinstance(capability, dict) else None
+    return _is_there(capability)
 
 
 def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
@@ -63,18 +99,33 @@ def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
     for plain in ("completions", "logging"):
         if plain in abilities:
             told[plain] = {}
+    if "tasks" in abilities:
+        told["tasks"] = {"cancel": {}, "requests": {"tools": {"call": {}}}}
+    extensions: dict[str, Any] = {name: {} for name, ability in EXTENSIONS.items() if ability in abilities}
+    if extensions:
+        told["extensions"] = extensions
     return told
 
 
-_CLIENT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read_profile(capabilities: msgspec.Raw | None) -> Profile:
-    """What a client says it can be asked; what it says of it in detail is kept as words behind a dot."""
+def read_profile(capabilities: msgspec.Raw | None, extensions: Set[str] = EARLIER) -> Profile:
+    """What a client says it can be asked; what it says of it in detail is kept as words behind a dot.
+
+    Of the extensions that it knows, those among `extensions` count as such words too.
+    """
     if capabilities is None or len(memoryview(capabilities)) == 2:  # `{}`, which most say
         return NOTHING
+    read = _profile_in if len(memoryview(capabilities)) <= REMEMBERED_BYTES_MAX else _profile_in.__wrapped__
+    return read(bytes(capabilities), frozenset(extensions))
+
+
+@lru_cache(maxsize=256)
+def _profile_in(capabilities: bytes, extensions: frozenset[str]) -> Profile:
+    """The same, once for all requests of a client that says the same each time, as modern ones do."""
     try:
-        members = _CLIENT.decode(capabilities)
+        members = _MEMBERS.decode(capabilities)
     except msgspec.MsgspecError:
         return NOTHING
     words: set[str] = set()
@@ -82,12 +133,20 @@ def read_profile(capabilities: msgspec.Raw | None) -> Profile:
         if name in members:
             words.add(name)
             words.update(f"{name}.{detail}" for detail in _details(members[name]))
+    if "extensions" in members:
+        words.update(f"extensions.{name}" for name in _known(members["extensions"]) if name in extensions)
     return frozenset(words)
+
+
+def _known(raw: msgspec.Raw) -> list[str]:
+    """The extensions that a client knows; whoever shows no apps as they are written does not know them."""
+    shows_apps = APP_TYPE.encode() in bytes(raw)
+    return [name for name in _details(raw) if name != APPS or shows_apps]
 
 
 def _details(raw: msgspec.Raw) -> list[str]:
     try:
-        details = _CLIENT.decode(raw)
+        details = _MEMBERS.decode(raw)
     except msgspec.MsgspecError:
         return []
     return [name for name, value in details.items() if bytes(value) not in (b"false", b"null") and len(name) <= 64][:16]
@@ -100,5 +159,5 @@ def profile_capabilities(profile: Profile) -> dict[str, Any]:
         name, dot, detail = word.partition(".")
         told.setdefault(name, {})
         if dot:
-            told[name][detail] = True if detail == "listChanged" else {}
+            told[name][detail] = _SETTINGS.get(detail, {})
     return told

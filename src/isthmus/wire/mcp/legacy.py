@@ -19,6 +19,7 @@ from isthmus.wire.mcp.messages import Implementation
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 LATEST = VERSIONS[-1]
 SESSION_HEADER = "mcp-session-id"
+EVENT_HEADER = "last-event-id"
 
 
 class Welcome(msgspec.Struct):
@@ -62,7 +63,7 @@ def initialize_result(version: str, me: Implementation, abilities: Set[Ability],
     """What the hub answers to `initialize`."""
     answer: dict[str, Any] = {
         "protocolVersion": version,
-        "capabilities": capabilities_of(abilities),
+        "capabilities": capabilities_of(abilities - {"task_handles"}),
         "serverInfo": me,
     }
     if instructions:

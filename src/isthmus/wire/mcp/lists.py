@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from isthmus.wire.jsonrpc import Payload, object_members, render
-from isthmus.wire.mcp.messages import Members, is_object, read_string
+from isthmus.wire.mcp.messages import Members, is_object, read_seconds, read_string
 
 PROBLEMS_MAX = 100
 """Bad entries that one page may hold before the rest of it is not looked at: a page may hold millions."""
@@ -61,7 +61,7 @@ class ListPage(msgspec.Struct, frozen=True):
 
 class _ListResult(msgspec.Struct):
     nextCursor: str | None = None
-    ttlMs: float | None = None
+    ttlMs: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _LIST_RESULT = msgspec.json.Decoder(_ListResult)
@@ -89,11 +89,7 @@ def read_list(shape: ListShape, result: Payload) -> ListPage | str:
         else:
             problems.append("more was wrong with its list, and the rest of it was left out")
             break
-    return ListPage(entries, page.nextCursor or None, problems, _seconds(page.ttlMs))
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else max(milliseconds, 0.0) / 1000
+    return ListPage(entries, page.nextCursor or None, problems, read_seconds(page.ttlMs))
 
 
 def _read_entry(shape: ListShape, raw: msgspec.Raw) -> tuple[str, Members] | str:

@@ -88,6 +88,20 @@ def read_string(raw: msgspec.Raw | None) -> str | None:
 _STRING = msgspec.json.Decoder(str)
 
 
+def read_seconds(raw: msgspec.Raw) -> float | None:
+    """A number of milliseconds as seconds, none below zero; None if it is no number."""
+    try:
+        return max(_NUMBER.decode(raw), 0.0) / 1000
+    except msgspec.MsgspecError:
+        return None
+
+
+_NUMBER = msgspec.json.Decoder(float)
+
+
+_BRACE = ord("{")
+
+
 def is_object(raw: msgspec.Raw) -> bool:
     """Whether a checked payload is an object."""
-    return bytes(memoryview(raw)[:1]) == b"{"
+    return bool(raw) and memoryview(raw)[0] == _BRACE

@@ -37,7 +37,12 @@ OWN_KEYS = frozenset({VERSION_KEY, CLIENT_KEY, CAPABILITIES_KEY, LOG_KEY, SUBSCR
 VERSION_HEADER = "mcp-protocol-version"
 METHOD_HEADER = "mcp-method"
 NAME_HEADER = "mcp-name"
-_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_NAMED = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    **dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId"),
+}
 
 HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
@@ -119,7 +124,7 @@ def discover_result(
     answer: dict[str, Any] = {
         "resultType": "complete",
         "supportedVersions": supported,
-        "capabilities": capabilities_of(abilities),
+        "capabilities": capabilities_of(abilities - {"tasks"}),
         "ttlMs": 0,
         "cacheScope": "private",
         "_meta": {SERVER_KEY: me},
@@ -143,6 +148,18 @@ def read_discovery(result: Payload) -> Discovery | None:
     except msgspec.MsgspecError:
         return None
     return discovery if VERSION in discovery.supportedVersions else None
+
+
+class _Refusal(msgspec.Struct):
+    supported: list[str]
+
+
+def names_version(data: Payload | None) -> bool:
+    """Whether a server that refuses a version names this era's among those that it speaks."""
+    try:
+        return VERSION in msgspec.json.decode(data or b"", type=_Refusal).supported
+    except msgspec.MsgspecError:
+        return False
 
 
 def envelope(me: Implementation, profile: Profile = NOTHING) -> bytes:

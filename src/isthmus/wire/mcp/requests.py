@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from isthmus.model.calls import Kind
+from isthmus.model.calls import TASK_KINDS, Kind
 from isthmus.wire.jsonrpc import Payload, object_members, render
-from isthmus.wire.mcp.messages import Members, is_object, read_string
+from isthmus.wire.mcp.messages import Members, is_object, read_seconds, read_string
 
 CALL_MEMBERS = frozenset({"name", "arguments", "_meta"})
 EMPTY_OBJECT = msgspec.Raw(b"{}")
@@ -23,16 +23,23 @@ METHODS: dict[Kind, str] = {
     "resource": "resources/read",
     "prompt_argument": "completion/complete",
     "uri_argument": "completion/complete",
+    "task": "tasks/get",
+    "task_result": "tasks/result",
+    "task_cancel": "tasks/cancel",
+    "task_update": "tasks/update",
 }
 """How each kind of call is asked for."""
 
 CALLS = frozenset(METHODS.values())
+
+_TASKS: dict[str, Kind] = {METHODS[kind]: kind for kind in TASK_KINDS}
 
 _MEMBERS = {
     "tools/call": CALL_MEMBERS,
     "prompts/get": CALL_MEMBERS,
     "resources/read": frozenset({"uri", "_meta"}),
     "completion/complete": frozenset({"ref", "argument", "_meta"}),
+    **dict.fromkeys(_TASKS, frozenset({"taskId", "_meta"})),
 }
 """Members that the hub reads and writes itself; others travel untouched."""
 
@@ -54,12 +61,18 @@ def read_request(method: str, params: Members, meta: Members | None = None) -> C
     extra = {} if params.keys() <= _MEMBERS[method] else _extra(method, params)
     if isinstance(extra, str):
         return extra
-    if method == "tools/call":
+    if method == "tools/call":  # first, and on its own, because nearly all are
+        name = read_string(params.get("name"))
+        arguments = params.get("arguments", EMPTY_OBJECT)
+        if name is not None and is_object(arguments):
+            return CallRequest(name, arguments, meta, extra)
         return _read_named("tool", method, params, meta, extra)
     if method == "prompts/get":
         return _read_named("prompt", method, params, meta, extra)
     if method == "resources/read":
         return _read_read(params, meta, extra)
+    if method in _TASKS:
+        return _read_task(_TASKS[method], params, meta, extra)
     return _read_completion(params, meta, extra)
 
 
@@ -88,6 +101,13 @@ def _read_read(params: Members, meta: Members, extra: Members) -> CallRequest | 
     if uri is None:
         return "resources/read needs a uri, a string"
     return CallRequest(uri, EMPTY_OBJECT, meta, extra, "resource")
+
+
+def _read_task(kind: Kind, params: Members, meta: Members, extra: Members) -> CallRequest | str:
+    id = read_string(params.get("taskId"))
+    if id is None:
+        return f"{METHODS[kind]} needs a taskId, a string"
+    return CallRequest(id, EMPTY_OBJECT, meta, extra, kind)
 
 
 _REFERENCES: dict[str, tuple[Kind, str]] = {
@@ -141,6 +161,8 @@ def _subject(kind: Kind, name: bytes, arguments: Payload) -> dict[str, Payload]:
             return {"ref": render({"type": b'"ref/prompt"', "name": name}), "argument": arguments}
         case "uri_argument":
             return {"ref": render({"type": b'"ref/resource"', "uri": name}), "argument": arguments}
+        case "task" | "task_result" | "task_cancel" | "task_update":
+            return {"taskId": name}
 
 
 class _CallResult(msgspec.Struct):
@@ -150,8 +172,8 @@ class _CallResult(msgspec.Struct):
 
 class _ReadResult(msgspec.Struct):
     resultType: str | None = None
-    ttlMs: float | None = None
-    cacheScope: str | None = None
+    ttlMs: msgspec.Raw = msgspec.Raw(b"null")
+    cacheScope: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _CALL_RESULT = msgspec.json.Decoder(_CallResult)
@@ -183,5 +205,5 @@ def read_resource_result(result: Payload) -> CallAnswer | None:
         answer = _READ_RESULT.decode(result)
     except msgspec.MsgspecError:
         return None
-    seconds = max(answer.ttlMs or 0.0, 0.0) / 1000
-    return CallAnswer(False, answer.resultType, seconds, answer.cacheScope == "public")
+    seconds = read_seconds(answer.ttlMs) or 0.0
+    return CallAnswer(False, answer.resultType, seconds, read_string(answer.cacheScope) == "public")

@@ -417,6 +417,24 @@ async def test_a_compressed_body_is_refused(line: str, status: int) -> None:
         assert (await visitor.hear()).status == status
 
 
+async def test_blanks_around_a_headers_value_are_no_part_of_it() -> None:
+    app = Held()
+    async with opened(app) as (_, port), visiting(port) as visitor:
+        visitor.say(b"GET / HTTP/1.1\r\nHost: a\r\nX-One: \t a b\t \r\nX-Two:\t\r\nX-Three:c\r\n\r\n")
+        headers = dict((await app.next_visit()).scope["headers"])
+        assert (headers[b"x-one"], headers[b"x-two"], headers[b"x-three"]) == (b"a b", b"", b"c")
+
+
+async def test_blanks_behind_what_frames_a_body_change_nothing() -> None:
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        visitor.say(POST + b"Content-Length: 4 \t\r\n\r\nbody" + request("/next"))
+        assert (await visitor.hear()).body == b"/ body"
+        assert (await visitor.hear()).body == b"/next "
+        visitor.say(POST + b"Transfer-Encoding: chunked \r\n\r\n4\r\nbody\r\n0\r\n\r\n" + request("/last"))
+        assert (await visitor.hear()).body == b"/ body"
+        assert (await visitor.hear()).body == b"/last "
+
+
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"xchunked", b"identity"])
 async def test_a_transfer_coding_but_chunked_is_refused_and_nothing_behind_it_is_read(coding: bytes) -> None:
     app = Echo()

@@ -9,13 +9,21 @@ import msgspec
 import pytest
 
 from isthmus.model.features import Ability
-from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of
+from isthmus.wire.mcp.capabilities import (
+    APP_TYPE,
+    APPS,
+    LATER,
+    Capabilities,
+    capabilities_of,
+    profile_capabilities,
+    read_profile,
+)
 
 ABILITIES: tuple[Ability, ...] = get_args(Ability)
 
 
 def read(told: dict[str, Any]) -> Capabilities:
-    return msgspec.convert(msgspec.json.decode(msgspec.json.encode(told)), Capabilities)
+    return msgspec.json.decode(msgspec.json.encode(told), type=Capabilities)
 
 
 @pytest.mark.parametrize(
@@ -25,9 +33,20 @@ def read(told: dict[str, Any]) -> Capabilities:
         ({"tools": {}}, {"tools"}),
         ({"tools": None, "prompts": {"listChanged": None}}, {"prompts"}),
         ({"resources": {}}, {"resources"}),
+        ({"logging": True, "completions": False, "tools": {"listChanged": "yes"}}, {"logging", "tools"}),
+        ({"resources": True, "prompts": ["x"], "tools": 7}, {"resources"}),
         ({"resources": {"subscribe": True}}, {"resources", "subscribe"}),
         ({"resources": {"subscribe": False}}, {"resources"}),
         ({"completions": {}, "logging": {}, "experimental": {"x": 1}}, {"completions", "logging"}),
+        ({"extensions": {"io.modelcontextprotocol/ui": {}}}, {"apps"}),
+        ({"extensions": {"io.modelcontextprotocol/tasks": {}}}, {"task_handles"}),
+        ({"tasks": {"cancel": {}, "list": {}, "requests": {"tools": {"call": {}}}}}, {"tasks"}),
+        ({"tasks": {"cancel": {}, "requests": {"tools": {}}}}, set()),
+        ({"tasks": {"requests": {"tools": {"call": {}}}}}, set()),
+        ({"tasks": {"cancel": {}, "requests": ["tools"]}}, set()),
+        ({"extensions": {"com.example/own": {}}}, set()),
+        ({"tools": {}, "extensions": ["io.modelcontextprotocol/ui"]}, {"tools"}),
+        ({"tools": {}, "extensions": None}, {"tools"}),
     ],
 )
 def test_a_server_can_do_what_it_says(told: dict[str, Any], abilities: set[Ability]) -> None:
@@ -59,3 +78,30 @@ def test_callers_are_told_what_the_servers_can_do_and_nothing_else() -> None:
 
 def test_where_nothing_is_known_yet_tools_are_expected() -> None:
     assert capabilities_of(frozenset()) == {"tools": {"listChanged": True}}
+
+
+def test_an_extension_is_told_only_if_all_that_it_needs_is_passed_on() -> None:
+    told = capabilities_of({"tools", "apps"})
+    assert told["extensions"] == {"io.modelcontextprotocol/ui": {}}
+    assert "extensions" not in capabilities_of({"tools"})
+
+
+TASKS = "io.modelcontextprotocol/tasks"
+
+
+def client(**told: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(told))
+
+
+def test_the_extensions_that_a_client_knows_are_words_of_its_profile() -> None:
+    shown = {"mimeTypes": [APP_TYPE]}
+    told = client(extensions={TASKS: {}, APPS: shown, "com.example/own": {}}, roots={})
+    assert read_profile(told) == {"roots", f"extensions.{APPS}"}
+    profile = read_profile(told, LATER)
+    assert profile == {"roots", f"extensions.{APPS}", f"extensions.{TASKS}"}
+    assert profile_capabilities(profile) == {"roots": {}, "extensions": {TASKS: {}, APPS: shown}}
+
+
+@pytest.mark.parametrize("extensions", [{APPS: {}}, {APPS: {"mimeTypes": ["text/plain"]}}, {}, [APPS], None])
+def test_who_cannot_show_an_app_is_not_said_to(extensions: object) -> None:
+    assert read_profile(client(extensions=extensions)) == frozenset()

@@ -89,7 +89,16 @@ def test_a_page_of_millions_is_not_looked_at_to_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"), [({}, None), ({"ttlMs": None}, None), ({"ttlMs": 0}, 0.0), ({"ttlMs": -7}, 0.0)]
+    ("told", "seconds"),
+    [
+        ({}, None),
+        ({"ttlMs": None}, None),
+        ({"ttlMs": 0}, 0.0),
+        ({"ttlMs": -7}, 0.0),
+        ({"ttlMs": "soon"}, None),
+        ({"ttlMs": [1]}, None),
+        ({"cacheScope": 7}, None),
+    ],
 )
 def test_how_long_a_list_holds_is_told_in_milliseconds(told: dict[str, Any], seconds: float | None) -> None:
     assert read(TOOLS, {"tools": [], **told}).ttl_seconds == seconds

@@ -29,6 +29,20 @@ def request(method: str, meta: object = GOOD, **told: Any) -> Request:
     return Request(msgspec.Raw(b"1"), method, raws(params))
 
 
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        (b'{"supported":["2025-11-25","2026-07-28"]}', True),
+        (b'{"supported":["2025-11-25"]}', False),
+        (b'{"supported":"2026-07-28"}', False),
+        (b"7", False),
+        (None, False),
+    ],
+)
+def test_a_refusal_of_the_version_may_name_it_as_spoken(data: bytes | None, names: bool) -> None:  # noqa: FBT001
+    assert modern.names_version(data) == names
+
+
 # -- envelopes and headers -----------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,8 @@ def read(method: str, **told: Any) -> CallRequest:
 
 def test_every_kind_has_a_method() -> None:
     assert METHODS.keys() == set(get_args(Kind))
-    assert {"tools/call", "prompts/get", "resources/read", "completion/complete"} == CALLS
+    about_tasks = {"tasks/get", "tasks/result", "tasks/cancel", "tasks/update"}
+    assert {"tools/call", "prompts/get", "resources/read", "completion/complete", *about_tasks} == CALLS
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,10 @@ def test_every_kind_has_a_method() -> None:
         ("resources/read", {"uri": "file:///x"}, "resource", "file:///x", {}),
         ("completion/complete", {"ref": PROMPT_REF, "argument": ARGUMENT}, "prompt_argument", "p", ARGUMENT),
         ("completion/complete", {"ref": URI_REF, "argument": ARGUMENT}, "uri_argument", "x:{y}", ARGUMENT),
+        ("tasks/get", {"taskId": "t1"}, "task", "t1", {}),
+        ("tasks/result", {"taskId": "t1"}, "task_result", "t1", {}),
+        ("tasks/cancel", {"taskId": "t1"}, "task_cancel", "t1", {}),
+        ("tasks/update", {"taskId": "t1"}, "task_update", "t1", {}),
     ],
 )
 def test_a_request_is_read_and_written_again_as_it_was(
@@ -121,6 +126,8 @@ def test_of_a_result_only_what_matters_is_read(told: object, answer: CallAnswer 
         ({"ttlMs": 1500, "cacheScope": "public", "resultType": "complete"}, CallAnswer(False, "complete", 1.5, True)),
         ({"ttlMs": 1500, "cacheScope": "whatever"}, CallAnswer(False, None, 1.5)),
         ({"ttlMs": -5}, CallAnswer(False, None)),
+        ({"ttlMs": "soon", "cacheScope": ["public"]}, CallAnswer(False, None)),
+        ({"ttlMs": {}, "cacheScope": "public"}, CallAnswer(False, None, 0.0, True)),
         ([], None),
     ],
 )

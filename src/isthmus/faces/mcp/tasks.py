@@ -1,0 +1,97 @@
+"""Tasks as callers know them: ids that say whose task it is, and that nobody else can use.
+
+An id that the hub gives out holds the server and that server's own id, and is signed for the caller it is given to.
+So two servers' ids cannot be confused, nothing has to be remembered, and an id that was overheard, guessed or made up
+leads nowhere. The dialogue reads ids, exchanges write them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets
+from functools import partial
+
+import msgspec
+
+from isthmus.core.catalog.view import View
+from isthmus.faces.mcp.faults import Era
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Call, Surface
+from isthmus.model.features import Ability
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.tasks import LEGACY_METHODS, MODERN_METHODS, TASK, with_ids
+
+NOT_FOUND = "Task not found"
+
+_ABILITY: dict[Era, Ability] = {"legacy": "tasks", "modern": "task_handles"}
+_METHODS: dict[Era, frozenset[str]] = {"legacy": LEGACY_METHODS, "modern": MODERN_METHODS}
+
+_KEY = secrets.token_bytes(32)
+"""Signs ids while this process lives. Tasks are their servers', which forget them with the links of this process."""
+
+
+def are_spoken(method: str, era: Era, view: View) -> bool:
+    """Whether a caller of this era can ask this of some server that it sees."""
+    return method in _METHODS[era] and _ABILITY[era] in view.abilities
+
+
+def shown_id(caller: Caller, server: ServerName, own: str) -> str:
+    """The id under which a caller knows a task."""
+    text = base64.urlsafe_b64encode(own.encode("utf-8", "surrogatepass")).decode().rstrip("=")
+    return f"{server}.{text}.{_signature(caller, server, own)}"
+
+
+def own_id(caller: Caller, shown: str) -> tuple[ServerName, str] | None:
+    """Whose task a caller's id stands for, and what its server calls it; None if it was not given to this caller."""
+    server, _, rest = shown.partition(".")
+    text, _, signature = rest.partition(".")
+    try:
+        own = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("utf-8", "surrogatepass")
+    except (binascii.Error, UnicodeError, ValueError):
+        return None
+    expected = _signature(caller, ServerName(server), own)
+    is_given = secrets.compare_digest(expected.encode(), signature.encode("utf-8", "surrogatepass"))
+    return (ServerName(server), own) if is_given and shown_id(caller, ServerName(server), own) == shown else None
+
+
+def _signature(caller: Caller, server: ServerName, own: str) -> str:
+    signed = msgspec.json.encode([caller.tenant, caller.name, server, own.encode("utf-8", "surrogatepass").hex()])
+    return hashlib.blake2b(signed, digest_size=16, key=_KEY).hexdigest()
+
+
+def aimed(call: Call, view: View) -> Call | None:
+    """A call about a task, as a call to the server whose it is; None if that is nobody's that this caller may know."""
+    found = own_id(call.caller, call.name)
+    if found is None or found[0] not in view.servers or call.surface.server not in (None, found[0]):
+        return None
+    server, own = found
+    return msgspec.structs.replace(call, name=own, surface=Surface("own", server))
+
+
+def asked_for(call: Call, view: View, era: Era) -> Call:
+    """A call that asks for a task; where its server would not know what that is, it asks for none."""
+    route = view.routes.get(call.name)
+    abilities = frozenset() if route is None else view.servers[route.feature.server]
+    if era == "legacy" and "tasks" in abilities:
+        return call
+    return msgspec.structs.replace(call, extra={key: value for key, value in call.extra.items() if key != TASK})
+
+
+def shown(outcome: Outcome, call: Call) -> Outcome:
+    """An outcome with the id of its task, if it names one, as the caller knows it."""
+    if not isinstance(outcome, Result) or outcome.task_of is None:
+        return outcome
+    payload = with_ids(outcome.payload, partial(shown_id, call.caller, outcome.task_of))
+    return msgspec.structs.replace(outcome, payload=msgspec.Raw(payload))
+
+
+def shown_params(params: Payload, call: Call) -> Payload:
+    """The parameters of what a server asks while the result of a task is waited for."""
+    server = call.surface.server
+    if call.kind != "task_result" or server is None:
+        return params
+    return with_ids(params, partial(shown_id, call.caller, server))

@@ -1,0 +1,1 @@
+"""What the hub publishes of itself for those who do not know it yet."""

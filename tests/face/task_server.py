@@ -1,0 +1,174 @@
+"""A server over stdio that runs its tool as a task, in the era that it is started in; ids are counted from one.
+
+Two of them give the same ids, and each says when asked what it was asked before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+TASKS = "io.modelcontextprotocol/tasks"
+RELATED = "io.modelcontextprotocol/related-task"
+VERSION = "2026-07-28"
+TIMES = {"createdAt": "2026-01-01T00:00:00Z", "lastUpdatedAt": "2026-01-01T00:00:00Z"}
+TOOL = {"name": "slow", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "optional"}}
+SEEN = {"name": "seen", "inputSchema": {"type": "object"}}
+DONE = {"content": [{"type": "text", "text": "done"}]}
+INFO = {"name": "tasks", "version": "1"}
+LEGACY_TASKS: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+FORM = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+
+
+class Refusal(Exception):
+    """An error to answer with."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Server:
+    """What both eras share: the tasks, and what was asked about them."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, str] = {}
+        self.seen: list[list[Any]] = []
+
+    def take(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer to one message; None if there is none."""
+        if "method" not in message or "id" not in message:
+            return None
+        params = message.get("params", {})
+        if message["method"].startswith("tasks/"):
+            self.seen.append([message["method"], params.get("taskId"), params.get("inputResponses")])
+        try:
+            end = {"result": self.answer(message["method"], params)}
+        except Refusal as refusal:
+            end = {"error": {"code": refusal.code, "message": str(refusal)}}
+        return {"jsonrpc": "2.0", "id": message["id"], **end}
+
+    def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """The result of a request."""
+        raise NotImplementedError
+
+    def created(self) -> str:
+        """A new task's id."""
+        id = f"task-{len(self.tasks) + 1}"
+        self.tasks[id] = "working"
+        return id
+
+    def known(self, params: dict[str, Any]) -> str:
+        """The task that a request is about."""
+        if params["taskId"] not in self.tasks:
+            raise Refusal(-32602, "no such task here")
+        return str(params["taskId"])
+
+    def told(self) -> dict[str, Any]:
+        """What was asked about tasks so far."""
+        return {"content": [], "structuredContent": {"seen": self.seen}}
+
+
+class LegacyServer(Server):
+    """2025-11-25: the caller asks for a task."""
+
+    def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """See `Server`."""
+        match method:
+            case "initialize":
+                capabilities = {"tools": {}, "tasks": LEGACY_TASKS}
+                return {"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": INFO}
+            case "tools/list":
+                return {"tools": [TOOL, SEEN]}
+            case "tools/call" if params["name"] == "seen":
+                return self.told()
+            case "tools/call":
+                return {"task": self.state(self.created())} if "task" in params else DONE
+            case "tasks/get":
+                return self.state(self.known(params))
+            case "tasks/cancel":
+                self.tasks[self.known(params)] = "cancelled"
+                return self.state(params["taskId"])
+            case "tasks/result":
+                return self.result(self.known(params))
+            case "ping":
+                return {}
+            case _:
+                raise Refusal(-32601, "no")
+
+    def state(self, id: str) -> dict[str, Any]:
+        """A task as it is told."""
+        return {"taskId": id, "status": self.tasks[id], "ttl": 60_000, "pollInterval": 10, **TIMES}
+
+    def result(self, id: str) -> dict[str, Any]:
+        """Ask before the result is given, and give the answer with it."""
+        meta = {RELATED: {"taskId": id}}
+        params = {"message": "go on?", "requestedSchema": FORM, "_meta": meta}
+        say({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params})
+        answer = json.loads(sys.stdin.readline())
+        self.tasks[id] = "completed"
+        return {**DONE, "structuredContent": {"heard": answer.get("result", "nothing")}, "_meta": meta}
+
+
+class ModernServer(Server):
+    """2026-07-28 with the extension: the server decides."""
+
+    def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """See `Server`."""
+        if method == "server/discover":
+            capabilities: dict[str, Any] = {"tools": {}, "extensions": {TASKS: {}}}
+            kept = {"ttlMs": 0, "cacheScope": "private"}
+            return typed({"supportedVersions": [VERSION], "capabilities": capabilities, **kept})
+        if method == "tools/list":
+            return typed({"tools": [TOOL, SEEN], "ttlMs": 60_000, "cacheScope": "private"})
+        if method == "tools/call" and params["name"] == "seen":
+            return typed(self.told())
+        told = params["_meta"]["io.modelcontextprotocol/clientCapabilities"].get("extensions", {})
+        if method == "tools/call":
+            return self.state(self.created(), "task") if TASKS in told else typed(DONE)
+        if TASKS not in told:
+            raise Refusal(-32021, "the extension is needed")
+        return self.about(method, self.known(params))
+
+    def about(self, method: str, id: str) -> dict[str, Any]:
+        """The result of a request about a task."""
+        match method:
+            case "tasks/get":
+                return self.state(id, "complete")
+            case "tasks/update":
+                self.tasks[id] = "completed"
+            case "tasks/cancel":
+                self.tasks[id] = "cancelled"
+            case _:
+                raise Refusal(-32601, "no")
+        return typed({})
+
+    def state(self, id: str, kind: str) -> dict[str, Any]:
+        """A task as it is told."""
+        told = {"taskId": id, "status": self.tasks[id], "ttlMs": 60_000, "pollIntervalMs": 10, **TIMES}
+        end = {"result": typed(DONE)} if self.tasks[id] == "completed" else {}
+        return {"resultType": kind, **told, **end}
+
+
+def typed(result: dict[str, Any]) -> dict[str, Any]:
+    """A modern result."""
+    return {"resultType": "complete", **result}
+
+
+def say(message: dict[str, Any]) -> None:
+    """Write one message."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Answer until stdin ends."""
+    server = ModernServer() if sys.argv[1] == "modern" else LegacyServer()
+    for line in sys.stdin:
+        if (answer := server.take(json.loads(line))) is not None:
+            say(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Ids of tasks as callers know them, and what becomes of calls about them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.view import View
+from isthmus.faces.mcp.faults import Era
+from isthmus.faces.mcp.tasks import aimed, are_spoken, asked_for, own_id, shown, shown_id, shown_params
+from isthmus.model.callers import Caller
+from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
+from isthmus.model.faults import Draining
+from isthmus.model.features import Ability, Tool
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.outcomes import Result
+from isthmus.wire.mcp.tasks import RELATED
+from tests.unit.core.doubles import ANYONE, raw
+
+OLD, NEW, PLAIN = ServerName("old"), ServerName("new"), ServerName("plain")
+STRANGER = Caller("stranger", ANYONE.tenant, ANYONE.grants)
+ABILITIES: dict[ServerName, Ability] = {OLD: "tasks", NEW: "task_handles", PLAIN: "tools"}
+
+
+def standing(server: ServerName, ability: Ability) -> Standing:
+    slow = Tool.of(server, FeatureName("slow"), {})
+    return Standing(server, "ready", tools=(slow,), abilities=frozenset({"tools", ability}))
+
+
+def view(surface: Surface = EVERYTHING) -> View:
+    standings = {server: standing(server, ability) for server, ability in ABILITIES.items()}
+    return Snapshot(1, standings, CheckCache(limit_bytes=4096)).view(ANYONE.grants, surface)
+
+
+def call(name: str, kind: Kind = "task", surface: Surface = EVERYTHING, **extra: Any) -> Call:
+    return Call(ANYONE, surface, name, raw({}), kind=kind, extra={key: raw(value) for key, value in extra.items()})
+
+
+# -- ids -----------------------------------------------------------------------------------------------------------
+
+
+@given(own=st.text())
+def test_an_id_leads_back_to_what_it_stands_for(own: str) -> None:
+    assert own_id(ANYONE, shown_id(ANYONE, OLD, own)) == (OLD, own)
+
+
+def test_an_id_is_the_same_whenever_it_is_given_and_another_for_whatever_differs() -> None:
+    given_out = [
+        shown_id(ANYONE, OLD, "t"),
+        shown_id(ANYONE, OLD, "t"),
+        shown_id(STRANGER, OLD, "t"),
+        shown_id(ANYONE, NEW, "t"),
+        shown_id(ANYONE, OLD, "u"),
+    ]
+    assert len(set(given_out)) == 4
+
+
+@given(text=st.text())
+def test_what_was_never_given_out_stands_for_nothing(text: str) -> None:
+    assert own_id(ANYONE, text) is None
+
+
+def test_an_id_with_one_character_changed_stands_for_nothing() -> None:
+    shown_to_me = shown_id(ANYONE, OLD, "task-1")
+    for place in range(len(shown_to_me)):
+        for other in "A.=0é":
+            if shown_to_me[place] != other:
+                assert own_id(ANYONE, shown_to_me[:place] + other + shown_to_me[place + 1 :]) is None
+
+
+def test_an_id_is_of_no_use_to_anybody_else() -> None:
+    assert own_id(STRANGER, shown_id(ANYONE, OLD, "t")) is None
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "era", "is_spoken"),
+    [
+        ("tasks/get", "legacy", True),
+        ("tasks/result", "legacy", True),
+        ("tasks/update", "legacy", False),
+        ("tasks/get", "modern", True),
+        ("tasks/update", "modern", True),
+        ("tasks/result", "modern", False),
+    ],
+)
+def test_each_era_has_methods_of_its_own(method: str, era: Era, *, is_spoken: bool) -> None:
+    assert are_spoken(method, era, view()) is is_spoken
+    assert not are_spoken(method, era, view(Surface("own", PLAIN)))
+
+
+@pytest.mark.parametrize("surface", [EVERYTHING, Surface("own", OLD)])
+def test_a_call_about_a_task_goes_to_the_server_whose_it_is(surface: Surface) -> None:
+    found = aimed(call(shown_id(ANYONE, OLD, "t"), surface=surface), view(surface))
+    assert found is not None
+    assert (found.name, found.surface) == ("t", Surface("own", OLD))
+
+
+@pytest.mark.parametrize(
+    ("id", "surface"),
+    [
+        ("t", EVERYTHING),
+        (shown_id(STRANGER, OLD, "t"), EVERYTHING),
+        (shown_id(ANYONE, OLD, "t"), Surface("own", NEW)),
+        (shown_id(ANYONE, ServerName("gone"), "t"), EVERYTHING),
+    ],
+    ids=["plain", "a stranger's", "another server's", "of a server that is gone"],
+)
+def test_a_task_that_is_not_there_for_the_caller_leads_nowhere(id: str, surface: Surface) -> None:
+    assert aimed(call(id, surface=surface), view(surface)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "era", "is_asked"),
+    [
+        ("old.slow", "legacy", True),
+        ("old.slow", "modern", False),
+        ("new.slow", "legacy", False),
+        ("plain.slow", "legacy", False),
+        ("gone.slow", "legacy", False),
+    ],
+)
+def test_a_task_is_asked_for_only_where_that_is_known(name: str, era: Era, *, is_asked: bool) -> None:
+    asked = asked_for(call(name, "tool", task={"ttl": 1}, other=2), view(), era)
+    assert ("task" in asked.extra, "other" in asked.extra) == (is_asked, True)
+
+
+# -- what callers are told -----------------------------------------------------------------------------------------
+
+
+def test_a_result_names_the_task_as_its_caller_knows_it() -> None:
+    result = Result(raw({"task": {"taskId": "t"}}), task_of=OLD)
+    told = shown(result, call("old.slow", "tool"))
+    assert isinstance(told, Result)
+    assert json.loads(bytes(told.payload)) == {"task": {"taskId": shown_id(ANYONE, OLD, "t")}}
+
+
+def test_a_result_that_names_no_task_is_not_read() -> None:
+    result = Result(raw({"taskId": "t"}))
+    assert shown(result, call("old.slow", "tool")) is result
+    draining = Draining()
+    assert shown(draining, call("old.slow", "tool")) is draining
+
+
+def test_a_question_names_the_task_that_it_is_about() -> None:
+    params = raw({"message": "?", "_meta": {RELATED: {"taskId": "t"}}})
+    told = shown_params(params, call("t", "task_result", Surface("own", OLD)))
+    assert msgspec.json.decode(told)["_meta"] == {RELATED: {"taskId": shown_id(ANYONE, OLD, "t")}}
+    assert shown_params(params, call("old.slow", "tool")) is params

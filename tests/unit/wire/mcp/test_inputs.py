@@ -1,0 +1,119 @@
+"""Questions in a result are read whole or refused with a reason, and written so that they can be read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.model.questions import Question
+from isthmus.wire.mcp.inputs import (
+    ASKED_OF,
+    QUESTIONS_MAX,
+    Inputs,
+    read_inputs,
+    read_responses,
+    with_state,
+    write_inputs,
+)
+
+ROOTS = {"method": "roots/list"}
+FORM = {"method": "elicitation/create", "params": {"message": "who?"}}
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value).encode())
+
+
+def read(**members: Any) -> Inputs | str:
+    return read_inputs(raw({"resultType": "input_required", **members}))
+
+
+def test_questions_are_read_as_the_server_wrote_them() -> None:
+    inputs = read(inputRequests={"r": ROOTS, "f": FORM}, requestState="s", other=1)
+    assert isinstance(inputs, Inputs)
+    assert {key: question.method for key, question in inputs.questions.items()} == {
+        "r": "roots/list",
+        "f": "elicitation/create",
+    }
+    assert json.loads(bytes(inputs.questions["f"].params)) == {"message": "who?"}
+    assert bytes(inputs.questions["r"].params) == b"{}"
+    assert inputs.state is not None
+    assert bytes(inputs.state) == b'"s"'
+
+
+@pytest.mark.parametrize("members", [{"inputRequests": {"r": ROOTS}}, {"requestState": "s"}])
+def test_questions_or_a_state_alone_will_do(members: dict[str, Any]) -> None:
+    assert isinstance(read(**members), Inputs)
+
+
+@pytest.mark.parametrize("method", ASKED_OF)
+def test_everything_that_can_be_asked_is_read(method: str) -> None:
+    assert isinstance(read(inputRequests={"q": {"method": method, "params": {}}}), Inputs)
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ({}, "does not say what"),
+        ({"inputRequests": {}}, "does not say what"),
+        ({"inputRequests": None}, "not by questions"),
+        ({"inputRequests": [ROOTS]}, "not by questions"),
+        ({"inputRequests": {str(number): ROOTS for number in range(QUESTIONS_MAX + 1)}}, "not by questions"),
+        ({"inputRequests": {"r": ROOTS}, "requestState": 7}, "a state that is no string"),
+        ({"inputRequests": {"r": ROOTS}, "requestState": None}, "a state that is no string"),
+        ({"inputRequests": {"x" * 99: {"method": "tools/call"}}}, f"unknown ({'x' * 40!r})"),
+        ({"inputRequests": {"r": {}}}, "unknown"),
+        ({"inputRequests": {"r": 7}}, "unknown"),
+        ({"inputRequests": {"r": {"method": 7}}}, "unknown"),
+        ({"inputRequests": {"r": {"method": "roots/list", "params": []}}}, "unknown"),
+    ],
+)
+def test_what_is_wrong_with_it_is_said(members: dict[str, Any], why: str) -> None:
+    wrong = read(**members)
+    assert isinstance(wrong, str)
+    assert why in wrong
+
+
+@given(st.binary(max_size=100))
+def test_nothing_that_a_server_writes_makes_reading_fail(text: bytes) -> None:
+    assert isinstance(read_inputs(text), str)
+
+
+names = st.text(max_size=20)
+
+
+@given(st.dictionaries(names, st.sampled_from(sorted(ASKED_OF)), min_size=1, max_size=5), st.text(max_size=50))
+def test_what_is_written_can_be_read(asked: dict[str, str], state: str) -> None:
+    questions = {key: Question(method, raw({"k": key})) for key, method in asked.items()}
+    written = write_inputs(questions, state)
+    assert json.loads(written)["resultType"] == "input_required"
+    inputs = read_inputs(written)
+    assert isinstance(inputs, Inputs)
+    assert {key: (question.method, bytes(question.params)) for key, question in inputs.questions.items()} == {
+        key: (question.method, bytes(question.params)) for key, question in questions.items()
+    }
+    assert inputs.state is not None
+    assert json.loads(bytes(inputs.state)) == state
+
+
+def test_another_state_leaves_the_rest_of_a_result_as_it_is() -> None:
+    result = raw({"resultType": "input_required", "inputRequests": {"r": ROOTS}, "_meta": {"k": 1}})
+    assert json.loads(with_state(result, "new")) == {**json.loads(bytes(result)), "requestState": "new"}
+    assert json.loads(with_state(with_state(result, "old"), "new"))["requestState"] == "new"
+
+
+@pytest.mark.parametrize("responses", [[], 7, None, "q"])
+def test_what_is_no_answers_is_told_apart_from_none(responses: object) -> None:
+    assert read_responses({}) == {}
+    assert read_responses({"inputResponses": raw(responses)}) is None
+
+
+def test_answers_are_read_as_the_caller_wrote_them() -> None:
+    answers = read_responses({"inputResponses": raw({"q": {"roots": []}})})
+    assert answers is not None
+    assert {key: bytes(value) for key, value in answers.items()} == {"q": b'{"roots": []}'}
