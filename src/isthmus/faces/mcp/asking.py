@@ -8,13 +8,15 @@ from __future__ import annotations
 import msgspec
 
 from isthmus.faces.mcp.asker import Askable
+from isthmus.faces.mcp.tasks import shown_params
 from isthmus.model.calls import Call
 from isthmus.model.outcomes import Result
 from isthmus.model.questions import Answered, Declined, OnReply, Question
 from isthmus.wire.jsonrpc import ErrorReply, Response, render
 
 OPEN_MAX = 1_000
-"""Questions that one caller may have before it, unanswered; further ones are refused."""
+"""Questions that one caller may have before it, unanswered; the oldest is given up for one more. Most of so many are
+of calls that ended long ago."""
 
 CROWDED = Declined(-32603, "The caller has too many questions before it")
 GONE = Declined(-32603, "The caller has left")
@@ -34,13 +36,12 @@ class Asked:
     def ask(self, where: Askable, question: Question, reply: OnReply) -> None:
         """Send the question as a request, and wait for its answer."""
         if len(self._open) >= OPEN_MAX:
-            reply(CROWDED)
-            return
+            self._open.pop(next(iter(self._open)))(CROWDED)
         self._last += 1
         id = msgspec.json.encode(f"isthmus-{self._last}")
         self._open[id] = reply
         members = {"jsonrpc": b'"2.0"', "id": id, "method": msgspec.json.encode(question.method)}
-        where.say(render({**members, "params": question.params}))
+        where.say(render({**members, "params": shown_params(question.params, where.call)}))
 
     def take(self, message: Response | ErrorReply) -> bool:
         """Take an answer of the caller; False if nobody asked for it."""

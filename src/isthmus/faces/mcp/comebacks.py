@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import msgspec
 
@@ -31,6 +32,13 @@ PARKED_MAX = 1_000
 PARKED_EACH_MAX = 100
 """Calls of one caller that may wait here for it to come back."""
 
+USED_EACH_MAX = 50_000
+"""States of one caller that it brought back and that have not ceased to hold; beyond, it has to wait for some to."""
+
+GATHER_SECONDS = 0.02
+"""How long a first question waits for others: many servers ask several things at once, and their caller should
+not have to come back for each."""
+
 KEPT_SECONDS = 60.0
 """How long the end of a parked call waits for its caller to come back."""
 
@@ -48,12 +56,16 @@ class _State(msgspec.Struct, omit_defaults=True):
 
 _STATE = msgspec.json.Decoder(_State)
 
+Owner: TypeAlias = tuple[str, str]
+
 
 class Parked:
     """A call whose caller has to come back: stands in for it, and keeps what happens meanwhile."""
 
     def __init__(self, inflight: InFlight) -> None:
         self.id = secrets.token_urlsafe(16)
+        self.number: str | None = None
+        """Of the state that its caller has now: every other one has been brought back."""
         self.inflight = inflight
         self.questions: dict[str, tuple[Question, OnReply]] = {}
         self.outcome: Outcome | None = None
@@ -77,12 +89,13 @@ class Parked:
 class Comebacks:
     """Everything that modern callers were asked. Calls are parked on the node that holds their link."""
 
-    def __init__(self, sealer: Sealer) -> None:
+    def __init__(self, sealer: Sealer, *, gather_seconds: float = GATHER_SECONDS) -> None:
         self._sealer = sealer
+        self._gather_seconds = gather_seconds
         self._loop = asyncio.get_running_loop()
         self._parked: dict[str, Parked] = {}
-        self._counts: Counter[str] = Counter()
-        self._used: dict[str, float] = {}
+        self._counts: Counter[Owner] = Counter()
+        self._used: dict[Owner, OrderedDict[str, float]] = {}
         """Numbers of states that were brought back and must not be again, with when they cease to hold anyway."""
 
     def __len__(self) -> int:
@@ -98,7 +111,7 @@ class Comebacks:
 
     def ask(self, where: Askable, question: Question, reply: OnReply) -> None:
         """Park the call, and answer it with the question."""
-        inflight, owner = where.inflight, where.call.caller.name
+        inflight, owner = where.inflight, _owner(where.call)
         if inflight is None or len(self._parked) >= PARKED_MAX or self._counts[owner] >= PARKED_EACH_MAX:
             reply(FULL)
             return
@@ -107,13 +120,24 @@ class Comebacks:
         self._parked[parked.id] = parked
         self._counts[owner] += 1
         parked.on_end = lambda: self._keep_end(parked)
-        self._hand_out(parked, where)
+        self._stand_in(parked, where)
+        if self._gather_seconds:
+            self._loop.call_later(self._gather_seconds, self._hand_out, parked, where)
+        else:
+            self._hand_out(parked, where)
 
-    def _hand_out(self, parked: Parked, where: Askable) -> None:
-        """Let the caller go with the questions, and stand in for it."""
+    def _stand_in(self, parked: Parked, where: Askable) -> None:
         parked.inflight.exchange = parked
         where.inflight = None
-        state = self._seal(where.call, _State(self._until(), _number(), parked=parked.id))
+
+    def _hand_out(self, parked: Parked, where: Askable) -> None:
+        """Let the caller go with the questions; or with how the call ended, if it did meanwhile."""
+        if parked.outcome is not None:
+            self._forget(parked)
+            where.end(parked.outcome)
+            return
+        parked.number = _number()
+        state = self._seal(where.call, _State(self._until(), parked.number, parked=parked.id))
         questions = {key: question for key, (question, _) in parked.questions.items()}
         where.end(Result(msgspec.Raw(write_inputs(questions, state)), is_typed=True))
 
@@ -122,17 +146,19 @@ class Comebacks:
 
     def _forget(self, parked: Parked) -> None:
         if self._parked.pop(parked.id, None) is not None:
-            self._counts -= Counter({parked.inflight.call.caller.name: 1})
+            self._counts -= Counter({_owner(parked.inflight.call): 1})
 
     # -- coming back -----------------------------------------------------------------------------------------------
 
     def open(self, call: Call, view: View) -> Parked | Call | None:
         """What a call comes back to: a parked one, or itself with the server's own state; None if that is not its."""
         state = self._opened(call)
-        if state is None or not self._use(state, call, view):
+        if state is None:
             return None
         if state.parked is not None:
-            return self._parked.get(state.parked)
+            return self._unparked(state.parked, state.number)
+        if not self._use(state, call, view):
+            return None
         extra = {key: value for key, value in call.extra.items() if key != STATE}
         if state.server is not None:
             extra[STATE] = msgspec.Raw(msgspec.json.encode(state.server))
@@ -146,32 +172,43 @@ class Comebacks:
         state = _STATE.decode(content)
         return state if state.until > self._loop.time() else None
 
+    def _unparked(self, id: str, number: str) -> Parked | None:
+        """The parked call, for the one state that was given out last."""
+        parked = self._parked.get(id)
+        if parked is None or parked.number != number:
+            return None
+        parked.number = None
+        return parked
+
     def _use(self, state: _State, call: Call, view: View) -> bool:
         """Whether a state may be brought back: once, unless doing it again would change nothing."""
+        if _is_harmless(call, view):
+            return True
+        used = self._used.setdefault(_owner(call), OrderedDict())
         now = self._loop.time()
-        self._used = {number: until for number, until in self._used.items() if until > now}
-        if state.number in self._used:
+        while used and next(iter(used.values())) <= now:
+            used.popitem(last=False)
+        if state.number in used or len(used) >= USED_EACH_MAX:
             return False
-        if state.parked is not None or not _is_harmless(call, view):
-            self._used[state.number] = state.until
+        used[state.number] = state.until
         return True
 
     def resume(self, parked: Parked, where: Askable, extra: Mapping[str, msgspec.Raw]) -> None:
         """Give the answers to the server that waits for them, and let the caller listen again."""
-        where.inflight = parked.inflight
-        parked.inflight.exchange = where
+        # What follows at once (a link that breaks, another question) is still kept: the caller is answered once.
         for key, answer in (read_responses(dict(extra)) or {}).items():
             _, reply = parked.questions.pop(key, (None, None))
             if reply is not None:
                 reply(Answered(answer))
         if parked.outcome is not None:
             self._forget(parked)
-            where.inflight = None
             where.end(parked.outcome)
         elif parked.questions:
             self._hand_out(parked, where)
         else:
             self._forget(parked)
+            where.inflight = parked.inflight
+            parked.inflight.exchange = where
 
     # -- sealing ---------------------------------------------------------------------------------------------------
 
@@ -186,9 +223,16 @@ def _number() -> str:
     return secrets.token_urlsafe(12)
 
 
+def _owner(call: Call) -> Owner:
+    return call.caller.tenant, call.caller.name
+
+
 def _bound_to(call: Call) -> bytes:
     """What a state belongs to: who called what, where, with which arguments, however these are spelt."""
-    arguments = msgspec.json.encode(msgspec.json.decode(call.arguments), order="sorted")
+    try:
+        arguments = msgspec.json.encode(msgspec.json.decode(call.arguments), order="sorted")
+    except msgspec.MsgspecError:
+        arguments = bytes(call.arguments)  # a number too large to read, say: then as it was written
     parts = (call.caller.tenant, call.caller.name, call.surface.style, call.surface.server or "", call.kind, call.name)
     digest = hashlib.blake2b(arguments, digest_size=32)
     return "\0".join(parts).encode("utf-8", "surrogatepass") + b"\0" + digest.digest()

@@ -7,6 +7,7 @@ deliver. The standard streams and the earlier HTTP+SSE transport are carried so.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from functools import partial
 
@@ -16,12 +17,14 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.faces.mcp.asker import Asker
 from isthmus.faces.mcp.asking import Asked
+from isthmus.faces.mcp.batches import BATCH_MAX, BATCHES_VERSION
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.dialogue import (
     Answer,
     Dialogue,
     answer_call,
     event_notification,
+    profile_of,
     refuse,
     updated_params,
     withdrawn,
@@ -29,6 +32,7 @@ from isthmus.faces.mcp.dialogue import (
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
+from isthmus.faces.mcp.tasks import shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Kind, Surface
 from isthmus.model.events import Event, Log, LogLevel, is_at_least
@@ -37,12 +41,13 @@ from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOT_ASKED, NOTHING, OnReply, Profile, Question
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Payload, Request, Response
-from isthmus.wire.mcp import modern
+from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.capabilities import read_profile
 from isthmus.wire.mcp.messages import CANCELLED, CHANGED, UPDATED
 from isthmus.wire.mcp.requests import CALLS
 
 INITIALIZED = "notifications/initialized"
+_NESTED = refuse(None, jsonrpc.INVALID_REQUEST, "A batch must not hold another")
 
 
 class Conversation:
@@ -68,8 +73,11 @@ class Conversation:
         self._calls: dict[bytes, InFlight] = {}
         self._waiting: set[bytes] = set()
         """Calls that wait for servers which only start."""
-        self._interests = Interests(self._hub, caller, surface, self._tell_update)
+        self._interests = Interests(self._hub, caller, surface, self._tell_update, is_crowded=is_crowded)
+        self._version = ""
+        """What was agreed on with an earlier caller."""
         self._profile: Profile = NOTHING
+        self._session = secrets.token_hex(8)
         self._asked = Asked()
         self._feed: ChangeFeed | None = None
         self._streams: dict[bytes, tuple[ChangeFeed | None, Interests]] = {}
@@ -78,6 +86,11 @@ class Conversation:
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything asked so far has been answered."""
+        return self._idle.is_set()
 
     async def finish(self) -> None:
         """Wait until everything asked so far has been answered."""
@@ -121,16 +134,28 @@ class Conversation:
             case Malformed():
                 return refuse(message.id, message.code, message.message)
             case Batch():
-                return refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported")
+                return self._batch(body, message.count)
             case Response() | ErrorReply():
                 self._asked.take(message)
+        return None
+
+    def _batch(self, body: bytes, count: int) -> Answer | None:
+        """Take several messages, of a caller whose revision has such; each is answered by itself."""
+        if self._version != BATCHES_VERSION or not 0 < count <= BATCH_MAX:
+            return refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported")
+        for element in jsonrpc.elements(body):
+            refused = _NESTED if element.startswith(b"[") else self.take(element)
+            if refused is not None:
+                self._say(refused.body)
         return None
 
     def _noted(self, notification: Notification) -> None:
         if notification.method == INITIALIZED:
             if self._feed is None and self._is_telling:
                 self._interests.attend()
-                self._feed = ChangeFeed(self._hub, self._caller.grants, self._surface, self._tell_change, TOPICS)
+                self._feed = ChangeFeed(
+                    self._hub, self._caller.grants, self._surface, self._tell_change, TOPICS, profile=self._profile
+                )
         elif notification.method == CANCELLED and "requestId" in notification.params:
             id = bytes(notification.params["requestId"])
             if (inflight := self._calls.get(id)) is not None:
@@ -159,8 +184,10 @@ class Conversation:
             self._reply(noted)
         else:
             if request.method == "initialize":
-                self._profile = read_profile(request.params.get("capabilities"))
-            self._reply(await self._dialogue.answer(request, self._caller, self._surface, era))
+                self._version = legacy.negotiate(legacy.requested_version(request.params) or "")
+                self._profile = self._interests.profile = read_profile(request.params.get("capabilities"))
+            answer = await self._dialogue.answer(request, self._caller, self._surface, era, self._profile)
+            self._reply(answer)
         return None
 
     async def _call_when_settled(self, request: Request) -> None:
@@ -184,6 +211,8 @@ class Conversation:
         if isinstance(read, Answer):
             return self._reply(read)
         call, token = read
+        if call.profile:
+            call = msgspec.structs.replace(call, session=self._session)
         id = bytes(request.id)
         level = call.log_level if era == "modern" else call.log_level or "debug"
         asker: Asker | None = self._asked if era == "legacy" else self._dialogue.comebacks
@@ -209,13 +238,28 @@ class Conversation:
         id = bytes(request.id)
         self._unsubscribe(id)
         stream = MarkedStream(request.id, self._say, frame=bytes)
-        interests = Interests(self._hub, self._caller, self._surface, stream.tell_update)
+        profile = profile_of(request, "modern")
+        interests = Interests(
+            self._hub,
+            self._caller,
+            self._surface,
+            stream.tell_update,
+            profile=profile,
+            is_crowded=self._is_crowded,
+        )
         self._streams[id] = (None, interests)
         honoured = await follow_all(interests, wanted)
         if self._is_telling and self._streams.get(id) == (None, interests):
             self._say(stream.acknowledge(honoured))
             stream.release()
-            feed = ChangeFeed(self._hub, self._caller.grants, self._surface, stream.tell_change, honoured.topics)
+            feed = ChangeFeed(
+                self._hub,
+                self._caller.grants,
+                self._surface,
+                stream.tell_change,
+                honoured.topics,
+                profile=profile,
+            )
             self._streams[id] = (feed, interests)
         else:  # it was withdrawn meanwhile, or the caller has left
             interests.close()
@@ -303,4 +347,4 @@ class _Exchange:
         self.inflight = None
         if isinstance(outcome, Result) and outcome.is_question and self._asker is not None:
             outcome = self._asker.seal(self.call, outcome)
-        self._face.ended(self._id, outcome, self._era, self.call.kind)
+        self._face.ended(self._id, shown(outcome, self.call), self._era, self.call.kind)

@@ -5,27 +5,29 @@ The HTTP and stdio carriers read a message, ask here what to do, and deliver the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.view import Route, View
+from isthmus.faces.mcp import tasks
 from isthmus.faces.mcp.asker import Askable
+from isthmus.faces.mcp.claims import ParamClaims
 from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.faults import Era, code_of, error_reply
 from isthmus.faces.mcp.interests import Interests
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call, Kind, Surface
+from isthmus.model.calls import TASK_KINDS, Call, Kind, Surface
 from isthmus.model.events import LOG_LEVELS, Event, LogLevel, Progress
 from isthmus.model.faults import BadState, Cancelled, Fault
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Payload, Request, render
+from isthmus.wire.jsonrpc import Payload, Request, object_members, render
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.capabilities import read_profile
+from isthmus.wire.mcp.capabilities import LATER, read_profile
 from isthmus.wire.mcp.inputs import STATE
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 from isthmus.wire.mcp.messages import (
@@ -39,6 +41,7 @@ from isthmus.wire.mcp.messages import (
     read_string,
 )
 from isthmus.wire.mcp.requests import CallRequest, read_request
+from isthmus.wire.mcp.tasks import EXTENSION, KNOWN, REQUIRED, TASK
 
 VERSIONS = (*modern.VERSIONS, *reversed(legacy.VERSIONS))
 """Every version spoken here, newest first."""
@@ -70,6 +73,7 @@ class Dialogue:
         self.comebacks = comebacks
         self._me = me
         self._instructions = instructions
+        self._claims = ParamClaims()
 
     def era_of(self, request: Request, version_header: str | None) -> Era:
         """The era that a request speaks."""
@@ -82,39 +86,43 @@ class Dialogue:
             return refuse(request.id, checked.code, checked.message, checked.data)
         return checked
 
-    async def answer(self, request: Request, caller: Caller, surface: Surface, era: Era) -> Answer:
-        """Answer everything that is not a call and not a stream."""
+    async def answer(
+        self, request: Request, caller: Caller, surface: Surface, era: Era, profile: Profile = NOTHING
+    ) -> Answer:
+        """Answer everything that is not a call and not a stream.
+
+        `profile` is what an earlier caller said once for all that it can be asked.
+        """
+        profile = profile_of(request, era, profile)
         match (request.method, era):
             case ("initialize", "legacy"):
-                return await self._initialize(request, caller, surface)
+                return await self._initialize(request, caller, surface, profile)
             case ("ping", "legacy"):
                 return Answer(jsonrpc.result(request.id, b"{}"))
             case ("server/discover", "modern"):
-                view = await self.hub.view(caller.grants, surface)
+                view = await self.hub.view_for(caller, surface, profile)
                 result = modern.discover_result(VERSIONS, self._me, view.abilities, self._instructions)
                 return Answer(jsonrpc.result(request.id, result))
             case _ if (shape := SHAPES.get(request.method)) is not None:
-                return await self._list(shape, request, caller, surface, era)
+                return self._list(shape, request, await self.hub.view_for(caller, surface, profile), era)
             case _:
-                text = f"Method not found: {request.method}"
-                return refuse(request.id, jsonrpc.METHOD_NOT_FOUND, text)
+                return _unknown_method(request)
 
-    async def _initialize(self, request: Request, caller: Caller, surface: Surface) -> Answer:
+    async def _initialize(self, request: Request, caller: Caller, surface: Surface, profile: Profile) -> Answer:
         requested = legacy.requested_version(request.params)
         if requested is None:
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "initialize needs a protocolVersion, a string")
-        view = await self.hub.view(caller.grants, surface)
+        view = await self.hub.view_for(caller, surface, profile)
         version = legacy.negotiate(requested)
         result = legacy.initialize_result(version, self._me, view.abilities, self._instructions)
         return Answer(jsonrpc.result(request.id, result))
 
     # -- listing ---------------------------------------------------------------------------------------------------
 
-    async def _list(self, shape: ListShape, request: Request, caller: Caller, surface: Surface, era: Era) -> Answer:
+    def _list(self, shape: ListShape, request: Request, view: View, era: Era) -> Answer:
         if bytes(request.params.get("cursor", b"null")) != b"null":
             # The whole list is one page, so no cursor of ours is out there.
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
-        view = await self.hub.view(caller.grants, surface)
         return Answer(jsonrpc.result(request.id, list_bytes(view, era, shape)))
 
     # -- what a legacy caller wants beside its calls ---------------------------------------------------------------
@@ -139,36 +147,60 @@ class Dialogue:
         meta: Members | None,
         level: LogLevel | None = None,
         profile: Profile = NOTHING,
+        headers: Mapping[bytes, bytes] | None = None,
     ) -> tuple[Call, msgspec.Raw | None] | Answer:
         """Make a call of a request for one, with the caller's own token for progress.
 
-        `meta` is a modern request's envelope; `level` and `profile` are what an earlier caller said once for all
-        its calls.
+        `meta` is a modern request's envelope, and `headers` are those that came with it over HTTP; `level` and
+        `profile` are what an earlier caller said once for all its calls.
         """
         asked = read_request(request.method, request.params, meta)
         if isinstance(asked, str):
             return refuse(request.id, jsonrpc.INVALID_PARAMS, asked)
         token = asked.meta.get(PROGRESS_TOKEN)
-        call = Call(
-            caller=caller,
-            surface=surface,
-            name=asked.name,
-            arguments=asked.arguments,
-            meta=_passed_on(asked),
-            extra=asked.extra,
-            wants_progress=token is not None,
-            kind=asked.kind,
-            log_level=level if meta is None else read_level(meta.get(modern.LOG_KEY)),
-            profile=profile if meta is None else read_profile(meta.get(modern.CAPABILITIES_KEY)),
-            comes_back=meta is not None and self.comebacks is not None,
+        if meta is not None:
+            level = read_level(meta.get(modern.LOG_KEY))
+            profile = read_profile(meta.get(modern.CAPABILITIES_KEY), LATER)
+        call = Call(  # by position: by name it takes three times as long, and every call comes through here
+            caller,
+            surface,
+            asked.name,
+            asked.arguments,
+            _passed_on(asked),
+            asked.extra,
+            token is not None,
+            asked.kind,
+            level,
+            profile,
+            "",
+            meta is not None and self.comebacks is not None,
         )
+        if headers is not None and call.kind == "tool":
+            refutation = self._claims.refute(call, self.hub.snapshot, headers)
+            if refutation is not None:
+                return refuse(request.id, modern.HEADER_MISMATCH, refutation)
+        if (asked.extra and TASK in asked.extra) or asked.kind in TASK_KINDS:
+            aimed = self._aimed(request, call, "legacy" if meta is None else "modern")
+            return aimed if isinstance(aimed, Answer) else (aimed, token)
         return call, token
+
+    def _aimed(self, request: Request, call: Call, era: Era) -> Call | Answer:
+        """A call about a task, or one that asks for it, to the server whose it is."""
+        view = self.hub.snapshot.view(call.caller.grants, call.surface, call.profile)
+        if call.kind not in TASK_KINDS:
+            return tasks.asked_for(call, view, era)
+        if not tasks.are_spoken(request.method, era, view):
+            return _unknown_method(request)
+        if era == "modern" and KNOWN not in call.profile:
+            text = f"{request.method} needs a client that knows {EXTENSION}"
+            return refuse(request.id, modern.MISSING_CAPABILITY, text, REQUIRED)
+        return tasks.aimed(call, view) or refuse(request.id, jsonrpc.INVALID_PARAMS, tasks.NOT_FOUND)
 
     def start(self, call: Call, exchange: Askable) -> InFlight | None:
         """Start a call, or go on with the one that its caller comes back to; None if it has been answered already."""
         if not call.comes_back or STATE not in call.extra or self.comebacks is None:
             return self.hub.start(call, exchange)
-        view = self.hub.snapshot.view(call.caller.grants, call.surface)
+        view = self.hub.snapshot.view(call.caller.grants, call.surface, call.profile)
         opened = self.comebacks.open(call, view)
         if isinstance(opened, Call):
             return self.hub.start(opened, exchange)
@@ -177,6 +209,18 @@ class Dialogue:
             return None
         self.comebacks.resume(opened, exchange, call.extra)
         return exchange.inflight
+
+
+def profile_of(request: Request, era: Era, known: Profile = NOTHING) -> Profile:
+    """What a caller says it can be asked: a modern one with every request, an earlier one when it is greeted."""
+    if era == "modern":
+        meta = object_members(request.params.get("_meta", b"")) or {}
+        return read_profile(meta.get(modern.CAPABILITIES_KEY), LATER)
+    return read_profile(request.params.get("capabilities")) if request.method == "initialize" else known
+
+
+def _unknown_method(request: Request) -> Answer:
+    return refuse(request.id, jsonrpc.METHOD_NOT_FOUND, f"Method not found: {request.method}")
 
 
 def _set_level(request: Request, interests: Interests) -> Answer:

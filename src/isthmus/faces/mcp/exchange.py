@@ -1,24 +1,41 @@
-"""The caller's side of a call over HTTP: answers as soon as the call ends, without a task waiting for it."""
+"""The caller's side of a call over HTTP: answers as soon as the call ends, without a task waiting for it.
+
+A quick answer is plain JSON, what precedes a slow one makes it a stream. Which connection of an earlier caller hears
+that stream is the tape's matter (`replays`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
+from isthmus.core.calls.deadlines import Bucket, Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive
 from isthmus.faces.http.turn import Peer
 from isthmus.faces.mcp.asker import Asker
 from isthmus.faces.mcp.dialogue import Answer, answer_call, event_notification
 from isthmus.faces.mcp.faults import Era
+from isthmus.faces.mcp.sessions import Session
+from isthmus.faces.mcp.tasks import shown
 from isthmus.model.calls import Call
 from isthmus.model.events import Event, Log, LogLevel, is_at_least
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp import modern
+
+RESUME_SECONDS = 30.0
+"""How long a legacy caller's call goes on after its connection broke: by its protocol, that is no cancellation."""
+
+PLAIN_SECONDS = 0.1
+"""How long an answer may take and still be plain JSON, for a caller that could come back to a stream."""
+
+RETRY_SECONDS_MAX = 10.0
+"""The longest that a caller is told to stay away: it is waited for only so much longer."""
 
 STATUS = {
     jsonrpc.PARSE_ERROR: 400,
@@ -37,22 +54,77 @@ def status_of(answer: Answer, era: Era) -> int:
     return STATUS.get(answer.code, 200) if era == "modern" and answer.code is not None else 200
 
 
+class Stream(Protocol):
+    """What precedes an answer, and the answer."""
+
+    def report(self, message: bytes) -> None:
+        """Say what a later report replaces; a caller that does not read is spared it."""
+
+    def say(self, message: bytes) -> None:
+        """Say what the caller cannot do without."""
+
+    def end(self, message: bytes) -> None:
+        """Say the last thing."""
+
+    def left(self, peer: Peer) -> bool:
+        """A connection broke; False if another has taken its place already."""
+
+    def pause(self, retry_ms: int) -> bool:
+        """Let the caller go for so many milliseconds; False if that cannot be."""
+
+
+class Passing:
+    """A stream that ends with its connection."""
+
+    __slots__ = ("_alive", "_peer")
+
+    def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
+        peer.begin(200, STREAM)
+        self._peer = peer
+        self._alive = KeepAlive(peer, loop)
+
+    def report(self, message: bytes) -> None:
+        """See `Stream`."""
+        if self._peer.buffered_bytes() <= CROWDED_BYTES:
+            self.say(message)
+
+    def say(self, message: bytes) -> None:
+        """See `Stream`."""
+        self._peer.push(sse.frame(message))
+
+    def end(self, message: bytes) -> None:
+        """See `Stream`."""
+        self._alive.stop()
+        self._peer.end(sse.frame(message))
+
+    def left(self, peer: Peer) -> bool:
+        """See `Stream`."""
+        self._alive.stop()
+        return True
+
+    def pause(self, retry_ms: int) -> bool:
+        """Nobody can come back to it."""
+        return False
+
+
 class HttpExchange:
     """One call's caller. The answer is plain JSON unless an event precedes it; then it is a stream of events."""
 
     __slots__ = (
-        "_alive",
         "_asker",
+        "_bucket",
         "_era",
         "_id",
         "_level",
         "_loop",
+        "_patience",
         "_peer",
+        "_stream",
         "_token",
         "call",
         "inflight",
         "on_end",
-        "patience",
+        "session",
     )
 
     def __init__(
@@ -78,29 +150,29 @@ class HttpExchange:
         self._asker = asker
         self._loop = loop
         self.call = call
+        self.session: Session | None = None
+        """Where the caller may come back to a stream of this call, if it may."""
         self.inflight: InFlight | None = None
         """The running call, where it may have to wait for its caller to come back."""
-        self._alive: KeepAlive | None = None
         self.on_end: Callable[[], None] | None = None
-        self.patience: asyncio.TimerHandle | None = None
+        self._stream: Stream | None = None
+        self._bucket: Bucket | None = None
+        self._patience: asyncio.TimerHandle | None = None
         """Runs while a caller that left may still come back."""
+
+    # -- what happens to the call ----------------------------------------------------------------------------------
 
     def emit(self, event: Event) -> None:
         """Pass an event on, if the caller asked for it; the first makes the answer a stream."""
         if isinstance(event, Log) and (self._level is None or not is_at_least(event.level, self._level)):
             return
         message = event_notification(event, self._token)
-        if message is None:
-            return
-        if self._alive is None or self._peer.buffered_bytes() <= CROWDED_BYTES:
-            self.say(message)
+        if message is not None:
+            self._streamed().report(message)
 
     def say(self, message: bytes) -> None:
         """Tell the caller something; the first time makes the answer a stream."""
-        if self._alive is None:
-            self._peer.begin(200, STREAM)
-            self._alive = KeepAlive(self._peer, self._loop)
-        self._peer.push(sse.frame(message))
+        self._streamed().say(message)
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """Ask the caller, in its era's way."""
@@ -109,19 +181,70 @@ class HttpExchange:
         else:
             self._asker.ask(self, question, reply)
 
+    def pause(self, seconds: float) -> None:
+        """The server let its stream of this call go for a while: the caller's goes too, if it knows of such."""
+        if self.session is None or not self.session.can_poll:
+            return
+        if self._streamed().pause(int(min(seconds, RETRY_SECONDS_MAX) * 1000)):
+            self._wait_for_return()
+
     def end(self, outcome: Outcome) -> None:
         """Answer."""
-        if self.patience is not None:
-            self.patience.cancel()
+        if self._patience is not None:
+            self.came_back()
+        if self._bucket is not None:
+            self._bucket.pop(self, None)
         self.inflight = None
         if isinstance(outcome, Result) and outcome.is_question and self._asker is not None:
             outcome = self._asker.seal(self.call, outcome)
-        answer = answer_call(self._id, outcome, self._era, self.call.kind)
-        if self._alive is None:
+        answer = answer_call(self._id, shown(outcome, self.call), self._era, self.call.kind)
+        if self._stream is None:
             self._peer.answer(status_of(answer, self._era), JSON, answer.body)
         else:
-            self._alive.stop()
-            self._peer.end(sse.frame(answer.body))
+            self._stream.end(answer.body)
         on_end, self.on_end = self.on_end, None  # it may hold this call, which holds this exchange
         if on_end is not None:
             on_end()
+
+    # -- the stream, and who listens to it -------------------------------------------------------------------------
+
+    def _streamed(self) -> Stream:
+        if self._stream is None:
+            self._stream = self._open()
+        return self._stream
+
+    def _open(self) -> Stream:
+        if self.session is None:
+            return Passing(self._peer, self._loop)
+        tape = self.session.record(self)
+        tape.start(self._peer, is_primed=self.session.can_poll)
+        return tape
+
+    def hasten(self, deadlines: Deadlines) -> None:
+        """Make the answer a stream if it does not come soon, so that the caller can come back to it."""
+        self._bucket = deadlines.add(self, PLAIN_SECONDS)
+
+    def expire(self) -> None:
+        """The answer takes its time; who has left already would not learn how to come back."""
+        if self._patience is None:
+            self._streamed()
+
+    def cancel(self, why: str) -> None:
+        """A stream that was not begun needs no end."""
+
+    def left(self, peer: Peer) -> None:
+        """A legacy caller's connection broke; it may come back to its stream for a while."""
+        if self._stream is None or self._stream.left(peer):
+            self._wait_for_return()
+
+    def _wait_for_return(self) -> None:
+        inflight = self.inflight
+        if inflight is not None and self._patience is None:
+            why = "the caller's connection broke"
+            self._patience = self._loop.call_later(RESUME_SECONDS, inflight.cancel, why)
+
+    def came_back(self) -> None:
+        """Nobody waits for the caller any more."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None

@@ -7,45 +7,50 @@ are nearly everything, are taken without a task (`take`); the rest is an ASGI ap
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 
 import msgspec
 
+from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.bodies import JSON, STREAM, KeepAlive, is_json, joined, read_body
 from isthmus.faces.http.gate import Denied, Gate, Headers
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.mcp.asker import Asker
+from isthmus.faces.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
 from isthmus.faces.mcp.changes import ChangeFeed
-from isthmus.faces.mcp.dialogue import Answer, Dialogue, refuse, updated_params, withdrawn
+from isthmus.faces.mcp.dialogue import Answer, Dialogue, profile_of, refuse, withdrawn
 from isthmus.faces.mcp.exchange import HttpExchange, status_of
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
-from isthmus.faces.mcp.sessions import Session, Sessions
+from isthmus.faces.mcp.sessions import Listener, Session, Sessions
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.features import TOPICS, Topic
-from isthmus.model.questions import NOTHING
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
-from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp import legacy, modern, params
 from isthmus.wire.mcp.capabilities import read_profile
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
-from isthmus.wire.mcp.messages import CANCELLED, CHANGED, UPDATED, Members
+from isthmus.wire.mcp.messages import CANCELLED, CHANGED, Members
 from isthmus.wire.mcp.requests import CALLS
 
-RESUME_SECONDS = 30.0
-"""How long a legacy caller's call goes on after its connection broke: by its protocol, that is no cancellation."""
+SWEEP_SECONDS = 60.0
+"""How often sessions are looked for that nobody uses any more."""
 
 VERSION_HEADER = modern.VERSION_HEADER.encode()
 METHOD_HEADER = modern.METHOD_HEADER.encode()
 NAME_HEADER = modern.NAME_HEADER.encode()
 SESSION_HEADER = legacy.SESSION_HEADER.encode()
+EVENT_HEADER = legacy.EVENT_HEADER.encode()
+PARAM_PREFIX = params.PREFIX.encode()
 
 ROUTING = (VERSION_HEADER, METHOD_HEADER, NAME_HEADER, SESSION_HEADER)
-"""Headers that somebody may route on: given twice, two readers could see two values."""
+"""Headers that somebody may route on, beside those of arguments: given twice, two readers could see two values."""
 
 _LISTED: dict[str, Topic] = {
     TOOLS.method: "tools",
@@ -68,10 +73,15 @@ class McpHttp:
         self.streams: dict[asyncio.Future[None], Caller] = {}
         """Open streams of changes, each as what ends it, and whose they are."""
         self.loop = asyncio.get_running_loop()
+        self.slow = Deadlines(self.loop)
+        """Calls of which it is not known yet whether they are answered soon."""
         self._gate = gate
+        self._sweeping: asyncio.TimerHandle | None = None
 
     def end_streams(self) -> None:
         """Let every stream of changes end, because the hub goes away; running calls are not touched."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for stream in list(self.streams):
             _set(stream)
 
@@ -81,6 +91,16 @@ class McpHttp:
         for stream, caller in list(self.streams.items()):
             if caller not in callers:
                 _set(stream)
+
+    def open_session(self, caller: Caller, surface: Surface, version: str) -> Session:
+        """A new session; while there are any, those that nobody uses are looked for."""
+        if self._sweeping is None:
+            self._sweeping = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+        return self.sessions.open(caller, surface, self.loop.time(), version)
+
+    def _sweep(self) -> None:
+        self.sessions.sweep(self.loop.time())
+        self._sweeping = self.loop.call_later(SWEEP_SECONDS, self._sweep) if len(self.sessions) else None
 
     def take(self, surface: Surface, arrival: Arrival) -> bool:
         """Start a call at once, if the request is one and nothing has to be waited for."""
@@ -170,10 +190,58 @@ class _Visit:
             case Malformed():
                 self._answer(refuse(message.id, message.code, message.message), 400)
             case Batch():
-                self._answer(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
+                await self._batch(body, message.count)
             case Response() | ErrorReply():
                 self._answered(message)
         return None
+
+    async def _batch(self, body: bytes, count: int) -> None:
+        """Answer several messages together, for a caller whose revision has such."""
+        id = self._headers.get(SESSION_HEADER)
+        session = None if id is None else self._session(id)
+        if session is None or session.version != BATCHES_VERSION:
+            return self._answer(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
+        if not 0 < count <= BATCH_MAX:
+            text = f"A batch has 1 to {BATCH_MAX} messages, not {count}"
+            return self._answer(refuse(None, jsonrpc.INVALID_REQUEST, text), 400)
+        await self._hub.settle(self._surface)
+        over: asyncio.Future[None] = self._face.loop.create_future()
+        reply = BatchReply(self._peer, partial(_set, over))
+        for element in jsonrpc.elements(body):
+            await self._element(element, reply, session)
+        reply.close()
+        return await over
+
+    async def _element(self, element: bytes, reply: BatchReply, session: Session) -> None:
+        message = jsonrpc.decode(element, max_depth=self._hub.limits.depth)
+        match message:
+            case Request(method=method) if method == "initialize" or self._is_modern(message):
+                text = f"{method} must not be part of a batch"
+                reply.add(refuse(message.id, jsonrpc.INVALID_REQUEST, text).body)
+            case Request():
+                await self._alone(reply).request_now(message)
+            case Notification():
+                _take_note(session, message)
+            case Malformed():
+                reply.add(refuse(message.id, message.code, message.message).body)
+            case Batch():
+                reply.add(refuse(None, jsonrpc.INVALID_REQUEST, "A batch must not hold another").body)
+            case Response() | ErrorReply():
+                session.asked.take(message)
+
+    def _is_modern(self, request: Request) -> bool:
+        return self._dialogue.era_of(request, self._header(VERSION_HEADER)) == "modern"
+
+    def _alone(self, reply: BatchReply) -> _Visit:
+        """This visit, as if it had brought one message only."""
+        return _Visit(self._face, self._caller, self._surface, {"headers": self._raw}, reply.part())
+
+    async def request_now(self, request: Request) -> None:
+        """Answer a request, or start the call that it is."""
+        if request.method in CALLS:
+            self.start_call(request)
+        else:
+            await self._request(request)
 
     async def _request(self, request: Request) -> None:
         if request.method in CALLS:
@@ -186,8 +254,11 @@ class _Visit:
             return await self._subscribe(request)
         if session is not None and (noted := await self._dialogue.note(request, _interests(session))) is not None:
             return self._answer(noted, 200)
-        answer = await self._dialogue.answer(request, self._caller, self._surface, era)
+        profile = NOTHING if session is None else session.profile
+        answer = await self._dialogue.answer(request, self._caller, self._surface, era, profile)
         headers = self._remember(request, answer, session) if era == "legacy" else ()
+        if session is not None and self._prefers_stream(session):
+            return self._answer_by_stream(answer)
         return self._answer(answer, status_of(answer, era), headers)
 
     async def _call_when_settled(self, request: Request) -> None:
@@ -231,13 +302,21 @@ class _Visit:
     def _remember(self, request: Request, answer: Answer, session: Session | None) -> Headers:
         """Open a session for a caller that was just greeted; note what list a session was given."""
         if request.method == "initialize" and answer.code is None:
-            opened = self._face.sessions.open(self._caller, self._surface, self._face.loop.time())
-            opened.interests = Interests(self._hub, self._caller, self._surface, opened.updated)
+            version = legacy.negotiate(legacy.requested_version(request.params) or "")
+            opened = self._face.open_session(self._caller, self._surface, version)
+            profile = opened.profile = read_profile(request.params.get("capabilities"))
+            opened.interests = Interests(
+                self._hub,
+                self._caller,
+                self._surface,
+                opened.updated,
+                profile=profile,
+                is_crowded=opened.is_crowded,
+            )
             opened.interests.attend()
-            opened.profile = read_profile(request.params.get("capabilities"))
             return ((SESSION_HEADER, opened.id.encode()),)
         if session is not None and (topic := _LISTED.get(request.method)) is not None:
-            session.seen[topic] = self._hub.snapshot.view(self._caller.grants, self._surface).digest_of(topic)
+            session.seen[topic] = session.told[topic] = self._digest(session, topic)
         return ()
 
     def _session(self, id: bytes) -> Session | None:
@@ -253,8 +332,7 @@ class _Visit:
             session = self._session(id)
             if session is None:
                 return self._no_session(None)
-            if notification.method == CANCELLED and "requestId" in notification.params:
-                session.cancel(bytes(notification.params["requestId"]))
+            _take_note(session, notification)
         return say(self._peer, 202, "")
 
     def _answered(self, message: Response | ErrorReply) -> None:
@@ -276,36 +354,49 @@ class _Visit:
             return on_end() if on_end is not None else None
         era, session, meta = checked
         level, profile = (None, NOTHING) if session is None else (_interests(session).level, session.profile)
-        read = self._dialogue.read_call(request, self._caller, self._surface, meta, level, profile)
+        claims = self._headers if era == "modern" else None
+        read = self._dialogue.read_call(request, self._caller, self._surface, meta, level, profile, claims)
         if isinstance(read, Answer):
             self._answer(read, status_of(read, era))
             return on_end() if on_end is not None else None
         call, token = read
+        if call.profile and session is not None:
+            call = msgspec.structs.replace(call, session=session.id)
         level = call.log_level
         if era == "legacy" and level is None:
             level = "debug"  # who never chose hears what the server says by itself
         asker: Asker | None = self._dialogue.comebacks if session is None else session.asked
+        back = session  # where the caller comes back to a stream
         if (token is not None or level is not None) and not self._accepts(b"text/event-stream"):
-            token = level = None
+            token = level = back = None
             asker = asker if era == "modern" else None
         exchange = HttpExchange(self._peer, request.id, era, token, self._face.loop, call, level, asker)
         exchange.on_end = on_end
-        inflight = self._dialogue.start(call, exchange)
+        exchange.session = back
+        inflight = self._dialogue.start(call, exchange) if call.extra else self._hub.start(call, exchange)
         if inflight is not None and inflight.outcome is None:
-            if call.profile and era == "modern":
+            if call.profile or era == "legacy":
                 exchange.inflight = inflight
             self._peer.on_disconnect(partial(self._left, inflight, exchange, era))
             if session is not None:
                 session.hold(bytes(request.id), inflight, exchange)
+            if back is not None and back.can_poll:
+                self._make_resumable(exchange, back)
         return None
+
+    def _make_resumable(self, exchange: HttpExchange, session: Session) -> None:
+        """Let the answer be a stream, to which the caller can come back: at once if it likes, else if it takes long."""
+        if self._prefers_stream(session):
+            exchange.expire()
+        else:
+            exchange.hasten(self._face.slow)
 
     def _left(self, inflight: InFlight, exchange: HttpExchange, era: Era) -> None:
         if era == "modern":
             if inflight.exchange is exchange:  # else it waits for its caller to come back
                 inflight.cancel("the caller closed the connection")
-        elif inflight.outcome is None:
-            why = "the caller's connection broke"
-            exchange.patience = self._face.loop.call_later(RESUME_SECONDS, inflight.cancel, why)
+        else:
+            exchange.left(self._peer)
 
     # -- streams of changes ----------------------------------------------------------------------------------------
 
@@ -321,20 +412,54 @@ class _Visit:
         session = self._session(id)
         if session is None:
             return self._no_session(None)
-        tell = self._tell_update
-        self._open_stream(sse.comment())
-        session.listen(tell)
+        last = self._header(EVENT_HEADER) or None
+        if last is not None and session.bulletin.after(last) is None:
+            return await self._resume(session, last)
+        return await self._attend(session, last)
+
+    async def _resume(self, session: Session, last: str) -> None:
+        """Go on with a call's stream where the caller lost it."""
+        found = session.shelf.find(session.id, last)
+        if found is None:
+            # Not 404, by which the caller would know that its session is gone.
+            return say(self._peer, 400, "This session has no such event, or not any more")
+        tape, number = found
+        over: asyncio.Future[None] = self._face.loop.create_future()
+        tape.resume(self._peer, number, partial(_set, over))
+        return await over
+
+    async def _attend(self, session: Session, last: str | None) -> None:
+        """Tell a session what belongs to no call, from what it heard last if it says so."""
+        over: asyncio.Future[None] = self._face.loop.create_future()
+        listener = Listener(self._peer.push, partial(_set, over), self._peer.buffered_bytes)
+        self._open_stream(session.bulletin.mark(last) if session.can_poll else sse.comment())
+        session.listen(listener, last)
+        for topic in TOPICS:  # what is different from now on is told, here or when it listens again
+            session.told.setdefault(topic, session.seen.get(topic) or self._digest(session, topic))
+        seen = {**session.told, **session.seen} if last is None else session.told
         try:
-            return await self._stay(b"", TOPICS, self._tell_change, session.seen)
+            tell = partial(self._tell_session, session, listener)
+            return await self._stay(b"", TOPICS, tell, seen, over, session.profile)
         finally:
-            session.stop_listening(tell)
+            session.stop_listening(listener)
             session.used_at = self._face.loop.time()
+            self._hand_over(session)
+
+    def _hand_over(self, session: Session) -> None:
+        """Tell an earlier stream, which is the session's now, what the one that ended had not come to tell."""
+        for topic in TOPICS:
+            if session.listeners and session.told[topic] != self._digest(session, topic):
+                self._tell_session(session, session.listeners[-1], topic)
+
+    def _digest(self, session: Session, topic: Topic) -> bytes:
+        return self._hub.snapshot.view(self._caller.grants, self._surface, session.profile).digest_of(topic)
+
+    def _tell_session(self, session: Session, listener: Listener, topic: Topic) -> None:
+        if session.tell_change(topic, listener):
+            session.told[topic] = self._digest(session, topic)
 
     def _tell_change(self, topic: Topic) -> None:
         self._peer.push(sse.frame(jsonrpc.notification(CHANGED[topic], None)))
-
-    def _tell_update(self, uri: str) -> None:
-        self._peer.push(sse.frame(jsonrpc.notification(UPDATED, jsonrpc.render(updated_params(uri)))))
 
     async def _subscribe(self, request: Request) -> None:
         """A modern caller's stream: acknowledged first, every message marked with the subscription's id."""
@@ -345,12 +470,20 @@ class _Visit:
         if not self._accepts(b"text/event-stream"):
             return say(self._peer, 406, "Accept must include text/event-stream")
         stream = MarkedStream(request.id, self._peer.push)
-        interests = Interests(self._hub, self._caller, self._surface, stream.tell_update)
+        profile = profile_of(request, "modern")
+        interests = Interests(
+            self._hub,
+            self._caller,
+            self._surface,
+            stream.tell_update,
+            profile=profile,
+            is_crowded=lambda: self._peer.buffered_bytes() > 0,
+        )
         try:
             honoured = await follow_all(interests, wanted)
             self._open_stream(stream.acknowledge(honoured))
             stream.release()
-            return await self._stay(stream.last_word(), honoured.topics, stream.tell_change, {})
+            return await self._stay(stream.last_word(), honoured.topics, stream.tell_change, {}, profile=profile)
         finally:
             interests.close()
 
@@ -364,12 +497,14 @@ class _Visit:
         topics: Iterable[Topic],
         tell: Callable[[Topic], None],
         seen: Mapping[Topic, bytes],
+        over: asyncio.Future[None] | None = None,
+        profile: Profile = NOTHING,
     ) -> None:
         """Keep a stream open until the caller leaves or the hub does; `tell` is called for every list that changes."""
-        over = self._face.loop.create_future()
+        over = over or self._face.loop.create_future()
         self._face.streams[over] = self._caller
         self._peer.on_disconnect(partial(_set, over))
-        feed = ChangeFeed(self._hub, self._caller.grants, self._surface, tell, topics, seen=seen)
+        feed = ChangeFeed(self._hub, self._caller.grants, self._surface, tell, topics, profile=profile, seen=seen)
         alive = KeepAlive(self._peer, self._face.loop)
         try:
             await over
@@ -393,6 +528,10 @@ class _Visit:
     def _answer(self, answer: Answer, status: int, headers: Headers = ()) -> None:
         self._peer.answer(status, JSON + header_lines(headers) if headers else JSON, answer.body)
 
+    def _answer_by_stream(self, answer: Answer) -> None:
+        self._peer.begin(200, STREAM)
+        self._peer.end(sse.frame(answer.body))
+
     # -- headers ---------------------------------------------------------------------------------------------------
 
     def _header(self, name: bytes) -> str | None:
@@ -403,6 +542,10 @@ class _Visit:
         accept = self._headers.get(b"accept", b"*/*")
         return kind in accept or b"*/*" in accept or _is_among(kind, accept)
 
+    def _prefers_stream(self, session: Session) -> bool:
+        """Whether the caller names streams first: without weights, there is no other sign of what it likes."""
+        return session.can_poll and self._headers.get(b"accept", b"").startswith(b"text/event-stream")
+
     def _accepts_something(self) -> bool:
         return self._accepts(b"application/json") or self._accepts(b"text/event-stream")
 
@@ -410,6 +553,11 @@ class _Visit:
 def _interests(session: Session) -> Interests:
     assert session.interests is not None, "a session is opened with them"
     return session.interests
+
+
+def _take_note(session: Session, notification: Notification) -> None:
+    if notification.method == CANCELLED and "requestId" in notification.params:
+        session.cancel(bytes(notification.params["requestId"]))
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -425,8 +573,8 @@ def _is_among(kind: bytes, accept: bytes) -> bool:
 
 def _repeated(headers: Headers) -> str | None:
     """The name of a routing header that is given twice."""
-    names = [name for name, _ in headers]
-    return next((name.decode() for name in ROUTING if names.count(name) > 1), None)
+    counts = Counter(name for name, _ in headers if name in ROUTING or name.startswith(PARAM_PREFIX))
+    return next((name.decode() for name, count in counts.items() if count > 1), None)
 
 
 def say(peer: Peer, status: int, text: str, headers: Headers = ()) -> None:

@@ -10,10 +10,12 @@ from functools import partial
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.watch.subscriptions import Key, Tell
+from isthmus.faces.mcp.changes import UpdateFeed
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.events import LogLevel
-from isthmus.model.faults import Fault, Overloaded, UnknownResource
+from isthmus.model.faults import Fault, TooManySubscriptions, UnknownResource
+from isthmus.model.questions import NOTHING, Profile
 
 SUBSCRIPTIONS_MAX = 1_000
 """Resources that one session may follow."""
@@ -22,11 +24,23 @@ SUBSCRIPTIONS_MAX = 1_000
 class Interests:
     """One caller's. `tell` is called with the URI, as the caller spelt it, of whatever was updated."""
 
-    def __init__(self, hub: Hub, caller: Caller, surface: Surface, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        caller: Caller,
+        surface: Surface,
+        tell: Callable[[str], None],
+        *,
+        profile: Profile = NOTHING,
+        is_crowded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_crowded` says that the caller has not taken yet what it was told."""
         self._hub = hub
         self._caller = caller
         self._surface = surface
-        self._tell = tell
+        self.profile = profile
+        """What the caller can be asked."""
+        self._feed = UpdateFeed(tell, is_crowded)
         self._followed: dict[str, tuple[Key, Tell]] = {}
         self.level: LogLevel | None = None
         self._is_closed = False
@@ -44,7 +58,7 @@ class Interests:
 
     async def follow(self, uri: str) -> Fault | None:
         """Hear of updates of a resource; the fault if it cannot be found or its server does not agree."""
-        view = await self._hub.view(self._caller.grants, self._surface)
+        view = await self._hub.view_for(self._caller, self._surface, self.profile)
         found = view.find_resource(uri)
         if found is None:
             return UnknownResource(uri, view.candidates(uri))
@@ -52,8 +66,8 @@ class Interests:
         if uri in self._followed or self._is_closed:
             return None
         if len(self._followed) >= SUBSCRIPTIONS_MAX:
-            return Overloaded(server, len(self._followed), 0)
-        key, tell = (server, found.name), partial(self._tell, uri)
+            return TooManySubscriptions(len(self._followed))
+        key, tell = (server, found.name), partial(self._feed.updated, uri)
         self._followed[uri] = (key, tell)
         fault = await self._hub.subscriptions.add(key, tell)
         if fault is not None:
@@ -63,12 +77,14 @@ class Interests:
     def unfollow(self, uri: str) -> None:
         """Hear no more of a resource."""
         followed = self._followed.pop(uri, None)
+        self._feed.forget(uri)
         if followed is not None:
             self._hub.subscriptions.remove(*followed)
 
     def close(self) -> None:
         """Want nothing any more, nor anything that is asked for later."""
         self._is_closed = True
+        self._feed.close()
         for uri in list(self._followed):
             self.unfollow(uri)
         self._hub.levels.leave(self)

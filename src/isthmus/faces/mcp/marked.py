@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
 
 from isthmus.faces.mcp.dialogue import updated_params
-from isthmus.faces.mcp.interests import Interests
+from isthmus.faces.mcp.interests import SUBSCRIPTIONS_MAX, Interests
 from isthmus.model.features import Topic
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.messages import CHANGED, UPDATED
 
+FOLLOW_SECONDS = 2.0
+"""How long servers have to agree; what one agrees to later can be asked for again."""
+
 
 async def follow_all(interests: Interests, wanted: modern.Wanted) -> modern.Wanted:
-    """Follow every resource that is asked for; returns what will be honoured, without those that cannot be."""
-    uris = [uri for uri in wanted.uris if await interests.follow(uri) is None]
-    return modern.Wanted(wanted.topics, tuple(uris))
+    """Follow every resource that is asked for; returns what will be honoured, without those that cannot be.
+
+    All servers are asked at once: one that says nothing holds up the others no longer than `FOLLOW_SECONDS`, and
+    what it has is not followed.
+    """
+    asked = wanted.uris[:SUBSCRIPTIONS_MAX]
+    agreed: set[str] = set()
+
+    async def follow(uri: str) -> None:
+        if await interests.follow(uri) is None:
+            agreed.add(uri)
+
+    try:
+        async with asyncio.timeout(FOLLOW_SECONDS):
+            await asyncio.gather(*map(follow, asked))
+    except TimeoutError:
+        for uri in asked:
+            if uri not in agreed:
+                interests.unfollow(uri)
+    return modern.Wanted(wanted.topics, tuple(uri for uri in asked if uri in agreed))
 
 
 class MarkedStream:

@@ -14,11 +14,15 @@ from typing import Protocol
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.mcp.asking import Asked
+from isthmus.faces.mcp.dialogue import updated_params
 from isthmus.faces.mcp.interests import Interests
+from isthmus.faces.mcp.replays import Bulletin, Shelf, Speaker, Tape
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.features import Topic
 from isthmus.model.questions import NOTHING, Profile
+from isthmus.wire import jsonrpc
+from isthmus.wire.mcp.messages import CHANGED, UPDATED
 
 SESSIONS_MAX = 1_000
 """Sessions that one caller may have at once; its one unused for longest goes first."""
@@ -26,11 +30,23 @@ SESSIONS_MAX = 1_000
 IDLE_SECONDS = 3600.0
 """A session unused for this long is forgotten; its caller initialises again."""
 
+POLLING_VERSION = "2025-11-25"
+"""From here on, callers know that a stream may begin with an event without content, and be left and resumed."""
+
 
 class Ending(Protocol):
     """Something that tells when it is over."""
 
     on_end: Callable[[], None] | None
+
+
+@dataclass(slots=True, eq=False)
+class Listener:
+    """A stream on which a session is told what belongs to no call."""
+
+    tell: Callable[[bytes], None]
+    end: Callable[[], None]
+    unsent_bytes: Callable[[], int] = lambda: 0
 
 
 @dataclass(slots=True)
@@ -41,43 +57,68 @@ class Session:
     caller: Caller
     surface: Surface
     used_at: float
+    shelf: Shelf = field(default_factory=Shelf)
+    """The streams of its caller's calls, its own among them."""
+    version: str = ""
+    """What was agreed on when it was opened."""
     calls: dict[bytes, InFlight] = field(default_factory=dict)
     """Calls in flight by the caller's own id for them, so that they can be cancelled by it."""
     waiting: set[bytes] = field(default_factory=set)
     """Calls that were not started yet, because a server only starts."""
-    streams: int = 0
-    """Streams of changes that are open; a session that listens is in use."""
+    listeners: list[Listener] = field(default_factory=list)
+    """Streams that are open; the latest is told. A session that listens is in use."""
     seen: dict[Topic, bytes] = field(default_factory=dict)
     """The digests of the lists it was last given."""
+    told: dict[Topic, bytes] = field(default_factory=dict)
+    """Those of the lists that it was last given, or told that they changed."""
     interests: Interests | None = None
     profile: Profile = NOTHING
     """What the caller said it can be asked."""
     asked: Asked = field(default_factory=Asked)
-    push: Callable[[str], None] | None = None
-    """Tells of an updated resource on the stream that is open now."""
+    bulletin: Bulletin = field(default_factory=Bulletin)
     missed: set[str] = field(default_factory=set)
     """Resources that were updated while no stream was open."""
 
+    @property
+    def can_poll(self) -> bool:
+        """Whether its caller knows that it may have to come back to a stream."""
+        return self.version >= POLLING_VERSION
+
+    def record(self, speaker: Speaker) -> Tape:
+        """A stream for a call of this session, to which its caller can come back."""
+        return self.shelf.open(self.id, speaker)
+
+    def is_crowded(self) -> bool:
+        """Whether the caller has not taken yet what it was told last."""
+        return bool(self.listeners) and self.listeners[-1].unsent_bytes() > 0
+
     def updated(self, uri: str) -> None:
         """Tell that a resource was updated, now or as soon as the caller listens."""
-        if self.push is None:
+        if not self.listeners:
             self.missed.add(uri)
         else:
-            self.push(uri)
+            self.listeners[-1].tell(self.bulletin.add(uri, _updated(uri)))
 
-    def listen(self, push: Callable[[str], None]) -> None:
-        """Tell on this stream from now on, and what was missed first."""
-        self.streams += 1
-        self.push = push
+    def tell_change(self, topic: Topic, listener: Listener) -> bool:
+        """Tell that a list changed; False if there is a later stream on which that is told."""
+        if self.listeners[-1:] != [listener]:
+            return False
+        listener.tell(self.bulletin.add(CHANGED[topic], jsonrpc.notification(CHANGED[topic], None)))
+        return True
+
+    def listen(self, listener: Listener, last_event_id: str | None = None) -> None:
+        """Tell on this stream from now on; first what followed the event that the caller heard last, then the rest."""
+        again = None if last_event_id is None else self.bulletin.after(last_event_id)
+        if again:
+            listener.tell(again)
+        self.listeners.append(listener)
         missed, self.missed = self.missed, set()
         for uri in sorted(missed):
-            push(uri)
+            self.updated(uri)
 
-    def stop_listening(self, push: Callable[[str], None]) -> None:
-        """A stream is over."""
-        self.streams -= 1
-        if self.push is push:
-            self.push = None
+    def stop_listening(self, listener: Listener) -> None:
+        """A stream is over; if it was the latest, the one before it is told now."""
+        self.listeners.remove(listener)
 
     def cancel(self, id: bytes) -> None:
         """Withdraw the call that the caller knows by this id, if there is one."""
@@ -105,19 +146,27 @@ class Sessions:
 
     def __init__(self) -> None:
         self._of: dict[str, OrderedDict[str, Session]] = {}
+        self._shelves: dict[str, Shelf] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
-    def open(self, caller: Caller, surface: Surface, now: float) -> Session:
-        """A new session."""
+    def open(self, caller: Caller, surface: Surface, now: float, version: str = "") -> Session:
+        """A new session, in which this version of MCP is spoken."""
         own = self._of.setdefault(caller.name, OrderedDict())
-        self._sweep(own, now)
-        session = Session(secrets.token_urlsafe(24), caller, surface, now)
+        self._make_room(own, now)
+        shelf = self._shelves.setdefault(caller.name, Shelf())
+        session = Session(secrets.token_urlsafe(24), caller, surface, now, shelf, version)
         own[session.id] = session
         return session
 
-    def _sweep(self, own: OrderedDict[str, Session], now: float) -> None:
+    def sweep(self, now: float) -> None:
+        """Forget every session that was unused for too long."""
+        for own in self._of.values():
+            for session in [session for session in own.values() if _is_idle(session, now)]:
+                self.close(session)
+
+    def _make_room(self, own: OrderedDict[str, Session], now: float) -> None:
         """Forget what was unused for too long, and the one unused for longest if there is no room."""
         for session in list(own.values()):
             if not _is_idle(session, now):
@@ -147,14 +196,21 @@ class Sessions:
                     self.close(session)
 
     def close(self, session: Session) -> None:
-        """End a session and the calls in it."""
+        """End a session, the calls in it and its streams."""
         self._of[session.caller.name].pop(session.id, None)
         if session.interests is not None:
             session.interests.close()
         session.asked.close()
         for inflight in list(session.calls.values()):
             inflight.cancel("the session was ended")
+        session.shelf.forget(session.id)
+        for listener in list(session.listeners):
+            listener.end()
 
 
 def _is_idle(session: Session, now: float) -> bool:
-    return now - session.used_at > IDLE_SECONDS and not session.calls and not session.streams
+    return now - session.used_at > IDLE_SECONDS and not session.calls and not session.listeners
+
+
+def _updated(uri: str) -> bytes:
+    return jsonrpc.notification(UPDATED, jsonrpc.render(updated_params(uri)))

@@ -64,6 +64,18 @@ class Changes:
         self._is_stream = False
         self._refusal: Fault | None = None
         self.ticket: Ticket | None = None
+        self.is_resumed = False
+        """Whether it was asked for from an event on."""
+
+    @property
+    def event_id(self) -> str | None:
+        """The last event."""
+        return self._decoder.last_event_id
+
+    @property
+    def retry(self) -> float | None:
+        """How many seconds the server wants to be left alone after the stream's end, if it says so."""
+        return None if self._decoder.retry is None else self._decoder.retry / 1000
 
     def close(self) -> None:
         """Hear nothing more."""

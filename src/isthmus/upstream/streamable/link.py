@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -19,24 +20,27 @@ from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected
-from isthmus.model.features import TOPICS, Feature
+from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import HttpClient, header_lines, request_head
 from isthmus.transport.http_connection import Lost
 from isthmus.upstream.address import target_within
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier, put_request
+from isthmus.upstream.listing import Listing, leave_out
 from isthmus.upstream.notices import Notices
 from isthmus.upstream.replies import EVENT_STREAM
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.changes import Changes
 from isthmus.upstream.streamable.post import LINGER_SECONDS, Post
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lone_call, turned_away
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lone_call, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.inputs import QUESTIONS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
-from isthmus.wire.mcp.params import Places, annotated, param_headers
+from isthmus.wire.mcp.params import Places, annotated, is_well_marked, param_headers
 from isthmus.wire.mcp.requests import METHODS
 
 log = structlog.get_logger(__name__)
@@ -47,8 +51,19 @@ SPARE_CONNECTIONS = 8
 RELISTEN_SECONDS = 30.0
 """The longest pause before the stream of changes is opened again."""
 
+RELISTEN_SECONDS_MIN = 0.5
+"""The shortest pause that a server may ask for: after each, everything is listed anew."""
+
 SESSION_LENGTH_MAX = 1024
+
+HEADS_MAX = 10_000
+"""Prepared heads that are kept; resources and tasks have as many names as callers come to know."""
+
+EVENT_ID_LENGTH_MAX = 1024
 HOPS_MAX = 3
+
+EAR_SECONDS = 1.0
+"""How long a call waits for the stream on which its server may ask; a server that gives none may not say so."""
 
 
 class StreamableLink(BaseLink):
@@ -95,9 +110,15 @@ class StreamableLink(BaseLink):
         """The stream on which the server announces changes."""
         self._next_changes: Changes | None = None
         """One that takes its place as soon as the server tells on it."""
+        self._heard_last: str | None = None
+        """The last event of a stream of changes that ended."""
+        self._resumes: dict[Post, tuple[asyncio.TimerHandle, str]] = {}
+        """Requests whose streams ended too soon, until they are asked for again from their last event on."""
         self._relisten: asyncio.TimerHandle | None = None
         self._pause = 1.0
         self._heard_at = 0.0
+        self._is_deaf = False
+        """The stream of changes has ended, and what was told since then was not heard."""
 
     # -- heads -----------------------------------------------------------------------------------------------------
 
@@ -115,6 +136,8 @@ class StreamableLink(BaseLink):
             },
         )
         if self._is_greeted and self._expired is None:  # not while there is no session to name
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
             self._heads[key] = head
         return head
 
@@ -146,8 +169,20 @@ class StreamableLink(BaseLink):
                 self._location = None
             else:
                 self._is_greeted = True
+                await self._hear_questions()
                 return
         raise ConnectFailed("it redirects in circles")
+
+    async def _hear_questions(self) -> None:
+        """Open the stream on which an earlier server may ask, before a call can make it ask: what comes sooner is lost.
+
+        Servers on the TypeScript SDK ask there, unless they say which call a question is about.
+        """
+        if self.profile and self.dialect.era == "legacy" and self._session is not None:
+            self._expect_hearing()
+            self.listen()
+            with suppress(Fault):  # it has no such stream, and so asks nothing there
+                await self._until_heard(EAR_SECONDS)
 
     def redirected(self, location: str) -> None:
         """The server points elsewhere; while greeting, that is followed."""
@@ -213,6 +248,38 @@ class StreamableLink(BaseLink):
         """A request has ended, one way or the other."""
         self._posts.pop(post.id, None)
 
+    # -- streams that ended too soon -------------------------------------------------------------------------------
+
+    def resume(self, post: Post, event_id: str, seconds: float) -> bool:
+        """Ask for the rest of a request's stream in a while; False where that cannot be."""
+        if self.dialect.era == "modern" or self.lost.done() or not _is_header(event_id):
+            return False
+        timer = asyncio.get_running_loop().call_later(seconds, self._ask_for_rest, post)
+        self._resumes[post] = (timer, event_id)
+        return True
+
+    def _ask_for_rest(self, post: Post) -> None:
+        _, event_id = self._resumes.pop(post)
+        if post.is_over:
+            return
+        if post.session != self._session:
+            post.fail(lost(self.server, "its session expired while the stream was away", may_have_left=True))
+            return
+        post.ticket = self._client.send(self._listen_head(event_id), None, post)
+
+    def _give_up_resumes(self) -> None:
+        waiting, self._resumes = self._resumes, {}
+        for post, (timer, _) in waiting.items():
+            timer.cancel()
+            post.fail(lost(self.server, "closed by the hub", may_have_left=True))
+
+    def _listen_head(self, event_id: str | None = None) -> bytes:
+        """The head of a GET, for a stream from the beginning or from an event on."""
+        last = {} if event_id is None else {legacy.EVENT_HEADER: event_id}
+        return self._request_head("GET", {"accept": EVENT_STREAM, **last, **self._state_headers("", None)})
+
+    # -- ending a call, and what the server says by itself ---------------------------------------------------------
+
     def may_have_run(self, inflight: InFlight) -> bool:
         """What waits for a connection, or for a new session, has not left."""
         post = inflight.carriage
@@ -249,7 +316,19 @@ class StreamableLink(BaseLink):
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
         """A server's own request, on a call's stream or on one that all share; the answer is a POST of its own."""
         whose = lone_call(post.waiter for post in self._posts.values()) if waiter is None else waiter
+        if whose is None and request.method in QUESTIONS and self._posts:
+            self.on_crowded()
         put_request(request, whose, partial(self._tell, ""))
+
+    async def list_features(
+        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+    ) -> Listing:
+        """What the server offers, without tools whose headers cannot be written: the specification bars them."""
+        listing = await super().list_features(topics, known, profile)
+        if self.dialect.era == "legacy":
+            return listing
+        ill = {tool.name for tool in listing.tools if not is_well_marked(tool.definition.get("inputSchema"))}
+        return leave_out(listing, ill, "its x-mcp-header cannot be written") if ill else listing
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
@@ -269,7 +348,7 @@ class StreamableLink(BaseLink):
         self._expired.append(post)
 
     async def _renew(self) -> None:
-        self._session = None
+        self._session = self._heard_last = None
         self._heads.clear()
         try:
             await self._initialize()
@@ -305,8 +384,9 @@ class StreamableLink(BaseLink):
             body = jsonrpc.request(self.next_id(), modern.LISTEN, self._listen_params())
             changes.ticket = self._client.send(self._head(modern.LISTEN), body, changes)
         else:
-            head = self._request_head("GET", {"accept": EVENT_STREAM, **self._state_headers("", None)})
-            changes.ticket = self._client.send(head, None, changes)
+            last, self._heard_last = self._heard_last, None
+            changes.is_resumed = last is not None
+            changes.ticket = self._client.send(self._listen_head(last), None, changes)
 
     def heard(self, changes: Changes) -> None:
         """The server tells on a stream of changes; only now is the one before it given up."""
@@ -316,9 +396,15 @@ class StreamableLink(BaseLink):
                 before.close()
             self._heard_at = asyncio.get_running_loop().time()
             self._heard()
+            if self._is_deaf:
+                self._is_deaf = False
+                self.on_gap()
 
     def unheard(self, changes: Changes, refusal: Fault) -> None:
         """The server does not announce after all, or not this; what was open before stays so."""
+        if changes.is_resumed:  # it may only have forgotten what was heard last
+            self.deaf(changes)
+            return
         if changes is self._next_changes:
             self._next_changes = None
             self._heard(refusal)
@@ -331,11 +417,15 @@ class StreamableLink(BaseLink):
             self._changes = None
         if changes is self._next_changes:
             self._next_changes = None
+        self._is_deaf |= self._changes is None
         if self.lost.done() or self._relisten is not None:
             return
+        self._heard_last = changes.event_id if _is_header(changes.event_id or "") else None
         if asyncio.get_running_loop().time() - self._heard_at > RELISTEN_SECONDS:
             self._pause = 1.0  # it was open for a while, so that opening it again is worth it
         delay = random.uniform(0.5, 1.0) * self._pause  # noqa: S311 - spread, not secrecy
+        if changes.retry is not None and changes.event_id is not None:
+            delay = min(max(changes.retry, RELISTEN_SECONDS_MIN), RELISTEN_SECONDS)
         self._pause = min(self._pause * 2, RELISTEN_SECONDS)
         self._relisten = asyncio.get_running_loop().call_later(delay, self._listen_again)
 
@@ -351,6 +441,7 @@ class StreamableLink(BaseLink):
     async def aclose(self) -> None:
         """End the session if there is one, and every connection."""
         self._lose("closed by the hub")
+        self._give_up_resumes()
         if self._relisten is not None:
             self._relisten.cancel()
         try:
@@ -363,6 +454,11 @@ class StreamableLink(BaseLink):
         done = _Ended()
         self._client.send(self._request_head("DELETE", self._state_headers("", None)), None, done)
         await asyncio.wait([done.over], timeout=LINGER_SECONDS)
+
+
+def _is_header(event_id: str) -> bool:
+    """Whether what a server calls an event can be said to it in a header."""
+    return 0 < len(event_id) <= EVENT_ID_LENGTH_MAX and event_id.isascii() and event_id.isprintable()
 
 
 class _Ended:

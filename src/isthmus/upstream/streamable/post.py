@@ -1,4 +1,7 @@
-"""One POST and its reply: collects JSON or reads events, and tells the waiter how it ended."""
+"""One POST and its reply: collects JSON or reads events, and tells the waiter how it ended.
+
+A stream of events that ends too soon is asked for again where it broke off, if the server gave its events ids.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from isthmus.model.faults import BadReply, Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.http_connection import Lost, Ticket
 from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, media_type
-from isthmus.upstream.waiters import Waiter, lost, turned_away
+from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
 from isthmus.wire.mcp import legacy
@@ -32,6 +35,22 @@ NO_ENDPOINT = (400, 404, 405)
 
 USELESS_MAX = 10_000
 """Messages of no use to anybody that one request's stream may bring: a server that sends so many only floods."""
+
+RETRY_SECONDS = 1.0
+"""The pause before a stream is asked for again, unless the server says another."""
+
+RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.05, 10.0
+"""What a server may say: a shorter pause would let it keep the hub busy, a longer one outlasts most calls."""
+
+RESUMES_MAX = 1_000
+"""How often one request's stream is asked for again; the deadline of a call is nearly always nearer."""
+
+FAILURES_MAX = 3
+"""How often in a row that may fail."""
+
+PASSING = (408, 409, 425, 429)
+SERVER_TROUBLE = 500
+"""With these, and from here on, a server says that it may give the stream another time."""
 
 LINGER_SECONDS = 1.0
 """How long a server may keep an event stream open after its answer before the connection is taken from it."""
@@ -62,8 +81,29 @@ class PostOwner(Protocol):
     def noted(self, method: str, params: Members) -> None:
         """The server tells something that need not be about this request."""
 
+    def resume(self, post: Post, event_id: str, seconds: float) -> bool:
+        """Ask for the rest of a request's stream in a while; False if there is nobody to ask."""
+
     def over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
+
+
+class Rest:
+    """What a stream still owes that ended before the answer: from which event on, and how often it was asked for."""
+
+    __slots__ = ("event_id", "failures", "seconds", "times")
+
+    def __init__(self) -> None:
+        self.event_id: str | None = None
+        self.seconds = RETRY_SECONDS
+        self.times = 0
+        self.failures = 0
+
+    def read(self, decoder: SseDecoder) -> None:
+        """Note how far the stream came, and how long the server wants to be left alone."""
+        self.event_id = decoder.last_event_id or self.event_id
+        if decoder.retry is not None:
+            self.seconds = min(max(decoder.retry / 1000, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX)
 
 
 class Post:
@@ -73,6 +113,7 @@ class Post:
         "_chunks",
         "_decoder",
         "_link",
+        "_rest",
         "_size",
         "_status",
         "_useless",
@@ -107,11 +148,13 @@ class Post:
         self._size = 0
         self._useless = 0
         self._decoder: SseDecoder | None = None
+        self._rest: Rest | None = None
+        """What its stream still owes, once that has ended too soon."""
 
     @property
     def may_have_left(self) -> bool:
         """False while the request provably has not left, or was provably not run."""
-        return self.ticket is not None and self.ticket.may_have_left
+        return self._rest is not None or (self.ticket is not None and self.ticket.may_have_left)
 
     def abandon(self) -> None:
         """Nobody waits any more: close the connection that serves this."""
@@ -140,6 +183,8 @@ class Post:
             self._link.redirected(headers.get("location", ""))
         elif status == OK and media_type(headers) == EVENT_STREAM:
             self._decoder = SseDecoder(self._link.limits.reply_bytes)
+            if self._rest is not None:
+                self._rest.failures = 0
 
     def on_body(self, chunk: bytes) -> None:
         """Take a part of the reply."""
@@ -157,7 +202,9 @@ class Post:
         if self.is_over:
             return
         if self._decoder is not None:
-            self.fail(lost(self._link.server, "its stream ended before the answer", may_have_left=True))
+            self._break_off("its stream ended before the answer", self._decoder, is_polite=True)
+        elif self._rest is not None:
+            self._miss(f"it answered HTTP {self._status} to who came back to its stream", self._rest)
         else:
             self._read_whole(b"".join(self._chunks))
 
@@ -166,7 +213,40 @@ class Post:
         if self.is_over:
             return
         self._link.on_doubt()
-        self.fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
+        if self._decoder is not None:
+            self._break_off(lost_.reason, self._decoder, is_polite=False)
+        elif self._rest is not None:
+            self._miss(lost_.reason, self._rest)
+        else:
+            self.fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
+
+    # -- streams that end too soon ---------------------------------------------------------------------------------
+
+    def _break_off(self, why: str, decoder: SseDecoder, *, is_polite: bool) -> None:
+        """A stream ended without the answer: ask for its rest, or give up."""
+        self._decoder = None
+        rest = self._rest = self._rest or Rest()
+        rest.read(decoder)
+        if not self._is_awaited(rest):
+            self.fail(lost(self._link.server, why, may_have_left=True))
+        elif is_polite and isinstance(self.waiter, CallWaiter):
+            self.waiter.inflight.pause(rest.seconds)
+
+    def _miss(self, why: str, rest: Rest) -> None:
+        """The rest of a stream was not given; perhaps another time."""
+        rest.failures += 1
+        is_passing = not self._status or self._status in PASSING or self._status >= SERVER_TROUBLE
+        if not is_passing or rest.failures >= FAILURES_MAX or not self._is_awaited(rest):
+            self.fail(lost(self._link.server, why, may_have_left=True))
+
+    def _is_awaited(self, rest: Rest) -> bool:
+        """Whether the rest of the stream will be asked for."""
+        self._status = self._size = 0
+        self._chunks = []
+        if rest.event_id is None or self.method == "initialize" or rest.times >= RESUMES_MAX:
+            return False
+        rest.times += 1
+        return self._link.resume(self, rest.event_id, rest.seconds)
 
     # -- JSON ------------------------------------------------------------------------------------------------------
 

@@ -231,7 +231,7 @@ class Client:
 def events(chunks: Iterable[bytes]) -> list[Any]:
     """The messages of an event stream's chunks."""
     lines = b"".join(chunks).split(b"\n")
-    return [json.loads(line.removeprefix(b"data:")) for line in lines if line.startswith(b"data:")]
+    return [json.loads(line[5:]) for line in lines if line.startswith(b"data:") and line[5:].strip()]
 
 
 def members(told: Mapping[str, Any]) -> dict[str, msgspec.Raw]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -571,3 +572,30 @@ async def test_a_caller_that_has_gone_has_its_calls_withdrawn() -> None:
     talk.conversation.cancel_all("it has gone")
     assert all(isinstance(inflight.outcome, Cancelled) for inflight in hosted.stage.link.sent)
     assert hosted.hub.running() == 0
+
+
+# -- batches -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_messages_of_a_batch_are_taken_one_by_one_where_the_revision_has_batches() -> None:
+    hosted = Hosted()
+    talk = Talk(hosted)
+    hello = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    await talk.ask("initialize", hello, id=0)
+    ping = {"jsonrpc": "2.0", "id": "a", "method": "ping"}
+    call = {"jsonrpc": "2.0", "id": "b", "method": "tools/call", "params": {"name": "files.read"}}
+    assert talk.conversation.take(json.dumps([ping, call, [ping], 7]).encode()) is None
+    hosted.answer(content=[])
+    assert [outcome(await talk.reply(id)) for id in ("a", "b")] == [{}, {"content": []}]
+    refused = [message["error"]["code"] for message in talk.heard if message.get("id", "") is None]
+    assert refused == [-32600, -32600]
+
+
+@pytest.mark.parametrize(("version", "count"), [("2025-06-18", 1), ("2025-03-26", 0), ("2025-03-26", 101)])
+async def test_other_batches_are_refused(version: str, count: int) -> None:
+    talk = Talk(Hosted())
+    hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    await talk.ask("initialize", hello)
+    refused = talk.conversation.take(json.dumps([{"jsonrpc": "2.0", "id": 1, "method": "ping"}] * count).encode())
+    assert refused is not None
+    assert refused.code == -32600

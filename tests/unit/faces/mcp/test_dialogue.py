@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from isthmus.core.catalog.snapshot import Standing
-from isthmus.faces.mcp.dialogue import answer_call, event_notification, list_bytes, updated_params, withdrawn
+from isthmus.faces.mcp.dialogue import (
+    answer_call,
+    event_notification,
+    list_bytes,
+    profile_of,
+    updated_params,
+    withdrawn,
+)
 from isthmus.model.calls import EVERYTHING, Call
 from isthmus.model.events import Log
 from isthmus.model.names import ServerName
@@ -89,3 +96,15 @@ def test_small_words() -> None:
     assert json.loads(withdrawn(ID).body)["error"]["data"] == {"executed": "no", "reason": "cancelled"}
     assert updated_params('a"b') == {"uri": b'"a\\"b"'}
     assert answer_call(ID, DONE, "legacy").code is None
+
+
+def test_what_a_caller_can_be_asked_is_said_with_each_modern_request_and_once_in_the_earlier_era() -> None:
+    can: dict[str, Any] = {"elicitation": {}}
+    modern = Request(ID, "tools/list", members({"_meta": {"io.modelcontextprotocol/clientCapabilities": can}}))
+    greeting = Request(ID, "initialize", members({"capabilities": can}))
+    later = Request(ID, "tools/list", members({"capabilities": can, "_meta": {}}))
+    known = frozenset({"roots"})
+    assert profile_of(modern, "modern", known) == {"elicitation"}
+    assert profile_of(later, "modern", known) == frozenset()
+    assert profile_of(greeting, "legacy", known) == {"elicitation"}
+    assert profile_of(later, "legacy", known) == known

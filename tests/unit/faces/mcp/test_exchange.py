@@ -9,14 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.core.calls.deadlines import Deadlines
 from isthmus.faces.http import bodies
 from isthmus.faces.http.bodies import CROWDED_BYTES, KeepAlive
-from isthmus.faces.mcp.exchange import HttpExchange
+from isthmus.faces.mcp import exchange as module
+from isthmus.faces.mcp.exchange import HttpExchange, Passing
 from isthmus.faces.mcp.faults import Era
-from isthmus.model.calls import Kind
+from isthmus.faces.mcp.sessions import Session, Sessions
+from isthmus.model.calls import EVERYTHING, Kind
 from isthmus.model.events import LOG_LEVELS, Log, LogLevel
-from isthmus.model.faults import TimedOut, UnknownResource, UnknownTool
-from tests.unit.core.doubles import DONE, PROGRESS, SERVER, raw
+from isthmus.model.faults import Cancelled, TimedOut, UnknownResource, UnknownTool
+from isthmus.wire.mcp.messages import PROGRESS as PROGRESSED
+from isthmus.wire.sse import SseDecoder
+from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, Stage, call, raw
 from tests.unit.faces.mcp.doubles import Client
 
 ID = msgspec.Raw(b'"call"')
@@ -31,7 +36,7 @@ def exchange(
     level: LogLevel | None = None,
     kind: Kind = "tool",
 ) -> HttpExchange:
-    return HttpExchange(client, ID, era, token, asyncio.get_running_loop(), level, kind)
+    return HttpExchange(client, ID, era, token, asyncio.get_running_loop(), call(kind=kind), level)
 
 
 async def test_an_answer_without_events_is_plain_json() -> None:
@@ -118,6 +123,118 @@ async def test_a_call_with_events_is_kept_alive_and_its_end_stops_that(monkeypat
     assert len(client.pushed) == said
 
 
+# -- streams that can be come back to ------------------------------------------------------------------------------
+
+
+def resumable(client: Client, version: str = "2025-11-25") -> tuple[HttpExchange, Session]:
+    """The exchange of a running call in a session."""
+    made, session = exchange(client), Sessions().open(ANYONE, EVERYTHING, 0.0, version)
+    made.session = session
+    made.inflight, _ = Stage().start()
+    return made, session
+
+
+def come_back(session: Session, client: Client) -> Client:
+    """A connection that goes on where that client's stream broke off."""
+    decoder = SseDecoder()
+    decoder.feed(b"".join(client.pushed + client.ended))
+    found = session.shelf.find(session.id, decoder.last_event_id or "")
+    assert found is not None
+    again = Client()
+    found[0].resume(again, found[1], lambda: None)
+    return again
+
+
+async def test_an_answer_that_takes_long_becomes_a_stream_and_a_quick_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PLAIN_SECONDS", 0.0)
+    deadlines = Deadlines(asyncio.get_running_loop())
+    slow, quick = Client(), Client()
+    late, early = resumable(slow)[0], resumable(quick)[0]
+    for made in (late, early):
+        made.hasten(deadlines)
+    early.end(DONE)
+    await slow.until(lambda: bool(slow.pushed))
+    late.end(DONE)
+    assert (len(slow.begun), len(slow.ended), slow.answers) == (1, 1, [])
+    assert (quick.begun, len(quick.answers)) == ([], 1)
+
+
+async def test_no_stream_is_begun_for_who_has_left() -> None:
+    client = Client()
+    made, session = resumable(client)
+    made.left(client)
+    made.expire()
+    made.end(DONE)
+    assert (client.begun, len(session.shelf)) == ([], 0)
+
+
+async def test_who_comes_back_hears_the_rest_and_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    made, session = resumable(client)
+    made.emit(PROGRESS)
+    inflight = made.inflight
+    assert inflight is not None
+    monkeypatch.setattr(module, "RESUME_SECONDS", 0.0)
+    made.left(client)
+    again = come_back(session, client)
+    await asyncio.sleep(0.01)
+    assert inflight.outcome is None
+    made.left(client)  # the connection before it, which is noticed late
+    await asyncio.sleep(0.01)
+    assert inflight.outcome is None
+    made.emit(PROGRESS)
+    made.end(DONE)
+    assert ([event.get("method") for event in again.events], len(client.events)) == ([PROGRESSED, None], 1)
+
+
+@pytest.mark.parametrize("has_stream", [True, False])
+async def test_who_does_not_come_back_is_waited_for_only_so_long(
+    monkeypatch: pytest.MonkeyPatch, *, has_stream: bool
+) -> None:
+    monkeypatch.setattr(module, "RESUME_SECONDS", 0.0)
+    client = Client()
+    made, _ = resumable(client)
+    if has_stream:
+        made.emit(PROGRESS)
+    inflight = made.inflight
+    assert inflight is not None
+    made.left(client)
+    made.left(client)
+    async with asyncio.timeout(30):
+        while inflight.outcome is None:  # noqa: ASYNC110 - a call tells its exchange only
+            await asyncio.sleep(0)
+    assert isinstance(inflight.outcome, Cancelled)
+
+
+async def test_a_server_that_lets_its_stream_go_has_the_callers_let_go_too() -> None:
+    client = Client()
+    made, session = resumable(client)
+    made.pause(0.25)
+    assert client.ended == [b"retry: 250\n\n"]
+    made.end(DONE)
+    assert come_back(session, client).events[-1]["id"] == "call"
+
+
+async def test_a_caller_is_never_sent_away_for_longer_than_it_is_waited_for() -> None:
+    client = Client()
+    resumable(client)[0].pause(1e9)
+    assert client.ended == [b"retry: 10000\n\n"]
+
+
+@pytest.mark.parametrize("version", ["2025-06-18", None])
+async def test_who_knows_nothing_of_streams_that_end_too_soon_keeps_its_own(version: str | None) -> None:
+    client = Client()
+    made = exchange(client) if version is None else resumable(client, version)[0]
+    made.pause(0.25)
+    made.emit(PROGRESS)
+    made.pause(0.25)
+    assert (len(client.pushed), client.ended) == (1, [])
+    made.end(DONE)
+    assert len(client.ended) == 1
+
+
 # -- logs, and results of other kinds ------------------------------------------------------------------------------
 
 
@@ -155,3 +272,21 @@ async def test_a_resource_that_is_not_there_is_told_as_the_era_does(era: Era, co
     client = Client()
     exchange(client, era=era, kind="resource").end(UnknownResource("x:y"))
     assert (client.json["error"]["code"], client.status) == (code, status)
+
+
+async def test_a_stream_that_nobody_can_come_back_to_falls_silent_when_its_caller_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "KEEP_ALIVE_SECONDS", 0.0)
+    client = Client()
+    made = exchange(client)
+    made.emit(PROGRESS)
+    made.left(client)
+    await asyncio.sleep(0.01)
+    assert len(client.pushed) == 1
+
+
+async def test_a_stream_without_a_session_cannot_be_paused() -> None:
+    client = Client()
+    assert not Passing(client, asyncio.get_running_loop()).pause(1)
+    assert client.ended == []

@@ -26,6 +26,13 @@ TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
         {"executed": "no", "reason": "unknown_resource", "uri": "file:///x"},
     ),
     (
+        faults.Unanswered(FILES, "nobody answered"),
+        -32012,
+        {"executed": "unknown", "reason": "unanswered", "server": "files"},
+    ),
+    (faults.BadState(), -32602, {"executed": "no", "reason": "bad_state"}),
+    (faults.TooManySubscriptions(1000), -32010, {"executed": "no", "reason": "too_many_subscriptions"}),
+    (
         faults.Cancelled("enough", executed="unknown", server=FILES),
         -32012,
         {"executed": "unknown", "reason": "cancelled", "server": "files"},

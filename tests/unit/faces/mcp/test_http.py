@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,14 +15,18 @@ from isthmus.core.catalog.snapshot import Standing
 from isthmus.faces.http.gate import Gate, Headers
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.http.turn import PEER, Message
+from isthmus.faces.mcp import exchange as exchanges
 from isthmus.faces.mcp import http as module
+from isthmus.faces.mcp import sessions
 from isthmus.faces.mcp.http import McpHttp
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.events import LOG_LEVELS, Log
 from isthmus.model.faults import Cancelled, ServerError
 from isthmus.model.names import ServerName
+from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, prompt, raw, ready, tool
+from tests.unit.core.doubles import PROGRESS as PROGRESSED
 from tests.unit.faces.mcp.doubles import (
     LOG_KEY,
     META,
@@ -531,7 +535,7 @@ async def test_a_caller_of_the_earlier_era_that_loses_its_connection_may_come_ba
     (await face.visit(request("resources/read", {"uri": NOTES}))).leave()
     assert face.hub.running() == 1
     face.hosted.last_call.finish(DONE)
-    monkeypatch.setattr(module, "RESUME_SECONDS", 0.0)
+    monkeypatch.setattr(exchanges, "RESUME_SECONDS", 0.0)
     client = await face.visit(request("prompts/get", {"name": "files.ask"}))
     client.leave()
     await client.until(lambda: bool(client.answers))
@@ -542,3 +546,246 @@ async def test_a_modern_caller_that_closes_its_connection_withdraws_its_call() -
     face = Face()
     (await face.visit(*modern("resources/read", {"uri": NOTES}))).leave()
     assert isinstance(face.hosted.last_call.outcome, Cancelled)
+
+
+# -- streams that can be come back to ------------------------------------------------------------------------------
+
+STREAMS_FIRST = {"accept": "text/event-stream, application/json"}
+READ = {"name": "files.read", "_meta": {"progressToken": 7}}
+
+
+async def polling(face: Face, version: str = "2025-11-25") -> dict[str, str]:
+    """The headers of a session of a caller that speaks this version."""
+    client = await face.visit(request("initialize", {**HELLO, "protocolVersion": version}))
+    (line,) = [line for line in client.lines[0].split(b"\r\n") if line.startswith(b"mcp-session-id: ")]
+    return of(line.partition(b": ")[2].decode())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - nobody is told
+            await asyncio.sleep(0.001)
+
+
+def last_id(client: Client) -> dict[str, str]:
+    """The header with which a client says what it heard last."""
+    decoder = SseDecoder()
+    decoder.feed(b"".join(client.pushed + client.ended))
+    assert decoder.last_event_id is not None
+    return {"last-event-id": decoder.last_event_id}
+
+
+async def test_a_quick_call_is_answered_by_plain_json_and_a_slow_one_by_a_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    face = Face()
+    session = await polling(face)
+    quick = await face.visit(request("tools/call", READ), session)
+    face.hosted.answer(content=[])
+    assert (quick.status, quick.begun) == (200, [])
+    monkeypatch.setattr(exchanges, "PLAIN_SECONDS", 0.0)
+    slow = await face.visit(request("tools/call", READ), session)
+    await slow.until(lambda: bool(slow.pushed))
+    face.hosted.answer(content=[])
+    assert slow.pushed[0].startswith(b"id: ")
+    assert b"\ndata: \n\n" in slow.pushed[0]
+    assert [event["id"] for event in slow.events] == [1]
+
+
+@pytest.mark.parametrize(
+    ("version", "accept"), [("2025-06-18", "*/*"), ("2025-11-25", "application/json"), (None, "*/*")]
+)
+async def test_who_could_not_come_back_waits_for_plain_json_however_long(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, accept: str
+) -> None:
+    monkeypatch.setattr(exchanges, "PLAIN_SECONDS", 0.0)
+    face = Face()
+    session = {} if version is None else await polling(face, version)
+    client = await face.visit(request("tools/call", READ), {**session, "accept": accept})
+    await asyncio.sleep(0.11)  # two turns of the wheel
+    face.hosted.answer(content=[])
+    assert (client.status, client.begun) == (200, [])
+
+
+async def test_who_names_streams_first_is_answered_by_streams() -> None:
+    face = Face()
+    session = {**await polling(face), **STREAMS_FIRST}
+    listed = await face.visit(request("tools/list"), session)
+    called = await face.visit(request("tools/call", READ), session)
+    face.hosted.answer(content=[])
+    for client in (listed, called):
+        assert (client.answers, [event["id"] for event in client.events]) == ([], [1])
+    assert called.pushed[0].startswith(b"id: ")
+    assert (await face.visit(request("tools/list"), STREAMS_FIRST)).status == 200
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+async def test_a_caller_comes_back_to_its_call_and_the_call_ran_once(*, is_noticed: bool) -> None:
+    face = Face()
+    session = {**await polling(face), **STREAMS_FIRST}
+    client = await face.visit(request("tools/call", READ), session)
+    if is_noticed:
+        client.leave()
+    async with face.streaming(None, {**session, **last_id(client)}, method="GET") as back:
+        face.hosted.last_call.emit(PROGRESSED)
+        await back.until(lambda: len(back.pushed) == 2)
+        face.hosted.answer(content=[])
+        await back.until(lambda: bool(back.ended))
+        assert [event.get("id") for event in back.events] == [None, 1]
+    again = await face.visit(None, {**session, **last_id(client)}, method="GET")
+    assert again.events == back.events
+    assert len(face.hosted.stage.link.sent) == 1
+
+
+async def test_a_call_goes_on_in_the_hands_of_who_comes_back_and_ends_when_that_leaves_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    face = Face()
+    session = {**await polling(face), **STREAMS_FIRST}
+    client = await face.visit(request("tools/call", READ), session)
+    client.leave()
+    monkeypatch.setattr(exchanges, "RESUME_SECONDS", 0.0)
+    async with face.streaming(None, {**session, **last_id(client)}, method="GET"):
+        assert face.hub.running() == 1
+    await until(lambda: not face.hub.running())
+    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+
+
+@pytest.mark.parametrize("id", ["nothing", "x.1", "another's"])
+async def test_an_event_that_is_not_the_sessions_own_is_unknown(id: str) -> None:
+    face = Face()
+    theirs = {**await polling(face), **STREAMS_FIRST}
+    client = await face.visit(request("tools/call", READ), theirs)
+    last = last_id(client) if id == "another's" else {"last-event-id": id}
+    refused = await face.visit(None, {**await polling(face), **last}, method="GET")
+    assert (refused.status, refused.begun) == (400, [])
+
+
+async def test_a_session_hears_on_its_next_stream_what_it_missed_on_the_last() -> None:
+    face = Face()
+    session = await polling(face)
+    await face.visit(request("resources/subscribe", {"uri": NOTES}), session)
+    async with face.streaming(None, session, method="GET") as first:
+        heard = last_id(first)
+        face.hub.subscriptions.updated(SERVER, NOTES)
+        await first.until(lambda: len(first.pushed) == 2)
+        face.hub.publish(ready(tool("new")))
+        await first.until(lambda: len(first.pushed) >= 3)
+    face.hub.publish(ready(tool("newer"), prompts=[prompt()]))
+    async with face.streaming(None, {**session, **heard}, method="GET") as second:
+        await second.until(lambda: len(second.events) >= 3)
+        told = [event["method"] for event in second.events]
+    assert told[0] == "notifications/resources/updated"
+    assert "notifications/tools/list_changed" in told[1:]
+    last = last_id(second)
+    async with face.streaming(None, {**session, **last}, method="GET") as third:
+        assert third.events == []
+
+
+async def test_what_a_stream_had_not_come_to_tell_is_told_on_the_one_before_it() -> None:
+    face = Face()
+    session = await polling(face)
+    async with face.streaming(None, session, method="GET") as first:
+        async with face.streaming(None, session, method="GET") as second:
+            for name in ("new", "newer"):  # the second is told only after a while
+                face.hub.publish(ready(tool(name)))
+            await second.until(lambda: bool(second.events))
+            assert first.events == []
+        told = [event["method"] for event in first.events]
+    assert told == ["notifications/tools/list_changed"]
+
+
+async def test_updates_wait_while_the_caller_has_not_read_the_last() -> None:
+    face = Face()
+    session = await polling(face)
+    await face.visit(request("resources/subscribe", {"uri": NOTES}), session)
+    async with face.streaming(None, session, method="GET") as stream:
+        stream.unsent_bytes = 1
+        face.hub.subscriptions.updated(SERVER, NOTES)
+        face.hub.subscriptions.updated(SERVER, NOTES)
+        assert stream.events == []
+        stream.unsent_bytes = 0
+        await stream.until(lambda: bool(stream.events))
+        assert len(stream.events) == 1
+
+
+async def test_ending_a_session_ends_its_streams_at_once() -> None:
+    face = Face()
+    session = await polling(face)
+    async with face.streaming(None, session, method="GET") as stream:
+        assert (await face.visit(None, session, method="DELETE")).status == 204
+        await stream.until(lambda: bool(stream.ended))
+    assert face.http.streams == {}
+
+
+async def test_sessions_that_nobody_uses_go_without_another_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.001)
+    monkeypatch.setattr(sessions, "IDLE_SECONDS", 0.0)
+    face = Face()
+    await polling(face)
+    await until(lambda: not len(face.http.sessions))
+    monkeypatch.setattr(sessions, "IDLE_SECONDS", 3600.0)
+    await polling(face)
+    await until(lambda: len(face.http.sessions) == 1)
+    monkeypatch.setattr(sessions, "IDLE_SECONDS", 0.0)
+    await until(lambda: not len(face.http.sessions))
+
+
+# -- batches -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_is_answered_by_an_array_each_element_as_if_alone() -> None:
+    face = Face()
+    session = await polling(face, "2025-03-26")
+    batch = [
+        request("ping", id="a"),
+        request("tools/call", {"name": "files.read"}, id="b"),
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        request("nothing", id="c"),
+        request("initialize", HELLO, id="d"),
+        request("ping", {"_meta": META}, id="e"),
+        [],
+        {"jsonrpc": "2.0", "id": "isthmus-1", "result": {}},
+        7,
+    ]
+    client = Client()
+    asking = asyncio.ensure_future(face.visit(batch, session, client=client))
+    await until(lambda: bool(face.hosted.stage.link.sent))
+    face.hosted.answer(content=[])
+    await asking
+    told = {answer["id"]: outcome(answer) for answer in client.json if answer["id"] is not None}
+    assert told == {"a": {}, "b": {"content": []}, "c": -32601, "d": -32600, "e": -32600}
+    assert [outcome(answer) for answer in client.json if answer["id"] is None] == [-32600, -32600]
+
+
+async def test_a_batch_in_which_a_call_has_events_is_answered_by_a_stream() -> None:
+    face = Face()
+    session = await polling(face, "2025-03-26")
+    client = Client()
+    batch = [request("ping", id="a"), request("tools/call", READ, id="b"), request("ping", id="c")]
+    asking = asyncio.ensure_future(face.visit(batch, session, client=client))
+    await until(lambda: bool(face.hosted.stage.link.sent))
+    face.hosted.last_call.emit(PROGRESSED)
+    face.hosted.answer(content=[])
+    await asking
+    assert sorted(event["id"] for event in client.events if "id" in event) == ["a", "b", "c"]
+    assert len([event for event in client.events if "method" in event]) == 1
+    assert (client.answers, client.ended) == ([], [b""])
+
+
+async def test_a_batch_without_requests_is_accepted_and_its_notifications_are_heard() -> None:
+    face = Face()
+    session = await polling(face, "2025-03-26")
+    call = await face.visit(request("tools/call", {"name": "files.read"}, id=5), session)
+    cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
+    assert (await face.visit([cancel], session)).answers == [(202, b"")]
+    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+    assert call.answers
+
+
+@pytest.mark.parametrize(("version", "count"), [("2025-06-18", 1), ("2025-03-26", 0), ("2025-03-26", 101), (None, 1)])
+async def test_other_batches_are_refused(version: str | None, count: int) -> None:
+    face = Face()
+    session = {} if version is None else await polling(face, version)
+    client = await face.visit([request("ping", id=number) for number in range(count)], session)
+    assert (client.status, outcome(client.json)) == (400, -32600)

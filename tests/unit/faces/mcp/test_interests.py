@@ -8,7 +8,7 @@ from isthmus.faces.mcp import interests as module
 from isthmus.faces.mcp.interests import Interests
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import Overloaded, ServerError, UnknownResource
+from isthmus.model.faults import ServerError, TooManySubscriptions, UnknownResource
 from tests.unit.core.doubles import ANYONE, SERVER
 from tests.unit.faces.mcp.doubles import NOTES, Hosted
 
@@ -60,7 +60,7 @@ async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest
     hosted = Hosted()
     interests, _ = wanting(hosted)
     ends = [await interests.follow(f"file:///{n}") for n in range(3)]
-    assert [type(end) for end in ends] == [type(None), type(None), Overloaded]
+    assert [type(end) for end in ends] == [type(None), type(None), TooManySubscriptions]
     assert len(hosted.announcer.asked) == 2
 
 
@@ -101,3 +101,26 @@ async def test_who_has_left_wants_nothing_any_more_whatever_is_read_late() -> No
     assert await interests.follow(NOTES) is None
     assert hosted.is_forgotten()
     assert hosted.announcer.asked == []
+
+
+async def test_a_storm_of_updates_is_told_once_and_what_is_given_up_is_not_told() -> None:
+    hosted = Hosted()
+    interests, told = wanting(hosted)
+    await interests.follow(NOTES)
+    for _ in range(1000):
+        hosted.hub.subscriptions.updated(SERVER, NOTES)
+    interests.unfollow(NOTES)
+    await interests.follow("file:///other")
+    hosted.hub.subscriptions.updated(SERVER, "file:///other")
+    assert told == [NOTES, "file:///other"]
+    interests.close()
+
+
+async def test_too_much_is_said_in_words_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 1)
+    interests, _ = wanting(Hosted())
+    await interests.follow("file:///1")
+    fault = await interests.follow("file:///2")
+    assert fault is not None
+    assert fault.message == "Too many subscriptions: 1 resources are followed; unsubscribe from some first"
+    assert (fault.server, fault.retry_after) == (None, None)

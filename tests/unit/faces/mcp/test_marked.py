@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from isthmus.faces.mcp.interests import Interests
+import pytest
+
+from isthmus.faces.mcp import marked as module
+from isthmus.faces.mcp.interests import SUBSCRIPTIONS_MAX, Interests
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import ServerError
+from isthmus.model.names import ServerName
 from isthmus.wire.mcp.modern import Wanted
-from tests.unit.core.doubles import ANYONE, SERVER, raw
-from tests.unit.faces.mcp.doubles import NOTES, SUBSCRIPTION_KEY, Hosted, events
+from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, resource
+from tests.unit.faces.mcp.doubles import NOTES, SUBSCRIPTION_KEY, Announcer, Hosted, events
 
 MARK = {SUBSCRIPTION_KEY: 9007199254740993}
 
@@ -65,3 +69,30 @@ async def test_only_what_its_servers_agree_to_is_honoured() -> None:
     assert await follow_all(interests, wanted) == wanted
     hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
     assert await follow_all(interests, Wanted(frozenset(), (NOTES, "file:///new"))) == Wanted(frozenset(), (NOTES,))
+
+
+async def test_a_server_that_says_nothing_costs_what_it_has_and_the_others_are_honoured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.05)
+    hosted = Hosted(ready(resources=[resource(NOTES)]))
+    mute = Announcer()
+    mute.opened.clear()
+    silent = ServerName("silent")
+    hosted.hub.publish(ready(server=silent, resources=[resource("mute:x", silent)]))
+    hosted.hub.subscriptions.attach(silent, mute)
+    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None)
+    honoured = await follow_all(interests, Wanted(frozenset(), ("mute:x", NOTES)))
+    assert honoured == Wanted(frozenset(), (NOTES,))
+    assert mute.asked == ["+mute:x", "-mute:x"]
+    interests.close()
+    assert hosted.is_forgotten()
+
+
+async def test_there_is_an_end_to_what_one_subscription_may_name() -> None:
+    hosted = Hosted()
+    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None)
+    wanted = Wanted(frozenset(), tuple(f"file:///{n}" for n in range(SUBSCRIPTIONS_MAX + 10)))
+    honoured = await follow_all(interests, wanted)
+    assert honoured.uris == wanted.uris[:SUBSCRIPTIONS_MAX]
+    assert len(hosted.announcer.asked) == SUBSCRIPTIONS_MAX

@@ -8,15 +8,44 @@ import pytest
 
 from isthmus.faces.mcp import sessions as module
 from isthmus.faces.mcp.interests import Interests
-from isthmus.faces.mcp.sessions import IDLE_SECONDS, Sessions
+from isthmus.faces.mcp.sessions import IDLE_SECONDS, Listener, Sessions
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.faults import Cancelled
 from isthmus.model.names import ServerName
+from isthmus.wire.mcp.messages import CHANGED, UPDATED
+from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, Stage
-from tests.unit.faces.mcp.doubles import NOTES, Hosted
+from tests.unit.faces.mcp.doubles import NOTES, Hosted, events
 
 OTHER = Caller("other", "default", Grants(("*",)))
+
+
+class Told:
+    """A stream that remembers what was told on it."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.ends = 0
+        self.listener = Listener(self.chunks.append, self._end)
+
+    def _end(self) -> None:
+        self.ends += 1
+
+    @property
+    def methods(self) -> list[str]:
+        return [message["method"] for message in events(self.chunks)]
+
+    @property
+    def uris(self) -> list[str]:
+        return [message["params"]["uri"] for message in events(self.chunks) if "params" in message]
+
+    @property
+    def last_id(self) -> str:
+        decoder = SseDecoder()
+        decoder.feed(b"".join(self.chunks))
+        assert decoder.last_event_id is not None
+        return decoder.last_event_id
 
 
 class Call:
@@ -104,35 +133,60 @@ def test_a_caller_with_many_sessions_crowds_out_only_its_own(monkeypatch: pytest
 
 def test_updates_are_told_on_the_stream_that_is_open_and_those_that_were_missed_first() -> None:
     session = Sessions().open(ANYONE, EVERYTHING, 0.0)
-    told: list[str] = []
-    tell = told.append
+    told = Told()
     for uri in ("b", "a", "b"):
         session.updated(uri)
-    session.listen(tell)
-    assert told == ["a", "b"]
+    session.listen(told.listener)
+    assert told.uris == ["a", "b"]
     session.updated("c")
-    session.stop_listening(tell)
+    session.stop_listening(told.listener)
     session.updated("d")
-    assert (told, session.missed) == (["a", "b", "c"], {"d"})
+    assert (told.uris, session.missed) == (["a", "b", "c"], {"d"})
 
 
-def test_of_two_streams_the_later_one_is_told() -> None:
+def test_of_two_streams_the_later_one_is_told_and_the_earlier_takes_over_when_it_ends() -> None:
     session = Sessions().open(ANYONE, EVERYTHING, 0.0)
-    first: list[str] = []
-    second: list[str] = []
-    old, new = first.append, second.append
-    session.listen(old)
-    session.listen(new)
+    old, new = Told(), Told()
+    session.listen(old.listener)
+    session.listen(new.listener)
     session.updated("a")
-    session.stop_listening(old)
+    assert [session.tell_change("tools", told.listener) for told in (old, new)] == [False, True]
+    session.stop_listening(new.listener)
     session.updated("b")
-    assert (first, second, session.streams) == ([], ["a", "b"], 1)
+    assert session.tell_change("tools", old.listener)
+    assert (old.methods, new.methods) == ([UPDATED, CHANGED["tools"]],) * 2
+    assert (old.uris, new.uris, session.missed) == (["b"], ["a"], set())
+
+
+def test_a_stream_that_ends_before_the_later_one_changes_nothing() -> None:
+    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    old, new = Told(), Told()
+    session.listen(old.listener)
+    session.listen(new.listener)
+    session.stop_listening(old.listener)
+    session.updated("a")
+    assert (old.uris, new.uris) == ([], ["a"])
+
+
+def test_who_says_what_it_heard_last_is_told_the_rest_and_then_what_happened_meanwhile() -> None:
+    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    first, second, third = Told(), Told(), Told()
+    session.listen(first.listener)
+    session.updated("a")
+    heard = first.last_id
+    session.updated("b")  # into a connection that had broken
+    session.stop_listening(first.listener)
+    session.updated("c")
+    session.listen(second.listener, heard)
+    assert second.uris == ["b", "c"]
+    session.listen(third.listener, second.last_id)
+    assert third.uris == []
 
 
 def test_a_session_that_listens_is_in_use() -> None:
     sessions = Sessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    session.listen(print)
+    session.listen(Told().listener)
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
 
 
@@ -144,6 +198,39 @@ async def test_a_session_that_ends_wants_nothing_any_more() -> None:
     assert await session.interests.follow(NOTES) is None
     sessions.close(session)
     assert hosted.is_forgotten()
+
+
+def test_a_session_that_ends_ends_its_streams() -> None:
+    sessions, told = Sessions(), [Told(), Told()]
+    session = sessions.open(ANYONE, EVERYTHING, 0.0)
+    for each in told:
+        session.listen(each.listener)
+    sessions.close(session)
+    assert [each.ends for each in told] == [1, 1]
+
+
+def test_every_session_that_nobody_uses_is_swept_also_behind_one_that_is_in_use() -> None:
+    sessions = Sessions()
+    busy, idle = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(ANYONE, EVERYTHING, 0.0)
+    theirs, later = sessions.open(OTHER, EVERYTHING, 0.0), sessions.open(OTHER, EVERYTHING, 1.0)
+    busy.listen(Told().listener)
+    sessions.sweep(IDLE_SECONDS + 1.0)
+    left = [sessions.find(each.id, each.caller, EVERYTHING, 1.0) for each in (busy, idle, theirs, later)]
+    assert left == [busy, None, None, later]
+
+
+@pytest.mark.parametrize(("version", "can_poll"), [("2025-03-26", False), ("2025-06-18", False), ("2025-11-25", True)])
+def test_only_who_speaks_the_last_of_the_earlier_versions_knows_of_streams_that_end_too_soon(
+    version: str, *, can_poll: bool
+) -> None:
+    assert Sessions().open(ANYONE, EVERYTHING, 0.0, version).can_poll is can_poll
+
+
+def test_the_sessions_of_one_caller_share_what_may_be_kept_for_it() -> None:
+    sessions = Sessions()
+    one, two = (sessions.open(ANYONE, EVERYTHING, 0.0) for _ in range(2))
+    assert one.shelf is two.shelf
+    assert sessions.open(OTHER, EVERYTHING, 0.0).shelf is not one.shelf
 
 
 def test_only_the_sessions_of_known_callers_are_retained() -> None:
