@@ -29,6 +29,7 @@ from isthmus.model.calls import Call
 from isthmus.model.events import Event
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from tests.faults.watching import eventually
 from tests.hubs import write_config
 
@@ -194,6 +195,9 @@ class Ending:
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        reply(NOT_ASKED)
 
     def end(self, outcome: Outcome) -> None:
         self.outcome.set_result(outcome)

@@ -24,9 +24,22 @@ class Surface(msgspec.Struct, frozen=True):
 
 EVERYTHING = Surface()
 
-Kind: TypeAlias = Literal["tool", "prompt", "resource", "prompt_argument", "uri_argument"]
-"""What is asked for: to run a tool, to write out a prompt, to read a resource, or to complete an argument of a
-prompt or of a template."""
+Kind: TypeAlias = Literal[
+    "tool",
+    "prompt",
+    "resource",
+    "prompt_argument",
+    "uri_argument",
+    "task",
+    "task_result",
+    "task_cancel",
+    "task_update",
+]
+"""What is asked for: to run a tool, to write out a prompt, to read a resource, to complete an argument of a prompt or
+of a template; or of a task that a tool was run as, how it stands, its result, its end, or to tell it something."""
+
+TASK_KINDS: frozenset[Kind] = frozenset({"task", "task_result", "task_cancel", "task_update"})
+"""Calls about a task: named by its server's own id, on the surface of that server alone."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -51,6 +64,9 @@ class Call(msgspec.Struct, frozen=True):
     """From which level on the caller wants to hear what the server logs meanwhile; None if not at all."""
     profile: Profile = NOTHING
     """What the caller can be asked meanwhile."""
+    session: str = ""
+    """Which of the caller's conversations it belongs to, if that has one: what a server asks in one must not be put
+    to another, though they be the same caller's."""
     comes_back: bool = False
     """The caller takes a question as the result, and answers it with a call of its own."""
     timeout: float | None = None

@@ -76,6 +76,15 @@ class UnknownResource(CallerFault):
         self.uri = uri
 
 
+class TooManySubscriptions(CallerFault):
+    """The caller already follows as many resources as it may."""
+
+    reason = "too_many_subscriptions"
+
+    def __init__(self, followed: int) -> None:
+        super().__init__(f"Too many subscriptions: {followed} resources are followed; unsubscribe from some first")
+
+
 class Cancelled(CallerFault):
     """The caller withdrew the call, or left."""
 

@@ -9,8 +9,13 @@ import msgspec
 
 from isthmus.model.names import FeatureName, ServerName
 
-Ability: TypeAlias = Literal["tools", "prompts", "resources", "subscribe", "completions", "logging"]
-"""What a server says it can do."""
+Ability: TypeAlias = Literal[
+    "tools", "prompts", "resources", "subscribe", "completions", "logging", "apps", "tasks", "task_handles"
+]
+"""What a server says it can do. `apps` are resources that a tool's caller can show as a user interface. A tool may be
+run as a task if its caller asks for it (`tasks`, before 2026-07-28), or if its server sees fit (`task_handles`)."""
+
+TASK_ABILITIES: frozenset[Ability] = frozenset({"tasks", "task_handles"})
 
 Topic: TypeAlias = Literal["tools", "prompts", "resources"]
 """A list that callers can be told has changed; that of the resources is also that of their templates."""

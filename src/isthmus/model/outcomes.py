@@ -7,6 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from isthmus.model.faults import Fault
+from isthmus.model.names import ServerName
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -24,6 +25,8 @@ class Result(msgspec.Struct, frozen=True):
     is_public: bool = False
     is_question: bool = False
     """It is no end: the server asks something, and goes on when the caller comes back with the answers."""
+    task_of: ServerName | None = None
+    """It may name a task, by the id that this server gave it."""
 
 
 Outcome: TypeAlias = Result | Fault

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from isthmus.model.calls import Call
-from isthmus.model.questions import Profile
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Implementation
@@ -27,8 +27,8 @@ class Dialect(Protocol):
     probe: str
     """The cheapest method that every server of the era answers."""
 
-    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS) -> bytes:
-        """Parameters of any request."""
+    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS, profile: Profile = NOTHING) -> bytes:
+        """Parameters of any request, on behalf of those who can be asked this."""
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
         """Parameters of a call for what the server calls `name`; `token` asks for progress if the caller wants it."""
@@ -43,8 +43,8 @@ class LegacyDialect:
     def __init__(self, version: str = legacy.LATEST) -> None:
         self.version = version
 
-    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS) -> bytes:
-        """The members as they are."""
+    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS, profile: Profile = NOTHING) -> bytes:
+        """The members as they are; what can be asked was said when the server was greeted."""
         return render(members)
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
@@ -66,12 +66,15 @@ class ModernDialect:
         self._bare = modern.request_meta(self._own, {})
         self._envelopes: dict[Profile, bytes] = {}
 
-    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS) -> bytes:
+    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS, profile: Profile = NOTHING) -> bytes:
         """The members and the envelope."""
-        return render({**members, "_meta": self._bare})
+        meta = modern.request_meta(self._envelope(profile), {}) if profile else self._bare
+        return render({**members, "_meta": meta})
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
         """`_meta` always: the envelope, and what the caller's is passed on."""
+        if call.kind == "tool" and not (call.meta or call.profile or call.wants_progress or call.log_level):
+            return call_params(name, call.arguments, self._bare, call.extra)  # what nearly every call is
         meta = _passed_on(call, token)
         if call.log_level is not None:
             meta[modern.LOG_KEY] = msgspec.json.encode(call.log_level)

@@ -7,6 +7,7 @@ HTTP, where each answer belongs to its own POST, is no such link.
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,7 @@ from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lone_call, l
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.inputs import QUESTIONS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
 from isthmus.wire.mcp.requests import METHODS
 
@@ -31,6 +33,13 @@ log = structlog.get_logger(__name__)
 GARBAGE_MAX = 10_000
 """Pieces in a row that are no messages: more than any banner, and a server that writes so is no server."""
 
+
+RELISTEN_SECONDS = 5.0
+"""How long a server that ended its subscription is left alone."""
+
+EARLY_MAX = 10
+EARLY_SECONDS = 2.0
+"""How long a question that came before its call waits for it."""
 
 SUPERSEDED_MAX = 8
 """Subscriptions that may wait for the newest to be acknowledged, by a server that is slow or never does it."""
@@ -57,12 +66,16 @@ class DuplexLink(BaseLink, Generic[S]):
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         super().__init__(server, me, limits)
         self._pending: dict[int, S] = {}
+        self._early: dict[bytes, tuple[Request, asyncio.TimerHandle]] = {}
+        """What the server asked before there was a call that it could be about."""
         self._garbage = 0
         self._is_garbage_told = False
         self._listening: int | None = None
         """The request on which a modern server announces changes."""
         self._superseded: list[int] = []
         """Those before it, which are given up when the server tells on the newest; until then they may tell."""
+        self._is_deaf = False
+        """The last one was ended by the server, and what it told since then was not heard."""
 
     # -- what a kind adds ------------------------------------------------------------------------------------------
 
@@ -97,7 +110,11 @@ class DuplexLink(BaseLink, Generic[S]):
         id = self.next_id()
         inflight.carriage = id
         params = self.dialect.call_params(inflight.call, inflight.name, id)
-        self._dispatch(id, METHODS[inflight.call.kind], params, CallWaiter(inflight))
+        waiter = CallWaiter(inflight)
+        self._dispatch(id, METHODS[inflight.call.kind], params, waiter)
+        if self._early:
+            for request, _ in list(self._early.values()):
+                self._put_early(request, waiter)
 
     def _notify(self, method: str, params: Payload | None) -> None:
         self._say(jsonrpc.notification(method, params))
@@ -110,7 +127,7 @@ class DuplexLink(BaseLink, Generic[S]):
             self._superseded.append(self._listening)
         self._listening = self.next_id()
         self._expect_hearing()
-        self._dispatch(self._listening, modern.LISTEN, self._listen_params(), _Listening(self))
+        self._dispatch(self._listening, modern.LISTEN, self._listen_params(), _Listening(self, self._listening))
         self._end_superseded(all_but=SUPERSEDED_MAX)
 
     def _end_superseded(self, *, all_but: int = 0) -> None:
@@ -158,12 +175,30 @@ class DuplexLink(BaseLink, Generic[S]):
                 self.noted(message.method, message.params)
             case Request():
                 if self._can_reply():
-                    alone = lone_call(sent.waiter for sent in self._pending.values())
-                    put_request(message, alone, self._say)
+                    self._asked(message)
             case _:
                 self._tell_garbage(text)
                 return
         self._garbage = 0
+
+    def _asked(self, request: Request) -> None:
+        """Put a server's request to the caller it can be meant for.
+
+        Some ask for the roots as soon as they are greeted, before the call that the link was made for is sent: such a
+        question waits for it, a moment.
+        """
+        alone = lone_call(sent.waiter for sent in self._pending.values())
+        if alone is not None or not self.profile or request.method not in QUESTIONS or len(self._early) >= EARLY_MAX:
+            put_request(request, alone, self._say)
+            return
+        timer = asyncio.get_running_loop().call_later(EARLY_SECONDS, self._put_early, request, None)
+        self._early[bytes(request.id)] = (request, timer)
+
+    def _put_early(self, request: Request, waiter: Waiter | None) -> None:
+        _, timer = self._early.pop(bytes(request.id), (None, None))
+        if timer is not None and not self.lost.done():
+            timer.cancel()
+            put_request(request, waiter, self._say)
 
     def _answered(self, id: Payload | None) -> S | None:
         """The request that an answer is for. Ids that are not ours, or not ours any more, are nobody's."""
@@ -191,6 +226,9 @@ class DuplexLink(BaseLink, Generic[S]):
         if named is None or named == str(self._listening).encode():
             self._end_superseded()
             self._heard()
+            if self._is_deaf:
+                self._is_deaf = False
+                self.on_gap()
 
     def _logged(self, line: Log) -> None:
         """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
@@ -224,19 +262,27 @@ class DuplexLink(BaseLink, Generic[S]):
     def _reason(self) -> str:
         return self.lost.result() if self.lost.done() else "it is not running"
 
+    def deafened(self, subscription: int) -> None:
+        """The server ended a subscription: if it was the last one, ask for another in a while."""
+        if subscription == self._listening and not self.lost.done():
+            self._is_deaf = True
+            asyncio.get_running_loop().call_later(RELISTEN_SECONDS, self.listen)
+
     def refused_to_tell(self, reply: ErrorReply) -> None:
         """The server does not announce after all."""
         self._heard(ServerError(self.server, reply.code, reply.message, reply.data))
 
 
 class _Listening:
-    """Waits for the end of a subscription, which nobody needs to know; a refusal is told to who asked for it."""
+    """Waits for the end of a subscription; a refusal is told to who asked for it."""
 
-    def __init__(self, link: DuplexLink[Any]) -> None:
+    def __init__(self, link: DuplexLink[Any], id: int) -> None:
         self._link = link
+        self._id = id
 
     def result(self, payload: Payload) -> None:
         """The stream was ended in good order."""
+        self._link.deafened(self._id)
 
     def error(self, reply: ErrorReply) -> None:
         """The server does not announce after all."""

@@ -25,6 +25,7 @@ from isthmus.model.faults import BadArguments, BadReply, NotConnected
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
@@ -51,6 +52,8 @@ WORDS_LENGTH_MAX = 2_000
 class PythonLink(BaseLink):
     """The functions that one target names."""
 
+    can_ask = False
+    carrier = "python"
     start_seconds = 60.0
 
     def __init__(
@@ -98,7 +101,9 @@ class PythonLink(BaseLink):
         does_log = any(function.takes_context for function in self._functions.values())
         return frozenset(("tools", "logging") if does_log else ("tools",))
 
-    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
+    async def list_features(
+        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+    ) -> Listing:
         """The functions, which stay as they are."""
         tools = [Tool.of(self.server, FeatureName(f.name), f.definition()) for f in self._functions.values()]
         return Listing(tuple(tools), notes={"tools": self._notes})

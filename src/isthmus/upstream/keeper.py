@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import msgspec
@@ -19,7 +20,9 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.lane import Heard, Lane
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.crew import Crew
+from isthmus.core.ports.learner import Learning
 from isthmus.core.ports.link import Link
+from isthmus.model.callers import Caller
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
@@ -29,6 +32,7 @@ from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.pool import Pool
 from isthmus.upstream.settings import Carrier, Era, HttpSettings, ServerSettings
+from isthmus.upstream.variants import Variants
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +61,9 @@ REASON_LENGTH_MAX = 300
 LINE_LENGTH_MAX = 500
 """How much of a line that a server logged the operator is shown."""
 
+SUBSCRIBE_AT_ONCE = 1_000
+"""Resources of which a new link is asked to tell updates before the first is answered."""
+
 LOOK_AGAIN_SECONDS = 1.0
 """After the first, a server's announcements of change are followed at most this often, and so are doubts about it."""
 
@@ -83,6 +90,8 @@ class Keeper:
         self._carrier: Carrier | None = None
         self._link: BaseLink | None = None
         self._pool = Pool(settings, crew, self._connect_greeted, self._heard)
+        self._variants = Variants(settings.name, crew, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary)
+        self._pool.on_changed = lambda profile, topic: self._variants.changed((topic,), profile)
         self._listing = Listing()
         self._stale: set[Topic] = set()
         self._is_doubtful = False
@@ -99,14 +108,24 @@ class Keeper:
                 await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
         finally:
             unwatch()
+            self._variants.close()
             await self._pool.aclose()
 
     def show(self, *, is_awaited: bool = False) -> None:
         """Take the place of whoever kept the server before, or be the first; see `Hub.open_lane`."""
         self.is_hidden = False
-        self._hub.open_lane(self.lane, self.standing, is_awaited=is_awaited)
+        self._hub.open_lane(self.lane, self.standing, is_awaited=is_awaited, learner=self)
         self._hub.subscriptions.attach(self.settings.name, self._link)
         self._resubscribe()
+
+    def inherit(self, before: Keeper) -> None:
+        """Be ready for the callers of whoever keeps the server now."""
+        self._variants.inherit(before._variants)
+
+    async def ready(self, within: float) -> None:
+        """Wait until its first attempt has ended, and a moment for what it lists to single callers."""
+        await asyncio.wait({self.tried}, timeout=within)
+        await self._variants.known(self._hub.limits.listing_seconds)
 
     def adjust(self, settings: ServerSettings) -> None:
         """Take settings that ask for nothing to be started anew."""
@@ -158,6 +177,7 @@ class Keeper:
         except ConnectFailed as failed:
             self._give_up(str(failed), None)
             return
+        link.is_lasting = self.settings.isolation != "call"
         # Heard before the calls on the link end, so that a lost link counts as one failure and not as many.
         link.on_lost = lambda reason: self._give_up(reason, link.last_words)
         try:
@@ -184,8 +204,9 @@ class Keeper:
             era=link.dialect.version,
             carrier=link.carrier,
             is_settled=True,
-            **_offer(self._listing),
+            **self._offer(),
         )
+        self._vary_from(link)
         log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
         link.listen()
         self._set_level()
@@ -201,12 +222,13 @@ class Keeper:
     def _attach(self, link: BaseLink) -> None:
         link.on_changed = self._note_change
         link.on_renewed = self._renewed
+        link.on_gap = self._gap
         link.on_updated = self._updated
         link.on_log = self._heard
         link.on_doubt = self._note_doubt
         self._link = link
         carried_by: Link = link if self.settings.isolation == "shared" else self._pool
-        self._pool.is_profiled = link.dialect.era == "legacy"
+        self._pool.is_profiled = link.dialect.era == "legacy" and link.can_ask
         self._pool.is_duplex = link.is_duplex
         needs_pool = self._pool.is_profiled or carried_by is self._pool
         self.lane.pool = self._pool if needs_pool else None
@@ -230,6 +252,7 @@ class Keeper:
         """A link beside the keeper's own, to the same server in the same way, for those who can be asked this."""
         link = await self._connect(self.settings, self._carrier or "auto")
         link.profile = profile
+        link.is_lasting = self.settings.isolation != "call"
         try:
             await link.greet(self._known_era())
             if (level := self._hub.levels.lowest) is not None:
@@ -238,6 +261,33 @@ class Keeper:
             await link.aclose()
             raise
         return link
+
+    # -- what is listed to single callers ---------------------------------------------------------------------------
+
+    def learn(self, caller: Caller, profile: Profile) -> Learning | None:
+        """See `core.ports.learner.Learner`."""
+        if self._link is not None and not self._link.can_ask:
+            return None
+        return self._variants.learn(caller, profile)
+
+    def _vary_from(self, link: BaseLink) -> None:
+        if link.can_ask:
+            self._variants.open()
+
+    def _vary(self) -> None:
+        self._stand(variants=self._variants.offers(self._listing, self.standing.abilities))
+
+    @asynccontextmanager
+    async def _lend(self, caller: Caller, profile: Profile) -> AsyncIterator[BaseLink]:
+        """A modern server is told with every request in whose name it is; an earlier one when it is greeted."""
+        link = self._link
+        if link is None:
+            raise NotConnected(self.settings.name, "it cannot be asked now")
+        if link.dialect.era == "modern":
+            yield link
+            return
+        async with self._pool.borrowed(caller, profile) as borrowed:
+            yield borrowed
 
     # -- watching --------------------------------------------------------------------------------------------------
 
@@ -255,8 +305,13 @@ class Keeper:
                 await asyncio.wait({link.lost, news}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 if not news.done() and loop.time() >= self._due:
                     self._stale |= {*TOPICS}
+                    self._variants.refresh()
                 elif not news.done():
                     self._is_doubtful |= not self.lane.running
+
+    def _is_at_hand(self, profile: Profile) -> bool:
+        """Whether it costs no link of its own to read what callers of this profile are listed."""
+        return self._link is not None and (self._link.dialect.era == "modern" or self._pool.has(profile))
 
     def _plan_refresh(self) -> None:
         """Lists are asked for anew when the first of them goes stale by its server's own word, or in a minute."""
@@ -268,11 +323,13 @@ class Keeper:
     def _note_change(self, topic: Topic) -> None:
         """The server announced a change: list again, once, however often it says so."""
         self._stale.add(topic)
+        self._variants.changed((topic,))
         self._wake()
 
     def _renewed(self) -> None:
         """The server forgot what it was asked: ask again."""
         self._stale |= {*TOPICS}
+        self._variants.changed(TOPICS)
         self._set_level()
         self._resubscribe()
         self._wake()
@@ -297,20 +354,28 @@ class Keeper:
             await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
 
     async def _relist(self, link: BaseLink) -> None:
-        """List again: one at a time, the first at once and then at most one a second, however many were announced."""
+        """List again: one at a time, the first at once and then at most one a second, however many were announced.
+
+        After one that nobody announced there is no pause: the next announcement is the first.
+        """
         topics, self._stale = self._stale, set()
+        before = self._listing
+        pause = 0.0 if asyncio.get_running_loop().time() >= self._due else LOOK_AGAIN_SECONDS
         try:
             self._listing = await link.list_features(topics, self._listing)
         except Fault as failed:
             # A list that it cannot give now is no reason to take the calls from it that it works on.
+            pause = LOOK_AGAIN_SECONDS
             log.warning("server announced a change and gave no list", server=link.server, reason=str(failed))
             if not isinstance(failed, BadReply | ServerError):
                 self._stale |= topics
                 self._is_doubtful = True
         else:
-            self._stand(state="ready", reason=None, **_offer(self._listing))
+            self._stand(state="ready", reason=None, **self._offer())
+            if not pause and self._listing != before:  # nobody has announced it to anybody
+                self._variants.changed(topics)
         self._plan_refresh()
-        await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
+        await asyncio.wait({link.lost}, timeout=pause)
 
     # -- what callers want beside their calls ----------------------------------------------------------------------
 
@@ -320,9 +385,30 @@ class Keeper:
             self._spawn("log level", self._link.set_level(level))
 
     def _resubscribe(self) -> None:
-        if self._link is not None and not self.is_hidden:
-            for uri in self._hub.subscriptions.wanted(self.settings.name):
-                self._spawn("subscription", self._link.subscribe(uri))
+        """Ask the link for all that callers follow; they may have missed updates until it agrees."""
+        uris = self._hub.subscriptions.wanted(self.settings.name)
+        if self._link is not None and not self.is_hidden and uris:
+            self._crew.spawn(f"subscriptions of {self.settings.name}", self._follow_again(self._link, uris))
+
+    async def _follow_again(self, link: BaseLink, uris: Sequence[str]) -> None:
+        for start in range(0, len(uris), SUBSCRIBE_AT_ONCE):
+            await asyncio.gather(*(self._follow(link, uri) for uri in uris[start : start + SUBSCRIBE_AT_ONCE]))
+
+    async def _follow(self, link: BaseLink, uri: str) -> None:
+        await _contained(link.subscribe(uri), "subscription", self.settings.name)
+        self._missed(uri)
+
+    def _missed(self, uri: str) -> None:
+        self._hub.recall.forget(self.settings.name, uri)
+        self._hub.subscriptions.missed(self.settings.name, uri)
+
+    def _gap(self) -> None:
+        """The server told something that nobody heard: look at everything that it may have told of."""
+        self._stale |= {*TOPICS}
+        self._variants.changed(TOPICS)
+        for uri in self._hub.subscriptions.wanted(self.settings.name):
+            self._missed(uri)
+        self._wake()
 
     def _spawn(self, what: str, asking: Awaitable[None]) -> None:
         self._crew.spawn(f"{what} of {self.settings.name}", _contained(asking, what, self.settings.name))
@@ -345,9 +431,23 @@ class Keeper:
         if reason != self.standing.reason:
             log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)
         self.lane.detach(reason, is_failure=True)
+        self._variants.close()
         if not self.is_hidden:
             self._hub.subscriptions.attach(self.settings.name, None)
         self._stand(state="retrying", reason=reason, detail=detail, is_settled=True)
+
+    def _offer(self) -> dict[str, object]:
+        """What the last listing changes in the server's standing."""
+        listing = self._listing
+        abilities = self.standing.abilities if self._link is None else self._link.abilities()
+        return {
+            "tools": listing.tools,
+            "prompts": listing.prompts,
+            "resources": listing.resources,
+            "templates": listing.templates,
+            "notes": listing.all_notes(),
+            "variants": self._variants.offers(listing, abilities),
+        }
 
     def _stand(self, **changes: object) -> None:
         self.standing = msgspec.structs.replace(self.standing, **changes)
@@ -355,17 +455,6 @@ class Keeper:
             self._hub.publish(self.standing)
         if self.standing.is_settled and not self.tried.done():
             self.tried.set_result(None)
-
-
-def _offer(listing: Listing) -> dict[str, object]:
-    """What a listing changes in a server's standing."""
-    return {
-        "tools": listing.tools,
-        "prompts": listing.prompts,
-        "resources": listing.resources,
-        "templates": listing.templates,
-        "notes": listing.all_notes(),
-    }
 
 
 def _in_words(silent: Fault) -> str:

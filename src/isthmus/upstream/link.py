@@ -16,7 +16,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.events import Log, LogLevel
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
-from isthmus.model.features import TOPICS, Ability, Topic
+from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOTHING, Answered, Profile, Question, Reply
 from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
@@ -45,6 +45,9 @@ NOT_MODERN = (400, 404, 405, 406, 415)
 
 REFUSED_VERSION = -32022
 
+OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), "modern": frozenset({"tasks"})}
+"""What a server of one era cannot mean if it says so."""
+
 
 class ConnectFailed(Exception):
     """A link could not be made; the message says why in words for the operator."""
@@ -60,12 +63,16 @@ class BaseLink(ABC):
     `lost` ends with the reason when the link can carry nothing more; `on_lost` hears it first, before the calls
     on the link do. `on_doubt` is called when something suggests that the server is gone. `on_changed` is called
     when the server says that a list of its changed, `on_updated` when a resource was, `on_log` when it logs what
-    belongs to no call, `on_renewed` when it had to be greeted anew and forgot everything. `is_probing` tells a
+    belongs to no call, `on_renewed` when it had to be greeted anew and forgot everything, `on_gap` when it could not be
+    heard for a while. `is_probing` tells a
     failed attempt's reader that the probe may have been what failed.
     """
 
     is_duplex = False
     """Whether everything comes on one stream, so that a question need not say which call it is about."""
+
+    can_ask = True
+    """Whether such a server may ask something of callers, and so may list and do other things for those it can ask."""
 
     carrier = ""
     """What carries messages, in one word for people."""
@@ -82,9 +89,14 @@ class BaseLink(ABC):
         self.on_updated: Callable[[str], None] = lambda _uri: None
         self.on_log: Callable[[Log], None] = lambda _line: None
         self.on_renewed: Callable[[], None] = lambda: None
+        self.on_gap: Callable[[], None] = lambda: None
+        self.on_crowded: Callable[[], None] = lambda: None
+        """Hears of a question that several callers' calls could be about, so that they had better not share a link."""
         self.on_doubt: Callable[[], None] = lambda: None
         self.on_lost: Callable[[str], None] = lambda _reason: None
         self.is_probing = False
+        self.is_lasting = True
+        """Whether a later call of the same caller comes the same way, so that it can ask about an earlier one."""
         self._me = me
         self.profile: Profile = NOTHING
         """What those whose calls it carries can be asked; said when an earlier server is greeted."""
@@ -93,6 +105,8 @@ class BaseLink(ABC):
         """Resources that a modern server is asked to tell updates of; an earlier one remembers them itself."""
         self._hearing: asyncio.Future[Fault | None] | None = None
         """Ends when a modern server has taken up what it was last asked to tell."""
+        self._listening_soon: asyncio.Future[None] | None = None
+        """Ends when a modern server was asked to tell all that was asked for in this turn of the loop."""
         self._last_id = 0
 
     @property
@@ -186,17 +200,27 @@ class BaseLink(ABC):
 
     async def _discover(self, patience: float | None) -> modern.Discovery | None:
         self.is_probing = True
-        params = ModernDialect(self._me).params()
+        within = self.start_seconds if patience is None else patience
+        answer: msgspec.Raw | None = None
         try:
-            answer = await self.ask(modern.DISCOVER, params, self.start_seconds if patience is None else patience)
+            answer = await self._probe(within)
         except NotConnected as refused:
             if refused.status not in NOT_MODERN:
                 raise
-            answer = None
         except (ServerError, BadReply):
-            answer = None  # an error, silence, or an answer no modern server gives: ask the earlier way
+            pass  # an error, silence, or an answer no modern server gives: ask the earlier way
         self.is_probing = False
         return None if answer is None else modern.read_discovery(answer)
+
+    async def _probe(self, within: float) -> msgspec.Raw:
+        """Ask a server to say what it is, a second time if it refuses the version and names it as one of its own."""
+        params = ModernDialect(self._me).params()
+        try:
+            return await self.ask(modern.DISCOVER, params, within)
+        except ServerError as refused:
+            if refused.code != REFUSED_VERSION or not modern.names_version(refused.data):
+                raise
+        return await self.ask(modern.DISCOVER, params, within)
 
     async def _initialize(self) -> None:
         try:
@@ -218,11 +242,14 @@ class BaseLink(ABC):
     # -- listing ---------------------------------------------------------------------------------------------------
 
     def abilities(self) -> frozenset[Ability]:
-        """What the server says it can do."""
-        return self.capabilities.abilities()
+        """What the server says it can do, in its own era's way."""
+        told = self.capabilities.abilities() - OTHERS[self.dialect.era]
+        return told if self.is_lasting else told - TASK_ABILITIES
 
-    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
-        """What the server offers; of what is not among `topics`, what is known.
+    async def list_features(
+        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+    ) -> Listing:
+        """What the server offers to those who can be asked this; of what is not among `topics`, what is known.
 
         Raises:
             Fault: the server gave no usable list of tools. Other lists that it cannot give are noted.
@@ -232,12 +259,12 @@ class BaseLink(ABC):
             listing = msgspec.structs.replace(listing, tools=(), notes={"tools": ("it says that it has no tools",)})
         for topic in TOPICS:
             if topic in topics and topic in self.abilities():
-                listing = await self._read_topic(topic, listing)
+                listing = await self._read_topic(topic, listing, profile)
         return listing
 
-    async def _read_topic(self, topic: Topic, known: Listing) -> Listing:
+    async def _read_topic(self, topic: Topic, known: Listing, profile: Profile) -> Listing:
         try:
-            return await read_topic(self, topic, known)
+            return await read_topic(self, topic, known, profile)
         except (ServerError, BadReply) as failed:
             if topic == "tools":
                 raise
@@ -271,7 +298,7 @@ class BaseLink(ABC):
             if "subscribe" not in self.abilities():
                 raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It does not tell of updates of resources")
             self._watched.add(uri)
-            self.listen()
+            await asyncio.wait({self._listen_soon()})
             await self._until_heard()
         else:
             await self.ask("resources/subscribe", self.dialect.params({"uri": msgspec.json.encode(uri)}))
@@ -285,6 +312,20 @@ class BaseLink(ABC):
             params = self.dialect.params({"uri": msgspec.json.encode(uri)})
             self._dispatch(self.next_id(), "resources/unsubscribe", params, Unheard())
 
+    def _listen_soon(self) -> asyncio.Future[None]:
+        """Ask to be told, once for all that is asked for together: each request names everything that is watched."""
+        if self._listening_soon is None:
+            loop = asyncio.get_running_loop()
+            self._listening_soon = loop.create_future()
+            loop.call_soon(self._listen_now)
+        return self._listening_soon
+
+    def _listen_now(self) -> None:
+        soon, self._listening_soon = self._listening_soon, None
+        assert soon is not None, "only who sees that it is listened soon comes here"
+        self.listen()
+        soon.set_result(None)
+
     def _expect_hearing(self) -> None:
         """A modern server was asked to tell: it says when it does."""
         if self._hearing is None or self._hearing.done():
@@ -294,10 +335,10 @@ class BaseLink(ABC):
         if self._hearing is not None and not self._hearing.done():
             self._hearing.set_result(refusal)
 
-    async def _until_heard(self) -> None:
+    async def _until_heard(self, within: float = HEARING_SECONDS) -> None:
         """Wait until the server tells what it was asked to; one that never says so is believed after a while."""
         if (hearing := self._hearing) is not None:
-            await asyncio.wait({hearing}, timeout=HEARING_SECONDS)
+            await asyncio.wait({hearing}, timeout=within)
             if hearing.done() and (refusal := hearing.result()) is not None:
                 raise refusal
 

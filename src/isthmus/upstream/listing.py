@@ -7,15 +7,17 @@ Called by links, on behalf of the supervisor.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol, TypeVar
 
 import msgspec
 
+from isthmus.core.catalog.snapshot import Offer
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, ServerError
-from isthmus.model.features import Feature, Prompt, Resource, Template, Tool, Topic
+from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream.dialect import Dialect
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
@@ -63,13 +65,36 @@ class Listing(msgspec.Struct, frozen=True):
         return tuple(note for notes in self.notes.values() for note in notes)
 
 
-async def read_topic(link: Asking, topic: Topic, known: Listing) -> Listing:
-    """Read one topic's lists anew; the others stay as they are known.
+def offered(listing: Listing, abilities: frozenset[Ability]) -> Offer:
+    """What those are listed who are listed this."""
+    return Offer(listing.tools, listing.prompts, listing.resources, listing.templates, abilities)
+
+
+def sharing(listing: Listing, base: Listing) -> Listing:
+    """The same listing; what it has in common with another is not kept twice."""
+    return msgspec.structs.replace(
+        listing,
+        tools=_shared(listing.tools, base.tools),
+        prompts=_shared(listing.prompts, base.prompts),
+        resources=_shared(listing.resources, base.resources),
+        templates=_shared(listing.templates, base.templates),
+    )
+
+
+def _shared(features: tuple[F, ...], base: tuple[F, ...]) -> tuple[F, ...]:
+    if features == base:
+        return base
+    known = {(feature.name, feature.digest): feature for feature in base}
+    return tuple(known.get((feature.name, feature.digest), feature) for feature in features)
+
+
+async def read_topic(link: Asking, topic: Topic, known: Listing, profile: Profile = NOTHING) -> Listing:
+    """Read one topic's lists anew, as those are shown them who can be asked this; the others stay as they are known.
 
     Raises:
         Fault: the server gave no usable list.
     """
-    reading = _Reading(link)
+    reading = _Reading(link, profile)
     changes: dict[str, object]
     match topic:
         case "tools":
@@ -86,11 +111,19 @@ async def read_topic(link: Asking, topic: Topic, known: Listing) -> Listing:
     return msgspec.structs.replace(known, **changes, notes=notes, ttl_seconds=ttl)
 
 
+def leave_out(listing: Listing, tools: Set[FeatureName], why: str) -> Listing:
+    """The listing without these tools, and a note on each."""
+    kept = tuple(tool for tool in listing.tools if tool.name not in tools)
+    notes = [*listing.notes.get("tools", ()), *(f"{name!r} left out: {why}" for name in sorted(tools))]
+    return msgspec.structs.replace(listing, tools=kept, notes={**listing.notes, "tools": tuple(notes[:NOTES_MAX])})
+
+
 class _Reading:
     """One reading of one or two lists."""
 
-    def __init__(self, link: Asking) -> None:
+    def __init__(self, link: Asking, profile: Profile) -> None:
         self._link = link
+        self._profile = profile
         self.notes: list[str] = []
         self.ttl_seconds: float | None = None
 
@@ -130,7 +163,7 @@ class _Reading:
         return ()
 
     async def _page(self, shape: ListShape, members: Mapping[str, Payload]) -> ListPage:
-        answer = await self._link.ask(shape.method, self._link.dialect.params(members))
+        answer = await self._link.ask(shape.method, self._link.dialect.params(members, self._profile))
         if len(memoryview(answer)) > PAGE_BYTES_MAX:
             raise BadReply(self._link.server, f"a page of its list of {shape.noun}s has over {PAGE_BYTES_MAX} bytes")
         page = read_list(shape, answer)

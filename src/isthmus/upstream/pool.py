@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 import structlog
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
+from isthmus.model.callers import Caller
 from isthmus.model.events import Log
 from isthmus.model.faults import Fault, NotConnected, Overloaded
+from isthmus.model.features import TOPICS, Topic
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.settings import ServerSettings
@@ -30,9 +34,9 @@ IDLE_SECONDS = 300.0
 class LinkKey(NamedTuple):
     """Whose link it is. Links are never shared across keys.
 
-    `scope` is a caller, a single call, or empty for everybody. `profile` is what those can be asked whose calls it
-    carries. The credential that is shown (`generation`) is the same for every link of a server so far; a change of
-    it starts the server anew.
+    `scope` is a caller, one of its conversations, a single call, or empty for everybody. `profile` is what those can
+    be asked whose calls it carries. The credential that is shown (`generation`) is the same for every link of a
+    server so far; a change of it starts the server anew.
     """
 
     scope: tuple[str, ...]
@@ -48,6 +52,13 @@ class _Member:
         self.link: BaseLink | None = None
         self.waiting: dict[InFlight, None] = {}
         self.calls = 0
+        self.has_carried = False
+        """Some call has been on it, which may have left its mark on the server."""
+        self.borrowers = 0
+        """Who reads lists on it just now."""
+        self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends when there is a link, or there will be none, and then `why` says why."""
+        self.why = "the hub gives it up"
         self.idle: asyncio.TimerHandle | None = None
 
     def rouse(self) -> None:
@@ -79,6 +90,8 @@ class Pool:
         """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
         self.is_duplex = False
         """A question on a link need not say which call it is about, so that no two callers may share one."""
+        self.on_changed: Callable[[Profile, Topic], None] = lambda _profile, _topic: None
+        """Hears what servers announce on links of those who can be asked something."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -91,12 +104,16 @@ class Pool:
 
     def send(self, inflight: InFlight) -> None:
         """Send the call on its own link, or make that first."""
+        if (own := self._of.get(inflight)) is not None and own.link is not None:
+            own.link.send(inflight)  # once more, with answers to what the server asked
+            return
         key = self._key(inflight)
-        member = self._members.get(key) or self._admit(key)
+        member = self._members.get(key) or self._adopt(key) or self._admit(key)
         if member is None:
             inflight.finish(Overloaded(self._settings.name, len(self._members), 0))
             return
         member.rouse()
+        member.has_carried = True
         member.calls += 1
         self._of[inflight] = member
         self._members.move_to_end(key)
@@ -106,21 +123,35 @@ class Pool:
             member.link.send(inflight)
 
     def _key(self, inflight: InFlight) -> LinkKey:
-        profile = inflight.call.profile if self.is_profiled else NOTHING
+        call = inflight.call
+        return self._key_of(call.caller, call.profile if self.is_profiled else NOTHING, call.session)
+
+    def _key_of(self, caller: Caller, profile: Profile, session: str = "") -> LinkKey:
         if self._settings.isolation == "call":
             self._calls += 1
             return LinkKey(("call", str(self._calls)), profile)
+        if self.is_duplex and profile:
+            return LinkKey((caller.tenant, caller.name, session), profile)
         if self._settings.isolation == "caller" or self.is_duplex:
-            caller = inflight.call.caller
             return LinkKey((caller.tenant, caller.name), profile)
         return LinkKey((), profile)
+
+    def _adopt(self, key: LinkKey) -> _Member | None:
+        """A link on which there were only lists so far is that of its caller's first conversation that calls."""
+        fresh = self._members.get(key._replace(scope=(*key.scope[:2], "")))
+        if fresh is None or fresh.has_carried:
+            return None
+        del self._members[fresh.key]
+        fresh.key = key
+        self._members[key] = fresh
+        return fresh
 
     def _admit(self, key: LinkKey) -> _Member | None:
         """Make room for one more, if need be by closing the one that was idle for longest."""
         if self._is_closed:
             return None
         if len(self._members) >= self._settings.max_calls:
-            idle = next((member for member in self._members.values() if not member.calls), None)
+            idle = next((each for each in self._members.values() if not (each.calls or each.borrowers)), None)
             if idle is None:
                 return None
             self._retire(idle)
@@ -146,16 +177,62 @@ class Pool:
             return
         member.waiting.pop(inflight, None)
         member.calls -= 1
-        if member.calls or member.link is None or not self._has(member):
+        self._rest(member)
+
+    def _rest(self, member: _Member) -> None:
+        if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
         if self._settings.isolation == "call":
             self._retire(member)
-        else:
-            member.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._retire, member)
+        elif member.idle is None:
+            member.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._expire, member)
+
+    def _expire(self, member: _Member) -> None:
+        member.idle = None
+        if not member.borrowers:  # else it rests again when it is given back
+            self._retire(member)
+
+    # -- what the keeper sees --------------------------------------------------------------------------------------
+
+    def has(self, profile: Profile) -> bool:
+        """Whether there is a link of callers of this profile."""
+        return self._latest(profile) is not None
+
+    @asynccontextmanager
+    async def borrowed(self, caller: Caller, profile: Profile) -> AsyncIterator[BaseLink]:
+        """A link of callers of this profile, made for this one if there is none; it stays the pool's.
+
+        Raises:
+            Fault: there can be none now.
+        """
+        member = self._latest(profile) or self._admit(self._key_of(caller, profile))
+        if member is None:
+            raise Overloaded(self._settings.name, len(self._members), 0)
+        member.borrowers += 1  # which makes it no less idle: what is only listed on is not in use
+        try:
+            await asyncio.wait({member.made})
+            if member.link is None:
+                raise NotConnected(self._settings.name, self._settings.redact(member.why))
+            yield member.link
+        finally:
+            member.borrowers -= 1
+            self._rest(member)
+
+    def _latest(self, profile: Profile) -> _Member | None:
+        """The member of this profile that was used last, unless each call has its own."""
+        if self._settings.isolation == "call":
+            return None
+        return next((member for member in reversed(self._members.values()) if member.key.profile == profile), None)
 
     # -- links -----------------------------------------------------------------------------------------------------
 
     async def _make(self, member: _Member) -> None:
+        try:
+            await self._try_to_make(member)
+        finally:
+            member.made.set_result(None)
+
+    async def _try_to_make(self, member: _Member) -> None:
         try:
             link = await self._connect(member.key.profile)
         except (Fault, ConnectFailed) as failed:
@@ -171,10 +248,26 @@ class Pool:
             return
         link.on_lost = lambda _reason: self._retire(member)  # the link tells the calls on it so itself
         link.on_log = self._on_log
+        link.on_crowded = self._separate
+        if member.key.profile:
+            self._attend(link, member.key.profile)
         member.link = link
         self._send_waiting(member, link)
-        if not member.calls or link.lost.done():
+        if not (member.calls or member.borrowers) or link.lost.done():
             self._retire(member)  # whoever wanted it has left meanwhile
+
+    def _separate(self) -> None:
+        """The server does not say which call its questions are about: from now on each caller has its own link."""
+        self.is_duplex = True
+
+    def _attend(self, link: BaseLink, profile: Profile) -> None:
+        """Hear of changes of what is listed on this link, which the keeper's own need not tell."""
+        link.on_changed = partial(self.on_changed, profile)
+        link.on_renewed = partial(self._all_changed, profile)
+
+    def _all_changed(self, profile: Profile) -> None:
+        for topic in TOPICS:
+            self.on_changed(profile, topic)
 
     def _send_waiting(self, member: _Member, link: BaseLink) -> None:
         while member.waiting:
@@ -183,6 +276,7 @@ class Pool:
             link.send(inflight)
 
     def _refuse(self, member: _Member, why: str) -> None:
+        member.why = why
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
             inflight.finish(NotConnected(self._settings.name, self._settings.redact(why)))

@@ -12,12 +12,20 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.model.faults import Unanswered
-from isthmus.model.questions import Declined, Reply
+from isthmus.model.questions import NOT_ASKED, Declined, OnReply, Question, Reply
 from isthmus.wire.jsonrpc import Payload, render
-from isthmus.wire.mcp.inputs import RESPONSES, STATE, Inputs
+from isthmus.wire.mcp.inputs import ASKED_OF, RESPONSES, STATE, Inputs
 
 ROUNDS_MAX = 10
 """How often one call may be sent again: a server that asks for ever gets nowhere."""
+
+
+def put(inflight: InFlight, question: Question, reply: OnReply) -> None:
+    """Put a question to the caller, if that said it can be asked such a thing."""
+    if ASKED_OF[question.method] in inflight.call.profile:
+        inflight.ask(question, reply)
+    else:
+        reply(NOT_ASKED)
 
 
 class Round:
@@ -37,7 +45,7 @@ class Round:
         elif not self._inputs.questions:
             self._send_again()
         for key, question in self._inputs.questions.items():
-            self._inflight.ask(question, partial(self._answered, key))
+            put(self._inflight, question, partial(self._answered, key))
 
     def _answered(self, key: str, reply: Reply) -> None:
         if self._inflight.outcome is not None:

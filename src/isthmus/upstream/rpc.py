@@ -19,6 +19,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
 from isthmus.upstream.dialect import Dialect, LegacyDialect
@@ -50,6 +51,8 @@ _ADVICE = {
 class RpcLink(BaseLink):
     """A server's endpoint, and the requests on their way."""
 
+    can_ask = False
+    carrier = "rpc"
     start_seconds = 20.0
 
     def __init__(
@@ -119,7 +122,9 @@ class RpcLink(BaseLink):
         """Tools, and nothing else."""
         return frozenset(("tools",))
 
-    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
+    async def list_features(
+        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+    ) -> Listing:
         """The declared tools, or those that the server tells of.
 
         Raises:

@@ -101,6 +101,7 @@ class Supervisor:
         else:
             heir = self._heirs[settings.name] = self._start(settings)
             heir.is_hidden = True
+            heir.inherit(present)
             self._crew.spawn(f"change of {settings.name}", self._take_over(heir))
 
     def _disinherit(self, server: ServerName) -> None:
@@ -109,7 +110,7 @@ class Supervisor:
             self._crew.spawn(f"end of {server}", self._end(heir))
 
     async def _take_over(self, heir: Keeper) -> None:
-        await asyncio.wait({heir.tried}, timeout=TAKE_OVER_SECONDS)
+        await heir.ready(TAKE_OVER_SECONDS)
         name = heir.settings.name
         if self._heirs.get(name) is not heir:
             return  # it was changed again, or removed

@@ -7,22 +7,25 @@ only what happened on its carrier, and what that means for a caller is decided o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.model.calls import TASK_KINDS
 from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
-from isthmus.upstream.rounds import Round
+from isthmus.model.questions import NOT_ASKED, OnReply, Question, Reply
+from isthmus.upstream.rounds import Round, put
 from isthmus.wire.jsonrpc import ErrorReply
-from isthmus.wire.mcp.inputs import ASKED_OF, INPUT_REQUIRED, read_inputs
+from isthmus.wire.mcp.inputs import INPUT_REQUIRED, read_inputs
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Members
 from isthmus.wire.mcp.requests import read_call_result, read_resource_result
+from isthmus.wire.mcp.tasks import KNOWN, TASK
 
 
 class Waiter(Protocol):
@@ -47,6 +50,9 @@ class Waiter(Protocol):
         """The server asks something while it works on this."""
 
 
+_COMPLETE = (None, "complete")
+
+
 class CallWaiter:
     """A caller's call on a link."""
 
@@ -58,18 +64,29 @@ class CallWaiter:
 
     def result(self, payload: msgspec.Raw) -> None:
         """End the call with the server's result, if it is one."""
-        read = read_resource_result if self.inflight.call.kind == "resource" else read_call_result
-        answer = read(payload)
-        if answer is None:
+        call = self.inflight.call
+        answer = read_resource_result(payload) if call.kind == "resource" else read_call_result(payload)
+        if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
+            # What nearly every call ends in, spared the questions below.
+            self._end(Result(payload, answer.is_error, answer.result_type is not None))
+        elif answer is None:
             self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type == INPUT_REQUIRED:
             self._require(payload)
-        elif answer.result_type not in (None, "complete"):
+        elif answer.result_type == TASK and KNOWN in self.inflight.call.profile:
+            self._end(Result(payload, is_typed=True, task_of=self.server))
+        elif answer.result_type not in _COMPLETE:
             detail = f"a result of type {answer.result_type!r}, which this hub does not relay"
             self._end(BadReply(self.server, detail))
         else:
             is_typed = answer.result_type is not None
-            self._end(Result(payload, answer.is_error, is_typed, answer.ttl_seconds, answer.is_public))
+            whose = self.server if self._is_about_task() else None
+            keeps = answer.ttl_seconds, answer.is_public
+            self._end(Result(payload, answer.is_error, is_typed, *keeps, task_of=whose))
+
+    def _is_about_task(self) -> bool:
+        call = self.inflight.call
+        return call.kind in TASK_KINDS or TASK in call.extra
 
     def _require(self, payload: msgspec.Raw) -> None:
         """The server asks by its result: pass that on to who comes back, else ask and send the call once more."""
@@ -84,10 +101,7 @@ class CallWaiter:
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """Put it to the caller, if that said it can be asked such a thing."""
-        if ASKED_OF[question.method] in self.inflight.call.profile:
-            self.inflight.ask(question, reply)
-        else:
-            reply(NOT_ASKED)
+        put(self.inflight, question, reply)
 
     def error(self, reply: ErrorReply) -> None:
         """End the call with the server's own error."""
@@ -180,7 +194,30 @@ def log_alone(line: Log, waiters: Iterable[Waiter]) -> bool:
 def lone_call(waiters: Iterable[Waiter]) -> CallWaiter | None:
     """The latest call of the caller who alone has calls; None if nobody is alone."""
     calls = [waiter for waiter in waiters if isinstance(waiter, CallWaiter)]
-    return calls[-1] if len({waiter.inflight.call.caller for waiter in calls}) == 1 else None
+    if len({waiter.inflight.call.caller for waiter in calls}) != 1:
+        return None
+    return calls[0] if len(calls) == 1 else _Latest(calls)
+
+
+class _Latest(CallWaiter):
+    """The latest of several calls, of which nobody can say which one a question is about: all of them wait for it."""
+
+    __slots__ = ("_others",)
+
+    def __init__(self, calls: Sequence[CallWaiter]) -> None:
+        super().__init__(calls[-1].inflight)
+        self._others = [waiter.inflight for waiter in calls[:-1]]
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Put it to the caller, while the clocks of all its calls stand still."""
+        for inflight in self._others:
+            inflight.hold()
+        super().ask(question, partial(self._answered, reply))
+
+    def _answered(self, reply: OnReply, answer: Reply) -> None:
+        for inflight in self._others:
+            inflight.answered()
+        reply(answer)
 
 
 def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:

@@ -132,6 +132,11 @@ def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> Raw | Malformed
     return _too_deep(max_depth, _ABSENT) if _is_deeper(body, max_depth) else value
 
 
+def elements(body: bytes) -> list[bytes]:
+    """The elements of a body that `decode` found to be a `Batch`, none of which was looked at."""
+    return [bytes(element) for element in _decode_elements(body)]
+
+
 def object_members(raw: Payload) -> dict[str, Raw] | None:
     r"""Split an object of a decoded body one level deep; None if it is no object or has a key twice.
 

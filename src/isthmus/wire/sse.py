@@ -150,6 +150,29 @@ def named(event: str, text: str) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (_one_line(event), _one_line(text))
 
 
+def prime(id: str, retry_ms: int) -> bytes:
+    """An event without content that names a place to come back to, and how soon, as MCP begins a stream.
+
+    Raises:
+        ValueError: `id` holds a line break or NUL.
+    """
+    return b"id: %b\nretry: %d\ndata: \n\n" % (_one_line(id), retry_ms)
+
+
+def mark(id: str, retry_ms: int) -> bytes:
+    """The same for readers that keep to the rules of event streams, and no event at all to the others.
+
+    Raises:
+        ValueError: `id` holds a line break or NUL.
+    """
+    return b"id: %b\nretry: %d\n\n" % (_one_line(id), retry_ms)
+
+
+def retry(milliseconds: int) -> bytes:
+    """How soon to come back, said alone."""
+    return b"retry: %d\n\n" % milliseconds
+
+
 def comment(text: str = "") -> bytes:
     """A line that every reader ignores, to keep a silent stream open.
 

@@ -22,6 +22,7 @@ from isthmus.model.faults import Fault
 from isthmus.model.features import Ability, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import NOTHING, OnReply, Profile, Question
 
 SERVER = ServerName("files")
 ANYONE = Caller("anyone", "default", Grants(("*",)))
@@ -90,9 +91,12 @@ def call(
     surface: Surface = EVERYTHING,
     timeout: float | None = None,
     kind: Kind = "tool",
+    profile: Profile = NOTHING,
+    comes_back: bool = False,
 ) -> Call:
     """A call, of a tool unless another kind is named."""
-    return Call(caller, surface, name, raw(arguments or {}), timeout=timeout, kind=kind)
+    asked = raw(arguments or {})
+    return Call(caller, surface, name, asked, timeout=timeout, kind=kind, profile=profile, comes_back=comes_back)
 
 
 class Listener:
@@ -100,11 +104,15 @@ class Listener:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.asked: list[tuple[Question, OnReply]] = []
         self.ends: list[Outcome] = []
         self.ended = asyncio.Event()
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        self.asked.append((question, reply))
 
     def end(self, outcome: Outcome) -> None:
         self.ends.append(outcome)
@@ -137,6 +145,17 @@ class HeldLink:
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         self.withdrawn.append((inflight, reason))
+
+
+class HeldPool(HeldLink):
+    """A pool that does the same, and hears of every call that is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: list[InFlight] = []
+
+    def ended(self, inflight: InFlight) -> None:
+        self.over.append(inflight)
 
 
 class Notes:

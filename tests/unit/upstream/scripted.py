@@ -17,6 +17,7 @@ from isthmus.model.calls import Call
 from isthmus.model.faults import BadReply, Fault, Lost
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.telemetry.counters import Counters
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
@@ -48,6 +49,9 @@ class Scripted(BaseLink):
         self.is_modern = True
         self.ttl_seconds: dict[Topic, float] = {}
         self.listings: list[Set[Topic]] = []
+        self.profiled: list[Set[Topic]] = []
+        """Listings to those who can be asked something, and what only they are listed."""
+        self.more: list[str] = []
         self.list_refusal: Fault | None = None
         self.pings = 0
         self.greeted_as: list[Era] = []
@@ -83,12 +87,15 @@ class Scripted(BaseLink):
     def abilities(self) -> frozenset[Ability]:
         return self.can
 
-    async def list_features(self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None) -> Listing:
-        self.listings.append(topics)
+    async def list_features(
+        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+    ) -> Listing:
+        (self.profiled if profile else self.listings).append(topics)
         if self.list_refusal is not None:
             raise self.list_refusal
         definition = {"inputSchema": msgspec.Raw(b'{"type":"object"}')}
-        tools = tuple(Tool.of(NAME, FeatureName(name), definition) for name in self.names)
+        names = [*self.names, *(self.more if profile else ())]
+        tools = tuple(Tool.of(NAME, FeatureName(name), definition) for name in names)
         return Listing(tools=tools, ttl_seconds=self.ttl_seconds)
 
     async def ping(self, within: float) -> None:

@@ -81,3 +81,12 @@ def test_the_version_is_the_one_agreed_on() -> None:
         "2024-11-05",
         "2026-07-28",
     )
+
+
+def test_a_list_is_asked_for_on_behalf_of_those_who_can_be_asked_this() -> None:
+    profile = frozenset({"elicitation", "roots", "roots.listChanged"})
+    asked = json.loads(MODERN.params({"cursor": raw("c")}, profile))
+    told = {"elicitation": {}, "roots": {"listChanged": True}}
+    assert asked == {"cursor": "c", "_meta": {**ENVELOPE, KEY + "clientCapabilities": told}}
+    assert json.loads(MODERN.params({})) == {"_meta": ENVELOPE}
+    assert json.loads(LEGACY.params({"cursor": raw("c")}, profile)) == {"cursor": "c"}

@@ -14,11 +14,12 @@ import pytest
 
 from isthmus.core.settings import Limits
 from isthmus.model.faults import Cancelled, Lost
+from isthmus.model.questions import Answered
 from isthmus.upstream import duplex
 from isthmus.upstream.corked import HOLD_ABOVE_BYTES, CorkedLink
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.wire.mcp.capabilities import Capabilities
-from tests.unit.core.doubles import SERVER
+from tests.unit.core.doubles import SERVER, Stage, call, raw
 from tests.unit.upstream.doubles import ME, Scene, answer, message, text_of
 
 
@@ -165,6 +166,33 @@ async def test_a_servers_questions_are_answered_while_it_reads_the_answers() -> 
     assert len(pipe.written) < 2 * HOLD_ABOVE_BYTES
 
 
+async def test_what_is_asked_before_its_call_waits_for_it() -> None:
+    line = Line(pipe := Pipe())
+    line.profile = frozenset({"roots"})
+    line.read(message(id=7, method="roots/list"))
+    assert pipe.said() == []
+    stage = Stage()
+    stage.lane.attach(line)
+    _, listener = stage.start(call(profile=line.profile))
+    ((question, reply),) = listener.asked
+    assert question.method == "roots/list"
+    reply(Answered(raw({"roots": []})))
+    assert [said for said in pipe.said() if said.get("id") == 7] == [
+        {"jsonrpc": "2.0", "id": 7, "result": {"roots": []}}
+    ]
+
+
+async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplex, "EARLY_SECONDS", 0.0)
+    line = Line(pipe := Pipe())
+    line.profile = frozenset({"roots"})
+    line.read(message(id=7, method="roots/list"))
+    async with asyncio.timeout(20):
+        while not (said := pipe.said()):  # noqa: ASYNC110 - a timer of the loop's own
+            await asyncio.sleep(0)
+    assert (said[0]["id"], said[0]["error"]["code"]) == (7, -32601)
+
+
 @pytest.mark.parametrize("text", [b"hello", b"[]", b"{", b"\xff", b'{"jsonrpc":"1.0","id":1}'])
 async def test_too_much_nonsense_in_a_row_ends_the_link(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(duplex, "GARBAGE_MAX", 3)
@@ -225,3 +253,35 @@ async def test_who_subscribes_waits_for_the_acknowledgement_or_the_end() -> None
     line.broken()
     async with asyncio.timeout(10):
         await again
+
+
+async def test_what_is_subscribed_to_together_is_asked_for_at_once() -> None:
+    line = modern(pipe := Pipe())
+    subscribing = asyncio.gather(*(line.subscribe(f"file:///{n}") for n in range(100)))
+    await turn()
+    await turn()
+    (said,) = pipe.said()
+    assert len(said["params"]["notifications"]["resourceSubscriptions"]) == 100
+    line.read(acknowledged(1))
+    async with asyncio.timeout(10):
+        await subscribing
+
+
+async def test_a_subscription_that_the_server_ends_is_asked_for_again_and_is_a_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(duplex, "RELISTEN_SECONDS", 0.0)
+    gaps: list[str] = []
+    line = modern(pipe := Pipe())
+    line.on_gap = lambda: gaps.append("gap")
+    line.listen()
+    await turn()
+    line.read(acknowledged(1))
+    line.read(message(id=1, result={}))
+    async with asyncio.timeout(10):
+        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe tells nobody
+            await asyncio.sleep(0.001)
+    assert gaps == []
+    line.read(acknowledged(2))
+    line.read(acknowledged(2))
+    assert gaps == ["gap"]

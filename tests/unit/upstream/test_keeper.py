@@ -377,3 +377,41 @@ async def test_links_of_callers_are_closed_with_the_server(kept: Kept) -> None:
     assert not kept.links[1].is_closed
     kept.supervisor.remove(NAME)
     await kept.until(lambda: all(link.is_closed for link in kept.links) and len(kept.crew) == 0)
+
+
+async def test_after_a_loss_who_follows_a_resource_is_told_once(kept: Kept) -> None:
+    link = await kept.ready()
+    told: list[str] = []
+    for uri in ("file:///x", "file:///x/y"):
+        assert await kept.hub.subscriptions.add((NAME, uri), lambda uri=uri: told.append(uri)) is None  # type: ignore[misc]
+    assert told == []
+    link.die("gone")
+    await kept.until(lambda: len(kept.links) == 2 and len(told) == 2)
+    assert sorted(told) == ["file:///x", "file:///x/y"]
+    assert kept.links[1]._watched == {"file:///x", "file:///x/y"}
+
+
+async def test_after_a_gap_everything_is_looked_at_and_who_follows_is_told_once(kept: Kept) -> None:
+    link = await kept.ready()
+    told: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    link.names.append("write")
+    link.on_gap()
+    assert told == ["told"]
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    assert link.listings[1] == {"tools", "prompts", "resources"}
+
+
+async def test_the_first_announcement_after_a_look_of_the_hubs_own_is_followed_at_once(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 600.0)
+    link = await kept.ready()
+    keeper = kept.supervisor.keepers[NAME]
+    keeper._due = 0.0
+    keeper._wake()  # it looks when its time has come
+    keeper._stale.add("tools")
+    await kept.until(lambda: len(link.listings) == 2)
+    link.names.append("write")
+    link.on_changed("tools")
+    await kept.until(lambda: len(kept.standing.tools) == 2)

@@ -14,7 +14,7 @@ from isthmus.model.faults import BadReply, ServerError
 from isthmus.model.names import ServerName
 from isthmus.upstream import listing as module
 from isthmus.upstream.dialect import Dialect, LegacyDialect
-from isthmus.upstream.listing import NOTES_MAX, PAGES_MAX, Listing, read_topic
+from isthmus.upstream.listing import NOTES_MAX, PAGES_MAX, Listing, read_topic, sharing
 
 FILES = ServerName("files")
 Answer = Callable[[str, str | None], Any]
@@ -222,3 +222,13 @@ async def test_a_list_holds_as_long_as_its_briefest_page(told: list[int | None],
         return page(f"t{number}", cursor=str(number + 1) if number + 1 < len(told) else None, **more)
 
     assert (await tools_of(Lister(answer))).ttl_seconds.get("tools") == seconds
+
+
+async def test_what_two_listings_have_in_common_is_kept_once() -> None:
+    base = await tools_of(Lister(lambda *_: page("a", "b")))
+    same = await tools_of(Lister(lambda *_: page("a", "b")))
+    more = await tools_of(Lister(lambda *_: page("b", "c", "a")))
+    assert sharing(same, base).tools is base.tools
+    shared = sharing(more, base)
+    assert shared == more
+    assert (shared.tools[0] is base.tools[1], shared.tools[2] is base.tools[0]) == (True, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
@@ -12,6 +13,7 @@ from isthmus.core.crew import Crew
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.events import Log
 from isthmus.model.faults import Cancelled, Lost, NotConnected, Overloaded
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream import pool as module
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.pool import Pool
@@ -29,6 +31,8 @@ class Pooled:
         self.stage = Stage()
         self.crew = Crew("pool")
         self.links: list[Scripted] = []
+        self.profiles: list[Profile] = []
+        """What each link was made for."""
         self.lines: list[Log] = []
         self.opened = asyncio.Event()
         self.opened.set()
@@ -36,21 +40,22 @@ class Pooled:
         made = settings(isolation=isolation, max_calls=max_calls)
         self.pool = Pool(made, self.crew, self._connect, self.lines.append)
         self.stage.lane.attach(self.pool)
-        self.stage.lane.on_released = self.pool.ended
+        self.stage.lane.pool = self.pool
 
-    async def _connect(self) -> BaseLink:
+    async def _connect(self, profile: Profile) -> BaseLink:
+        self.profiles.append(profile)
         await self.opened.wait()
         if self.refusal is not None:
             raise self.refusal
         self.links.append(Scripted())
         return self.links[-1]
 
-    def start(self, caller: Caller = ANYONE) -> tuple[InFlight, Listener]:
-        return self.stage.start(call(caller=caller))
+    def start(self, caller: Caller = ANYONE, profile: Profile = NOTHING) -> tuple[InFlight, Listener]:
+        return self.stage.start(call(caller=caller, profile=profile))
 
-    async def sent(self, caller: Caller = ANYONE) -> InFlight:
+    async def sent(self, caller: Caller = ANYONE, profile: Profile = NOTHING) -> InFlight:
         """A call that has reached a link."""
-        inflight, _ = self.start(caller)
+        inflight, _ = self.start(caller, profile)
         await self.until_sent(inflight)
         return inflight
 
@@ -189,8 +194,8 @@ async def test_a_defect_while_a_link_is_made_costs_only_those_who_wait_for_it(po
 async def test_a_link_that_was_lost_before_it_could_be_used_does_not_stay(pooled: Pooled) -> None:
     connect = pooled._connect
 
-    async def fragile() -> BaseLink:
-        link = await connect()
+    async def fragile(profile: Profile) -> BaseLink:
+        link = await connect(profile)
         link._lose("gone already")
         return link
 
@@ -370,3 +375,176 @@ async def test_many_callers_that_come_and_go_leave_nothing() -> None:
     await pooled.pool.aclose()
     assert pooled.is_empty()
     assert all(link.closings == 1 for link in pooled.links)
+
+
+# -- whom a link is for ----------------------------------------------------------------------------------------------
+
+ROOTS = frozenset({"roots"})
+MORE = frozenset({"roots", "roots.listChanged"})
+
+
+@pytest.mark.parametrize("isolation", ["shared", "caller"])
+async def test_a_server_that_is_told_profiles_has_a_link_for_each(isolation: str) -> None:
+    pooled = Pooled(isolation)
+    pooled.pool.is_profiled = True
+    one, same, more = [await pooled.sent(profile=profile) for profile in (ROOTS, ROOTS, MORE)]
+    assert pooled.carrier_of(one) is pooled.carrier_of(same)
+    assert pooled.carrier_of(one) is not pooled.carrier_of(more)
+    assert pooled.profiles == [ROOTS, MORE]
+    await pooled.pool.aclose()
+
+
+async def test_a_server_that_is_told_with_every_call_has_one_link_for_all_profiles() -> None:
+    pooled = Pooled("caller")
+    one, more = await pooled.sent(profile=ROOTS), await pooled.sent(profile=MORE)
+    assert pooled.carrier_of(one) is pooled.carrier_of(more)
+    assert pooled.profiles == [NOTHING]
+    await pooled.pool.aclose()
+
+
+@pytest.mark.parametrize(("is_duplex", "links"), [(False, 1), (True, 3)])
+async def test_callers_share_a_link_unless_a_question_on_it_could_be_anybodys(*, is_duplex: bool, links: int) -> None:
+    pooled = Pooled("shared")
+    pooled.pool.is_profiled, pooled.pool.is_duplex = True, is_duplex
+    calls = [await pooled.sent(caller, ROOTS) for caller in (ANYONE, OTHER, NAMESAKE, ANYONE)]
+    assert len({id(pooled.carrier_of(inflight)) for inflight in calls}) == links
+    assert pooled.profiles == [ROOTS] * links
+    await pooled.pool.aclose()
+
+
+async def test_two_conversations_of_one_caller_share_no_link_on_which_questions_come() -> None:
+    pooled = Pooled("shared")
+    pooled.pool.is_profiled = pooled.pool.is_duplex = True
+    calls = []
+    for session in ("a", "b", "a"):
+        inflight, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=session))
+        await pooled.until_sent(inflight)
+        calls.append(pooled.carrier_of(inflight))
+    assert calls[0] is calls[2] is not calls[1]
+    await pooled.pool.aclose()
+
+
+# -- a call that is sent again ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isolation", ["shared", "caller", "call"])
+async def test_a_call_that_is_sent_again_stays_on_its_link_and_counts_once(isolation: str) -> None:
+    pooled = Pooled(isolation)
+    inflight = await pooled.sent()
+    pooled.pool.send(inflight)
+    await pooled.until_quiet()
+    (link,) = pooled.links
+    assert link.sent == [inflight] * 2
+    inflight.finish(DONE)
+    await pooled.until_quiet()
+    assert (len(pooled.pool), link.is_closed) == ((0, True) if isolation == "call" else (1, False))
+    await pooled.pool.aclose()
+
+
+async def test_a_link_whose_call_was_sent_again_makes_room_once_it_is_idle() -> None:
+    pooled = Pooled(max_calls=1)
+    inflight = await pooled.sent()
+    pooled.pool.send(inflight)
+    inflight.finish(DONE)
+    other = await pooled.sent(OTHER)
+    assert pooled.carrier_of(other) is pooled.links[1]
+    assert pooled.links[0].is_closed
+    await pooled.pool.aclose()
+
+
+# -- borrowing -----------------------------------------------------------------------------------------------------
+
+ABLE: Profile = frozenset({"elicitation"})
+
+
+async def test_a_borrowed_link_is_that_of_the_callers_calls_and_stays(pooled: Pooled) -> None:
+    async with pooled.pool.borrowed(ANYONE, ABLE) as link:
+        assert (pooled.profiles, len(pooled.pool), pooled.pool.has(ABLE)) == ([ABLE], 1, True)
+    assert link is pooled.links[0]
+    assert not pooled.links[0].is_closed
+    assert not pooled.pool.has(frozenset({"sampling"}))
+    async with pooled.pool.borrowed(OTHER, ABLE) as again:
+        assert again is link, "what is listed does not depend on the caller"
+
+
+async def test_a_link_that_is_borrowed_is_not_idle(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
+    pooled.pool.is_profiled = True
+    async with pooled.pool.borrowed(ANYONE, ABLE) as link:
+        finish(await pooled.sent(profile=ABLE))
+        await asyncio.sleep(0.001)
+        kept = pooled.links[0].closings == 0
+    async with asyncio.timeout(SECONDS):
+        await link.lost
+    assert (kept, len(pooled.links)) == (True, 1)
+
+
+async def test_listing_on_a_link_does_not_keep_it_from_being_idle(pooled: Pooled) -> None:
+    async with pooled.pool.borrowed(ANYONE, ABLE):
+        pass
+    (member,) = pooled.pool._members.values()
+    resting = member.idle
+    assert resting is not None
+    async with pooled.pool.borrowed(ANYONE, ABLE):
+        pass
+    assert member.idle is resting
+
+
+async def test_where_each_call_has_its_own_link_a_borrowed_one_is_closed_when_it_is_given_back() -> None:
+    pooled = Pooled("call")
+    async with pooled.pool.borrowed(ANYONE, ABLE):
+        closings = pooled.links[0].closings
+    await pooled.until_quiet()
+    assert (closings, pooled.links[0].closings) == (0, 1)
+    assert pooled.is_empty()
+
+
+async def test_who_borrows_is_told_why_it_cannot(pooled: Pooled) -> None:
+    pooled.refusal = ConnectFailed("hunter22 is wrong")
+    with pytest.raises(NotConnected, match=r"\*\*\* is wrong"):
+        async with pooled.pool.borrowed(ANYONE, ABLE) as link:
+            link.listen()
+
+
+async def test_a_full_pool_lends_nothing() -> None:
+    pooled = Pooled(max_calls=1)
+    inflight = await pooled.sent()
+    with pytest.raises(Overloaded):
+        async with pooled.pool.borrowed(OTHER, ABLE) as link:
+            link.listen()
+    finish(inflight)
+    await pooled.pool.aclose()
+
+
+async def test_only_links_of_those_who_can_be_asked_are_heard(pooled: Pooled) -> None:
+    heard: list[tuple[Profile, str]] = []
+    pooled.pool.on_changed = lambda profile, topic: heard.append((profile, topic))
+    await pooled.sent()
+    pooled.links[0].on_changed("tools")
+    async with pooled.pool.borrowed(OTHER, ABLE):
+        pooled.links[1].on_changed("prompts")
+        pooled.links[1].on_renewed()
+    assert heard == [(ABLE, topic) for topic in ("prompts", "tools", "prompts", "resources")]
+
+
+async def test_a_link_that_was_made_to_list_is_the_first_conversations_and_no_others(pooled: Pooled) -> None:
+    pooled.pool.is_profiled = pooled.pool.is_duplex = True
+    async with pooled.pool.borrowed(ANYONE, ABLE):
+        first, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ABLE), session="first"))
+        second, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ABLE), session="second"))
+        other, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ABLE, caller=OTHER), session="first"))
+        await pooled.until_sent(first, second, other)
+    assert [link.sent for link in pooled.links] == [[first], [second], [other]]
+    for inflight in (first, second, other):
+        finish(inflight)
+
+
+async def test_a_question_that_could_be_anybodys_parts_the_callers_from_then_on() -> None:
+    pooled = Pooled("shared")
+    pooled.pool.is_profiled = True
+    shared = [pooled.carrier_of(await pooled.sent(caller, ROOTS)) for caller in (ANYONE, OTHER)]
+    assert shared[0] is shared[1]
+    shared[0].on_crowded()
+    parted = [pooled.carrier_of(await pooled.sent(caller, ROOTS)) for caller in (ANYONE, OTHER)]
+    assert parted[0] is not parted[1]
+    await pooled.pool.aclose()

@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
-from isthmus.model.events import Log
-from isthmus.model.faults import BadReply, Fault, ServerError
+from isthmus.model.events import Log, Progress
+from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.link import StreamableLink
 from tests.conftest import Spawn
 from tests.faults.watching import eventually
-from tests.unit.core.doubles import SERVER
+from tests.unit.core.doubles import SERVER, Listener, call
 from tests.unit.transport.doubles import Peer, Server
 from tests.unit.upstream.doubles import (
     ACCEPTED,
@@ -57,6 +58,8 @@ def dial(url: str, crew: Crew) -> StreamableLink:
 
 class Held(Scene):
     """A link to a server that answers greetings and leaves every other request to the test."""
+
+    link: StreamableLink
 
     def __init__(self, server: Server, crew: Crew) -> None:
         self.server = server
@@ -255,8 +258,12 @@ async def test_a_lost_stream_is_opened_again_and_everything_is_looked_at(held: H
     first, asked = await held.request()
     await first.say(STREAM + acknowledged(asked["id"]))
     first.close()
+    gaps: list[str] = []
+    held.link.on_gap = lambda: gaps.append("gap")
     second, asked = await held.request()
-    await second.say(STREAM + acknowledged(asked["id"]))
+    assert gaps == []
+    await second.say(STREAM + acknowledged(asked["id"]) + event(message(method="notifications/nothing")))
+    await eventually(lambda: gaps == ["gap"], "what was not heard meanwhile is made up for")
     assert held.told == ["changed: tools", "changed: prompts", "changed: resources"]
 
 
@@ -277,3 +284,259 @@ async def test_a_log_that_names_no_call_is_the_callers_who_is_alone(held: Held) 
     await other.say(reply("200 OK", answer(also_asked["id"]), *JSON))
     assert text_of(await over(mine)) == text_of(await over(theirs)) == "done"
     assert (len(mine.events), len(theirs.events)) == (1, 0)
+
+
+# -- the era, and who can be asked -----------------------------------------------------------------------------------
+
+
+def refused_version(id: int, *supported: str) -> bytes:
+    data = {"supported": supported, "requested": "2026-07-28"}
+    return reply("400 No", message(id=id, error={"code": -32022, "message": "no", "data": data}), *JSON)
+
+
+async def test_a_server_that_refuses_a_version_and_names_it_as_its_own_is_asked_once_more(held: Held) -> None:
+    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    discovery = reply("200 OK", message(id=2, result=DISCOVERY), *JSON)
+    await held.answered(refused_version(1, "2026-07-28"), discovery)
+    async with asyncio.timeout(10):
+        await greeting
+    assert held.link.dialect.era == "modern"
+
+
+async def test_a_server_that_goes_on_refusing_its_own_version_is_greeted_the_earlier_way(held: Held) -> None:
+    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    await held.answered(*(refused_version(id, "2026-07-28") for id in (1, 2)))
+    peer, asked = await held.request()
+    assert asked["method"] == "initialize"
+    peer.close()
+    with pytest.raises(Fault):
+        await greeting
+
+
+@pytest.mark.parametrize("supported", [("2025-11-25",), ()])
+async def test_a_server_that_names_no_version_of_the_era_is_not_asked_again(
+    held: Held, supported: tuple[str, ...]
+) -> None:
+    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    await held.answered(refused_version(1, *supported))
+    peer, asked = await held.request()
+    assert asked["method"] == "initialize"
+    peer.close()
+    with pytest.raises(Fault):
+        await greeting
+
+
+async def until_listening(held: Held) -> tuple[asyncio.Future[None], Peer]:
+    """Greet a server with sessions on behalf of those who can be asked; the peer is who wants to hear questions."""
+    held.link.profile = frozenset({"elicitation"})
+    greeting = asyncio.ensure_future(held.link.greet("legacy"))
+    welcome = message(id=1, result=WELCOME)
+    await held.answered(reply("200 OK", welcome, *JSON, "mcp-session-id: s1"))
+    first, second = await held.request(), await held.request()
+    (listener, _), (teller, _) = sorted((first, second), key=lambda request: bool(request[1]))
+    await teller.say(ACCEPTED)
+    return greeting, listener
+
+
+async def test_the_stream_for_questions_is_open_before_anything_can_be_asked(held: Held) -> None:
+    greeting, listener = await until_listening(held)
+    assert not greeting.done()
+    await listener.say(STREAM)
+    async with asyncio.timeout(10):
+        await greeting
+
+
+async def test_a_server_without_a_stream_for_questions_is_greeted_all_the_same(held: Held) -> None:
+    greeting, listener = await until_listening(held)
+    await listener.say(reply("405 No", b"", "connection: close"))
+    async with asyncio.timeout(10):
+        await greeting
+
+
+async def test_tools_whose_headers_cannot_be_written_are_left_out_and_noted(held: Held) -> None:
+    await held.greeted(is_modern=True)
+    well = {"type": "object", "properties": {"at": {"type": "string", "x-mcp-header": "At"}}}
+    ill = {"type": "object", "properties": {"at": {"type": "string", "x-mcp-header": "At all"}}}
+    tools = [{"name": "well", "inputSchema": well}, {"name": "ill", "inputSchema": ill}]
+    listing = asyncio.ensure_future(held.link.list_features({"tools"}))
+    await held.answered(reply("200 OK", message(id=2, result={"tools": tools}), *JSON))
+    async with asyncio.timeout(10):
+        found = await listing
+    assert [tool.name for tool in found.tools] == ["well"]
+    assert found.all_notes() == ("'ill' left out: its x-mcp-header cannot be written",)
+
+
+# -- streams that end before the answer ------------------------------------------------------------------------------
+
+SOON = b"id: e1\nretry: 50\ndata: \n\n"
+"""How a server begins a stream that can be come back to."""
+
+
+class Leaving(Listener):
+    """A caller who can be let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+def numbered(id: str, data: bytes) -> bytes:
+    return b"id: %b\n" % id.encode() + event(data)
+
+
+def progress(asked: dict[str, Any], done: int) -> bytes:
+    token = asked["id"]
+    return message(method="notifications/progress", params={"progressToken": token, "progress": done})
+
+
+async def broken_off(held: Held, *said: bytes) -> tuple[InFlight, Listener, dict[str, Any]]:
+    """A call whose stream said this and ended, as its server's end of a session."""
+    await held.greeted(is_modern=False, session="s1")
+    inflight, listener = held.start()
+    peer, asked = await held.request()
+    await peer.say(STREAM + b"".join(said))
+    peer.close()
+    return inflight, listener, asked
+
+
+async def came_back(held: Held) -> tuple[Peer, str]:
+    """The next request, which asks for the rest of a stream: from which event on."""
+    peer = await held.server.accept()
+    head = (await peer.request()).decode().lower()
+    assert head.startswith("get ")
+    assert "mcp-session-id: s1\r\n" in head
+    return peer, head.partition("last-event-id: ")[2].partition("\r\n")[0]
+
+
+async def test_the_rest_of_a_stream_is_asked_for_from_its_last_event_on(held: Held) -> None:
+    _, listener, asked = await broken_off(held, SOON, numbered("e2", b"{}"))
+    first, last = await came_back(held)
+    assert last == "e2"
+    await first.say(STREAM + numbered("e3", progress(asked, 1)) + b"id: half\n")
+    first.close()
+    second, last = await came_back(held)
+    assert last == "e3"
+    await second.say(STREAM + numbered("e4", progress(asked, 2)) + numbered("e5", answer(asked["id"])))
+    assert text_of(await over(listener)) == "done"
+    told = [event.members["progress"] for event in listener.events if isinstance(event, Progress)]
+    assert [bytes(done) for done in told] == [b"1", b"2"]
+
+
+async def test_a_question_on_the_resumed_stream_is_the_calls(held: Held) -> None:
+    _, listener, asked = await broken_off(held, SOON)
+    peer, _ = await came_back(held)
+    question = message(id="q", method="elicitation/create", params={"message": "?"})
+    await peer.say(STREAM + numbered("e2", question))
+    teller, told = await held.request()
+    assert (told["id"], "error" in told) == ("q", True)  # this caller cannot be asked, and the server is told
+    await teller.say(ACCEPTED)
+    await peer.say(numbered("e3", answer(asked["id"])))
+    assert text_of(await over(listener)) == "done"
+
+
+@pytest.mark.parametrize("said", [b"", event(b"{}"), b"retry: 10\n\n", b"id: \x07\ndata: {}\n\n", b"id\n\n"])
+async def test_a_stream_without_an_id_that_can_be_said_is_lost_when_it_ends(held: Held, said: bytes) -> None:
+    _, listener, _ = await broken_off(held, said)
+    fault = (await over(listener)).fault
+    assert isinstance(fault, Lost)
+    assert (fault.executed, "its stream ended before the answer" in str(fault)) == ("unknown", True)
+
+
+async def test_a_stream_that_breaks_is_asked_for_too(held: Held) -> None:
+    await held.greeted(is_modern=False, session="s1")
+    _, listener = held.start()
+    peer, asked = await held.request()
+    await peer.say(STREAM + SOON)
+    await eventually(lambda: held.link._posts[asked["id"]]._decoder is not None, "the stream has begun")
+    peer.reset()
+    peer, last = await came_back(held)
+    assert last == "e1"
+    await peer.say(STREAM + event(answer(asked["id"])))
+    assert text_of(await over(listener)) == "done"
+    assert held.told == ["doubt"]
+
+
+@pytest.mark.parametrize("status", ["400 No", "404 Not Found", "405 No", "200 OK"])
+async def test_a_server_that_does_not_give_the_rest_has_lost_the_call(held: Held, status: str) -> None:
+    _, listener, _ = await broken_off(held, SOON)
+    peer, _ = await came_back(held)
+    await peer.say(reply(status, b"{}", *JSON))
+    fault = (await over(listener)).fault
+    assert isinstance(fault, Lost)
+    assert (fault.executed, f"HTTP {status[:3]}" in str(fault)) == ("unknown", True)
+
+
+async def test_a_server_in_passing_trouble_is_asked_again_and_not_for_ever(held: Held) -> None:
+    _, listener, asked = await broken_off(held, SOON)
+    for _ in range(2):
+        peer, last = await came_back(held)
+        await peer.say(reply("503 Later", b"", "connection: close"))
+    peer, last = await came_back(held)
+    assert last == "e1"
+    await peer.say(STREAM + SOON)
+    peer.close()
+    for _ in range(3):
+        peer, _ = await came_back(held)
+        peer.close()
+    fault = (await over(listener)).fault
+    assert (isinstance(fault, Lost), asked["id"] in held.link._posts) == (True, False)
+
+
+async def test_a_call_that_is_withdrawn_while_its_stream_is_away_is_not_asked_for(held: Held) -> None:
+    inflight, listener, asked = await broken_off(held, b"id: e1\nretry: 10000\ndata: \n\n")
+    await eventually(lambda: bool(held.link._resumes), "the stream is away")
+    ((post, (timer, _)),) = held.link._resumes.items()
+    timer.cancel()
+    assert held.link.may_have_run(inflight)
+    inflight.cancel("by the caller")
+    assert isinstance(listener.fault, Cancelled)
+    teller, told = await held.request()
+    assert told["params"]["requestId"] == asked["id"]
+    await teller.say(ACCEPTED)
+    held.link._ask_for_rest(post)  # its time has come
+    assert (held.link._resumes, post.ticket is not None and post.ticket.may_have_left) == ({}, True)
+    assert held.server.waiting() == 0
+
+
+async def test_a_link_that_is_closed_gives_up_streams_that_are_away(held: Held) -> None:
+    _, listener, _ = await broken_off(held, b"id: e1\nretry: 10000\ndata: \n\n")
+    await eventually(lambda: bool(held.link._resumes), "the stream is away")
+    closing = asyncio.ensure_future(held.link.aclose())
+    assert isinstance((await over(listener)).fault, Lost)
+    peer, _ = await held.request()
+    await peer.say(ACCEPTED)
+    await closing
+
+
+async def test_a_caller_that_can_be_let_go_is_when_its_server_lets_go(held: Held) -> None:
+    await held.greeted(is_modern=False, session="s1")
+    leaving = Leaving()
+    held._stage.hub.start(call("files.read"), leaving)
+    peer, asked = await held.request()
+    await peer.say(STREAM + SOON)
+    peer.close()
+    peer, _ = await came_back(held)
+    assert leaving.pauses == [0.05]
+    peer.reset()  # which is nobody's wish
+    peer, _ = await came_back(held)
+    await peer.say(STREAM + event(answer(asked["id"])))
+    assert text_of(await over(leaving)) == "done"
+    assert leaving.pauses == [0.05]
+
+
+async def test_a_stream_of_changes_goes_on_from_its_last_event_when_the_server_wants_it_to(held: Held) -> None:
+    await held.greeted(is_modern=False, session="s1")
+    held.link.listen()
+    first, last = await came_back(held)
+    assert last == ""
+    await first.say(STREAM + b"id: c1\nretry: 0\ndata: \n\n")
+    first.close()
+    second, last = await came_back(held)
+    assert last == "c1"
+    await second.say(reply("400 No", b"", "connection: close"))
+    third, last = await came_back(held)
+    assert last == ""
+    await third.say(STREAM)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -10,9 +13,20 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
 from isthmus.model.outcomes import Result
-from isthmus.upstream.waiters import CallWaiter, Inquiry, Unheard, Waiter, log_alone, lost, turned_away
+from isthmus.model.questions import NOT_ASKED, NOTHING, Answered, Profile, Question, Reply
+from isthmus.upstream.waiters import (
+    CallWaiter,
+    Inquiry,
+    Unheard,
+    Waiter,
+    log_alone,
+    lone_call,
+    lost,
+    turned_away,
+)
 from isthmus.wire.jsonrpc import ErrorReply
-from tests.unit.core.doubles import SERVER, Listener, Stage, call, raw, ready, resource
+from isthmus.wire.mcp.tasks import KNOWN
+from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw, ready, resource
 
 REFUSED = ErrorReply(msgspec.Raw(b"1"), -32000, "no", raw({"hint": 1}))
 
@@ -48,10 +62,128 @@ async def test_what_is_no_result_is_no_answer(payload: object) -> None:
     assert listener.fault.executed == "unknown"
 
 
+async def test_a_task_is_a_result_for_who_knows_what_it_is() -> None:
+    stage = Stage()
+    asked = msgspec.structs.replace(call(), profile=frozenset({KNOWN}))
+    inflight, listener = stage.start(asked)
+    CallWaiter(inflight).result(raw({"resultType": "task", "taskId": "t1"}))
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
+    assert (outcome.is_typed, outcome.task_of) == (True, SERVER)
+
+
+async def test_what_an_earlier_server_answers_to_who_asks_for_a_task_may_name_one() -> None:
+    inflight, listener = Stage().start(msgspec.structs.replace(call(), extra={"task": raw({})}))
+    CallWaiter(inflight).result(raw({"task": {"taskId": "t1"}}))
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
+    assert (outcome.is_typed, outcome.task_of) == (False, SERVER)
+
+
 async def test_a_result_of_a_type_that_is_not_relayed_says_so() -> None:
     _, listener, waiter = await waiting()
-    waiter.result(raw({"resultType": "input_required"}))
-    assert "'input_required'" in listener.fault.message
+    waiter.result(raw({"resultType": "task"}))
+    assert "'task'" in listener.fault.message
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+
+
+ASKS = {"resultType": "input_required", "inputRequests": {"r": {"method": "roots/list"}}, "requestState": "s"}
+
+
+def asked_by(profile: Profile = NOTHING, *, comes_back: bool = False) -> tuple[Listener, CallWaiter]:
+    inflight, listener = Stage().start(call(profile=profile, comes_back=comes_back))
+    return listener, CallWaiter(inflight)
+
+
+@pytest.mark.parametrize(
+    ("method", "word"),
+    [("elicitation/create", "elicitation"), ("sampling/createMessage", "sampling"), ("roots/list", "roots")],
+)
+async def test_a_caller_is_asked_what_it_said_it_can_answer_and_nothing_else(method: str, word: str) -> None:
+    question, answers = Question(method, raw({})), list[Reply]()
+    able, waiter = asked_by(frozenset({word}))
+    waiter.ask(question, answers.append)
+    assert ([asked for asked, _ in able.asked], answers) == ([question], [])
+    unable, waiter = asked_by(frozenset({"elicitation", "sampling", "roots"}) - {word} | {f"{word}.detail"})
+    waiter.ask(question, answers.append)
+    assert (unable.asked, answers) == ([], [NOT_ASKED])
+
+
+async def test_who_comes_back_is_given_the_servers_question_as_the_result() -> None:
+    listener, waiter = asked_by(frozenset({"roots"}), comes_back=True)
+    waiter.result(raw(ASKS))
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result)
+    assert (outcome.is_question, outcome.is_typed, bytes(outcome.payload)) == (True, True, bytes(raw(ASKS)))
+
+
+async def test_who_does_not_come_back_is_asked_and_the_call_goes_on() -> None:
+    listener, waiter = asked_by(frozenset({"roots"}))
+    waiter.inflight.carriage = "the request that was answered"
+    waiter.result(raw(ASKS))
+    assert ([question.method for question, _ in listener.asked], listener.ends) == (["roots/list"], [])
+    assert waiter.inflight.carriage is None
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"inputRequests": []},
+        {"inputRequests": {}},
+        {"requestState": 7, "inputRequests": {"r": {"method": "roots/list"}}},
+        {"inputRequests": {"r": {"method": "tools/call"}}},
+        {"inputRequests": {"r": {"method": "roots/list", "params": 7}}},
+        {"inputRequests": {str(number): {"method": "roots/list"} for number in range(101)}},
+    ],
+)
+async def test_a_result_that_asks_badly_is_no_answer(wrong: dict[str, object], *, comes_back: bool) -> None:
+    listener, waiter = asked_by(frozenset({"roots"}), comes_back=comes_back)
+    waiter.result(raw({"resultType": "input_required", **wrong}))
+    assert isinstance(listener.fault, BadReply)
+    assert listener.asked == []
+
+
+@pytest.mark.parametrize("whose", [Unheard, lambda: Inquiry(SERVER)])
+async def test_the_hub_itself_cannot_be_asked(whose: Callable[[], Waiter]) -> None:
+    answers = list[Reply]()
+    whose().ask(Question("roots/list", raw({})), answers.append)
+    assert answers == [NOT_ASKED]
+
+
+async def test_a_question_that_may_be_about_any_call_of_a_caller_stops_the_clocks_of_all_of_them() -> None:
+    stage, answers = Stage(), list[Reply]()
+    question, able = Question("roots/list", raw({})), frozenset({"roots"})
+    started = [stage.start(call(profile=able, timeout=0.001)) for _ in range(3)]
+    whose = lone_call([CallWaiter(inflight) for inflight, _ in started])
+    assert whose is not None
+    whose.ask(question, answers.append)
+    assert [len(listener.asked) for _, listener in started] == [0, 0, 1]
+    _, other = stage.start(call(timeout=0.1))
+    async with asyncio.timeout(30):
+        await other.ended.wait()
+    assert [inflight.outcome for inflight, _ in started] == [None] * 3
+    started[2][0].finish(DONE)  # it was about another one
+    started[2][1].asked[0][1](Answered(raw({"roots": []})))
+    assert [type(answer) for answer in answers] == [Answered]
+    async with asyncio.timeout(30):
+        for _, listener in started:
+            await listener.ended.wait()
+    assert [type(listener.ends[0]).__name__ for _, listener in started] == ["TimedOut", "TimedOut", "Result"]
+
+
+async def test_a_question_among_calls_of_several_callers_is_nobodys() -> None:
+    stage = Stage()
+    others = Caller("other", "default", Grants(("*",)))
+    both = [stage.start(), stage.start(call(caller=others))]
+    assert lone_call([CallWaiter(inflight) for inflight, _ in both]) is None
+    assert lone_call([Unheard(), Inquiry(SERVER)]) is None
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_servers_error_is_the_callers_as_it_is() -> None:

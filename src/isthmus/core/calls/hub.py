@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -17,17 +17,21 @@ from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.snapshot import Snapshot, Standing
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.exchange import Exchange
+from isthmus.core.ports.learner import Learner
 from isthmus.core.ports.recorder import Recorder
 from isthmus.core.settings import Limits
 from isthmus.core.watch.levels import Levels
 from isthmus.core.watch.subscriptions import Subscriptions
-from isthmus.model.callers import Grants
+from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Surface
-from isthmus.model.faults import Bug
+from isthmus.model.faults import Bug, UnknownPrompt, UnknownResource, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOTHING, Profile
 
 log = structlog.get_logger(__name__)
+
+_UNKNOWN = (UnknownTool, UnknownPrompt, UnknownResource)
 
 
 class Hub:
@@ -49,6 +53,7 @@ class Hub:
         self._checks = CheckCache(limit_bytes=limits.schema_bytes)
         self.snapshot = Snapshot(0, {}, self._checks)
         self._settling: dict[ServerName, asyncio.Future[None]] = {}
+        self._learners: dict[ServerName, Learner] = {}
         self._watchers: set[Callable[[], None]] = set()
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -59,13 +64,32 @@ class Hub:
         try:
             for stage in STAGES:
                 if (outcome := stage(self, inflight)) is not None:
-                    inflight.finish(outcome)
+                    if not call.profile or not isinstance(outcome, _UNKNOWN) or not self._put_off(inflight):
+                        inflight.finish(outcome)
                     break
-        except Exception:  # a defect here must cost one call, not the connection that brought it
-            incident = secrets.token_hex(6)
-            log.exception("defect while starting a call", incident=incident, tool=call.name)
-            inflight.finish(Bug(incident))
+        except Exception as defect:  # noqa: BLE001 - it must cost one call, not the connection that brought it
+            _blame(inflight, defect)
         return inflight
+
+    def start_again(self, inflight: InFlight) -> None:
+        """Start a call that was put off; what is still unknown is so."""
+        try:
+            outcome = next((found for stage in STAGES if (found := stage(self, inflight)) is not None), None)
+            if outcome is not None:
+                inflight.finish(outcome)
+        except Exception as defect:  # noqa: BLE001 - as in `start`
+            _blame(inflight, defect)
+
+    def _put_off(self, inflight: InFlight) -> bool:
+        """Start a call for what nobody lists once it is known what servers list to its caller; False if it is."""
+        call = inflight.call
+        waits = self._learn(call.caller, call.surface, call.profile)
+        if waits:
+            again = _Again(self, inflight, len(waits))
+            for done in waits:
+                done.add_done_callback(again.one_more)
+            self._loop.call_later(max(waits.values()), again.now)
+        return bool(waits)
 
     def keep(self, inflight: InFlight, outcome: Outcome) -> None:
         """Remember how a call ended, if it may be given again and its server is still the same."""
@@ -74,13 +98,19 @@ class Hub:
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    def open_lane(self, lane: Lane, standing: Standing, *, is_awaited: bool = True) -> None:
+    def open_lane(
+        self, lane: Lane, standing: Standing, *, is_awaited: bool = True, learner: Learner | None = None
+    ) -> None:
         """Make room for a server, or for a changed one in place of what it was.
 
-        If it is awaited, listings and calls wait a moment for it until its first attempt has ended.
+        If it is awaited, listings and calls wait a moment for it until its first attempt has ended. Without a
+        `learner` it lists the same to everybody.
         """
         self._leave(self.lanes.get(lane.server))
         self.lanes[lane.server] = lane
+        self._learners.pop(lane.server, None)
+        if learner is not None:
+            self._learners[lane.server] = learner
         if is_awaited and not standing.is_settled:
             self._settling[lane.server] = self._loop.create_future()
         self.publish(standing)
@@ -88,6 +118,7 @@ class Hub:
     def close_lane(self, server: ServerName) -> None:
         """Forget a server: from now on nobody sees it. Its calls in flight are not touched."""
         self._leave(self.lanes.pop(server))
+        self._learners.pop(server, None)
         self.recall.forget(server)
         if (settling := self._settling.pop(server, None)) is not None:
             settling.set_result(None)
@@ -125,21 +156,42 @@ class Hub:
 
     async def settle(self, surface: Surface) -> None:
         """Wait for first attempts to end: for each server at most `listing_seconds` after it was added."""
-        now = self._loop.time()
-        waits = {
-            settling: self.lanes[server].opened_at + self.limits.listing_seconds - now
-            for server, settling in self._settling.items()
-            if surface.server in (None, server)
-        }
-        pending = [settling for settling, seconds in waits.items() if seconds > 0]
-        if pending:
-            await asyncio.wait(pending, timeout=max(waits.values()))
+        await _wait_for(
+            self._patience(
+                {
+                    settling: self.lanes[server].opened_at
+                    for server, settling in self._settling.items()
+                    if surface.server in (None, server)
+                }
+            )
+        )
+
+    def _patience(self, began: Mapping[asyncio.Future[None], float]) -> dict[asyncio.Future[None], float]:
+        """How long each may still be waited for; those that had their time are left out."""
+        until = self.limits.listing_seconds - self._loop.time()
+        waits = {future: at + until for future, at in began.items()}
+        return {future: seconds for future, seconds in waits.items() if seconds > 0}
 
     async def view(self, grants: Grants, surface: Surface) -> View:
         """What these permissions see now, after a moment's patience with servers that are only starting."""
         if self._settling:
             await self.settle(surface)
         return self.snapshot.view(grants, surface)
+
+    async def view_for(self, caller: Caller, surface: Surface, profile: Profile = NOTHING) -> View:
+        """What this caller sees now: also servers that must be asked what they list to such callers have a moment."""
+        view = await self.view(caller.grants, surface)
+        if not profile:
+            return view
+        await _wait_for(self._learn(caller, surface, profile))
+        return self.snapshot.view(caller.grants, surface, profile)
+
+    def _learn(self, caller: Caller, surface: Surface, profile: Profile) -> dict[asyncio.Future[None], float]:
+        """See to it that it becomes known what the caller is listed; what is worth waiting for, and how long."""
+        servers = self.snapshot.view(caller.grants, surface).servers
+        learners = [self._learners[server] for server in servers if server in self._learners]
+        asked = [learning for learner in learners if (learning := learner.learn(caller, profile)) is not None]
+        return self._patience({learning.done: learning.began for learning in asked})
 
     # -- going away ----------------------------------------------------------------------------------------------
 
@@ -155,3 +207,33 @@ class Hub:
     def refuse_new_calls(self) -> None:
         """From now on every new call is told that the hub is shutting down."""
         self.is_draining = True
+
+
+class _Again:
+    """Starts a call that was put off, once: when all that it waits for has ended, or when its patience has."""
+
+    def __init__(self, hub: Hub, inflight: InFlight, waits: int) -> None:
+        self._hub = hub
+        self._inflight: InFlight | None = inflight
+        self._waits = waits
+
+    def one_more(self, _: asyncio.Future[None]) -> None:
+        self._waits -= 1
+        if not self._waits:
+            self.now()
+
+    def now(self) -> None:
+        inflight, self._inflight = self._inflight, None
+        if inflight is not None and inflight.outcome is None:
+            self._hub.start_again(inflight)
+
+
+def _blame(inflight: InFlight, defect: Exception) -> None:
+    incident = secrets.token_hex(6)
+    log.error("defect while starting a call", incident=incident, tool=inflight.call.name, exc_info=defect)
+    inflight.finish(Bug(incident))
+
+
+async def _wait_for(waits: Mapping[asyncio.Future[None], float]) -> None:
+    if waits:
+        await asyncio.wait(waits, timeout=max(waits.values()))

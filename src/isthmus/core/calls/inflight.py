@@ -10,7 +10,7 @@ import structlog
 
 from isthmus.core.calls.deadlines import Bucket, Deadlines
 from isthmus.core.catalog.view import Route
-from isthmus.core.ports.exchange import Exchange
+from isthmus.core.ports.exchange import Exchange, Pausable
 from isthmus.core.ports.link import Link
 from isthmus.core.ports.recorder import Recorder
 from isthmus.model.calls import Call
@@ -100,19 +100,32 @@ class InFlight:
         except Exception:  # as in `finish`
             log.exception("exchange failed while taking an event", tool=self.call.name)
 
+    def pause(self, seconds: float) -> None:
+        """The server let the call's stream go and will be asked for the rest; the caller may be let go as well."""
+        if self.outcome is not None or not isinstance(self.exchange, Pausable):
+            return
+        try:
+            self.exchange.pause(seconds)
+        except Exception:  # as in `finish`
+            log.exception("exchange failed while letting its caller go", tool=self.call.name)
+
     def ask(self, question: Question, reply: OnReply) -> None:
         """Put a question of the server to the caller; the clock stands still until it is answered."""
         if self.outcome is not None or self.open_questions >= QUESTIONS_MAX:
             reply(TOO_LATE if self.outcome is not None else NOT_ASKED)
             return
-        self.open_questions += 1
-        self._restart_clock(QUESTION_SECONDS)
+        self.hold()
         answering = _Answering(self, reply)
         try:
             self.exchange.ask(question, answering)
         except Exception:  # as in `finish`
             log.exception("exchange failed while taking a question", tool=self.call.name)
             answering(TOO_LATE)
+
+    def hold(self) -> None:
+        """A question is open that is about this call, or may be: its clock stands still until `answered`."""
+        self.open_questions += 1
+        self._restart_clock(QUESTION_SECONDS)
 
     def answered(self) -> None:
         """A question was answered, or will not be: the clock runs again once none is open."""
@@ -177,7 +190,11 @@ class InFlight:
 
 
 class _Answering:
-    """Takes the answer to one question, once; what comes after the call's end, or twice, is nobody's."""
+    """Takes the answer to one question, once.
+
+    One that comes after the call's end is the server's all the same: on a stream that all calls share, the question
+    may have been about another call of the same caller.
+    """
 
     __slots__ = ("_inflight", "_reply")
 
@@ -190,4 +207,4 @@ class _Answering:
         if reply is None:
             return
         self._inflight.answered()
-        reply(TOO_LATE if self._inflight.outcome is not None else answer)
+        reply(answer)

@@ -60,7 +60,7 @@ class Recall:
         for owner in (_owner(inflight.call), ""):
             key = _key(inflight, owner)
             kept = self._kept.get(key)
-            if kept is not None and kept.until > now:
+            if kept is not None and _holds(kept, inflight.target.keep_seconds, now):
                 self._kept.move_to_end(key)
                 return _marked(kept.result, now - kept.kept_at)
             if kept is not None:
@@ -69,7 +69,7 @@ class Recall:
 
     def keep(self, inflight: InFlight, outcome: Outcome, seconds: float, now: float) -> None:
         """Keep how a call ended, if it may be kept: as long as the operator says, else as the server does."""
-        if not isinstance(outcome, Result) or outcome.is_error or outcome.is_question:
+        if not isinstance(outcome, Result) or outcome.is_error or outcome.is_question or outcome.task_of is not None:
             return
         seconds = min(seconds or outcome.ttl_seconds, SECONDS_MAX)
         size_bytes = len(memoryview(outcome.payload))
@@ -102,6 +102,11 @@ class Recall:
             del self._under[key[:2]]
 
 
+def _holds(kept: _Kept, seconds: float, now: float) -> bool:
+    """Whether a result is young enough: for when it was kept, and for what the operator says by now."""
+    return kept.until > now and (not seconds or now - kept.kept_at < seconds)
+
+
 def _cost(key: Key, result: Result) -> int:
     return len(memoryview(result.payload)) + len(key[1]) + ENTRY_BYTES
 
@@ -121,9 +126,16 @@ def _key(inflight: InFlight, owner: str) -> Key:
     return inflight.target.feature.server, inflight.name, digest.digest()
 
 
+TTL = "ttlMs"
+"""Where a server says for how long a result holds, in milliseconds; told again, it holds for less."""
+
+
 def _marked(result: Result, age: float) -> Result:
     """The result with the mark that it is not fresh, beside whatever its server put into `_meta`."""
     members = _MEMBERS.decode(result.payload)
+    if result.ttl_seconds and TTL in members:
+        left = max(0, int((min(result.ttl_seconds, SECONDS_MAX) - age) * 1000))
+        members[TTL] = msgspec.Raw(msgspec.json.encode(left))
     try:
         meta = _MEMBERS.decode(members.get("_meta", b"{}"))
     except msgspec.MsgspecError:

@@ -43,7 +43,7 @@ def find(hub: Hub, inflight: InFlight) -> Fault | None:
     A tool that the caller may not see is not in the view: denied and unknown are one answer.
     """
     call = inflight.call
-    view = hub.snapshot.view(call.caller.grants, call.surface)
+    view = hub.snapshot.view(call.caller.grants, call.surface, call.profile)
     if call.kind == "tool":  # nearly all are, and spared the detour
         route = inflight.route = view.routes.get(call.name)
         if route is None:
@@ -65,6 +65,9 @@ def _unknown(call: Call, view: View) -> Fault:
             return UnknownPrompt(call.name)
         case "resource" | "uri_argument":
             return UnknownResource(call.name, view.candidates(call.name))
+        case "task" | "task_result" | "task_cancel" | "task_update":
+            server = call.surface.server
+            return UnknownTool(call.name) if server is None else NotConnected(server, "it was removed")
 
 
 def fill(_: Hub, inflight: InFlight) -> Fault | None:
@@ -97,7 +100,9 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
     if lane is None:
         return NotConnected(server, "it was removed")
     wanted = inflight.call.timeout
-    inflight.limit(lane.timeout if wanted is None else min(wanted, lane.timeout), hub.deadlines)
+    # The result of a task is waited for as long as the task takes.
+    longest = hub.limits.hard_seconds if inflight.call.kind == "task_result" else lane.timeout
+    inflight.limit(longest if wanted is None else min(wanted, longest), hub.deadlines)
     inflight.lane = lane
     return None
 

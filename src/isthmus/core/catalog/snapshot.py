@@ -1,7 +1,8 @@
 """Names, features and states at one moment: immutable, swapped whole.
 
-A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface. Listing and calling
-read the same view, which is what makes "callable" and "listed" the same set.
+A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface, for callers that can
+be asked the same things. Listing and calling read the same view, which is what makes "callable" and "listed" the same
+set.
 """
 
 from __future__ import annotations
@@ -16,18 +17,29 @@ from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.defaults import as_listed, compile_defaults
 from isthmus.core.catalog.names import Pair, canonical_table, llm_table
 from isthmus.core.catalog.rules import NO_RULES, Rules
-from isthmus.core.catalog.uris import uri_table
+from isthmus.core.catalog.uris import Claims, uri_table
 from isthmus.core.catalog.view import Missing, Route, ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
 from isthmus.model.names import ServerName
+from isthmus.model.questions import NOTHING, Profile
 
 VIEWS_MAX = 256
 """Views kept per snapshot; more permission sets than this at once are compiled again when they return."""
 
 Listed: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
 """The lists that a server has, as the fields of a `Standing` are called."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What a server lists to callers of one profile, where that is not what it lists to everybody."""
+
+    tools: tuple[Tool, ...] = ()
+    prompts: tuple[Prompt, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    templates: tuple[Template, ...] = ()
+    abilities: frozenset[Ability] = frozenset()
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -53,6 +65,8 @@ class Standing(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """What the operator should know of it: tools left out, schemas that cannot be checked."""
     rules: Rules = NO_RULES
+    variants: Mapping[Profile, Offer] = {}
+    """What it lists to those who can be asked something, as far as that is known and is something else."""
 
     @property
     def has_lists(self) -> bool:
@@ -67,40 +81,60 @@ class Snapshot:
         self.version = version
         self.standings = standings
         self._checks = checks
-        self._views: dict[tuple[Grants, Surface], View] = {}
+        self._views: dict[tuple[Grants, Surface] | tuple[Grants, Surface, Profile], View] = {}
+        self._varied: frozenset[Profile] | None = None
+        """Profiles to which some server lists something of their own, once somebody asked; others share one view."""
         self._names: dict[tuple[str, Listed], dict[Pair, str]] = {}
 
-    def view(self, grants: Grants, surface: Surface) -> View:
+    def view(self, grants: Grants, surface: Surface, profile: Profile = NOTHING) -> View:
         """The table for these permissions on this surface, compiled on first use."""
-        key = (grants, surface)
-        view = self._views.get(key)
+        if profile and self._is_varied(profile):
+            return self._views.get((grants, surface, profile)) or self._varied_view(grants, surface, profile)
+        view = self._views.get((grants, surface))
         if view is None:
-            if len(self._views) >= VIEWS_MAX:
-                self._views.clear()
-            view = self._views[key] = self._compile(Policy(grants), surface)
+            self._make_room()
+            view = self._views[grants, surface] = self._compile(Policy(grants), surface, NOTHING)
         return view
 
-    def _compile(self, policy: Policy, surface: Surface) -> View:
+    def _is_varied(self, profile: Profile) -> bool:
+        if self._varied is None:
+            self._varied = frozenset(known for standing in self.standings.values() for known in standing.variants)
+        return profile in self._varied
+
+    def _varied_view(self, grants: Grants, surface: Surface, profile: Profile) -> View:
+        self._make_room()
+        view = self._views[grants, surface, profile] = self._compile(Policy(grants), surface, profile)
+        return view
+
+    def _make_room(self) -> None:
+        if len(self._views) >= VIEWS_MAX:
+            self._views.clear()
+
+    def _compile(self, policy: Policy, surface: Surface, profile: Profile) -> View:
         shown = self._shown(policy, surface)
-        view = View(policy, {standing.server: standing.abilities for standing in shown})
+        view = View(policy, {standing.server: _offer(standing, profile).abilities for standing in shown})
+        tools, prompts = self._names_of(surface, "tools"), self._names_of(surface, "prompts")
+        resources, templates = self._names_of(surface, "resources"), self._names_of(surface, "templates")
         for standing in shown:
-            self._add_tools(view, standing, policy, self._names_of(surface, "tools"))
-            _add(view.prompts, standing.prompts, policy, self._names_of(surface, "prompts"))
-            _add(view.resources, standing.resources, policy, self._names_of(surface, "resources"))
-            _add(view.templates, standing.templates, policy, self._names_of(surface, "templates"))
+            offer = _offer(standing, profile)
+            self._add_tools(view, offer.tools, standing.rules, policy, tools)
+            _add(view.prompts, offer.prompts, policy, prompts)
+            _add(view.resources, offer.resources, policy, resources)
+            _add(view.templates, offer.templates, policy, templates)
             if standing.state != "ready":
                 view.missing[standing.server] = Missing(standing.state, standing.reason, standing.has_lists)
         return view
 
-    def _add_tools(self, view: View, standing: Standing, policy: Policy, names: dict[Pair, str] | None) -> None:
-        rules = standing.rules
+    def _add_tools(
+        self, view: View, tools: tuple[Tool, ...], rules: Rules, policy: Policy, names: dict[Pair, str] | None
+    ) -> None:
         if rules is NO_RULES:
-            for tool in standing.tools:
+            for tool in tools:
                 if policy.allows(tool.server, tool.name):
                     exposed = tool.name if names is None else names[tool.server, tool.name]
                     view.routes[exposed] = Route(tool, exposed, self._checks.of(tool))
             return
-        for tool in standing.tools:
+        for tool in tools:
             if rules.shows(tool.name) and policy.allows(tool.server, tool.name):
                 exposed = tool.name if names is None else names[tool.server, tool.name]
                 view.routes[exposed] = self._ruled_route(tool, exposed, rules)
@@ -125,30 +159,46 @@ class Snapshot:
             return None
         key = (surface.style, listed)
         if key not in self._names:
-            make = _TABLES[surface.style] if listed in ("tools", "prompts") else uri_table
-            self._names[key] = make(self.pairs(listed))
+            self._names[key] = self._make_names(surface.style, listed)
         return self._names[key]
 
+    def _make_names(self, style: str, listed: Listed) -> dict[Pair, str]:
+        if listed == "resources":
+            templates = self.pairs("templates")
+            return uri_table(self.pairs(listed), Claims(templates) if templates else None)
+        return uri_table(self.pairs(listed)) if listed == "templates" else _TABLES[style](self.pairs(listed))
+
     def pairs(self, listed: Listed = "tools") -> list[Pair]:
-        """Everything of one list, of every server."""
+        """Everything of one list, of every server, to whomever it is listed: a name means the same to everybody."""
         return [
             (feature.server, feature.name)
             for standing in self.standings.values()
             if standing.state != "disabled"
-            for feature in _list_of(standing, listed)
+            for feature in _all_of(standing, listed)
         ]
 
 
-def _list_of(standing: Standing, listed: Listed) -> tuple[Feature, ...]:
+def _offer(standing: Standing, profile: Profile) -> Standing | Offer:
+    return standing.variants.get(profile, standing) if profile else standing
+
+
+def _all_of(standing: Standing, listed: Listed) -> Iterable[Feature]:
+    if not standing.variants:
+        return _list_of(standing, listed)
+    offers: tuple[Standing | Offer, ...] = (standing, *standing.variants.values())
+    return [feature for offer in offers for feature in _list_of(offer, listed)]
+
+
+def _list_of(offer: Standing | Offer, listed: Listed) -> tuple[Feature, ...]:
     match listed:
         case "tools":
-            return standing.tools
+            return offer.tools
         case "prompts":
-            return standing.prompts
+            return offer.prompts
         case "resources":
-            return standing.resources
+            return offer.resources
         case "templates":
-            return standing.templates
+            return offer.templates
 
 
 def _add(table: dict[str, Route], features: Iterable[Feature], policy: Policy, names: dict[Pair, str] | None) -> None:

@@ -22,15 +22,18 @@ def qualified(server: ServerName, uri: str) -> str:
     return f"{_PREFIX}{server}/{uri}"
 
 
-def uri_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
+def uri_table(pairs: Iterable[Pair], claims: Claims | None = None) -> dict[Pair, str]:
     """The URI under which every resource is shown: its own, unless servers share it.
 
-    Then none of them keeps it: a server must not be able to stand in for another by listing its URIs. For the same
-    reason none keeps one that looks like ours, which would say that it is another's.
+    Then none of them keeps it: a server must not be able to stand in for another by listing its URIs, nor by listing
+    what another's template stands for (`claims`). For the same reason none keeps one that looks like ours, which
+    would say that it is another's.
     """
     ordered = sorted(set(pairs))
     shared = Counter(uri for _, uri in ordered)
     keeps = {uri for uri, count in shared.items() if count == 1 and not is_qualified(uri)}
+    if claims is not None:
+        keeps -= {uri for server, uri in ordered if uri in keeps and claims.by_others(server, uri)}
     return {pair: pair[1] if pair[1] in keeps else qualified(*pair) for pair in ordered}
 
 
@@ -74,3 +77,38 @@ class Shape:
                 return False
             position = found + len(part)
         return position <= end
+
+
+PRECISE_MAX = 32
+"""Templates of one server and scheme that are held against every URI; one with more claims the whole scheme."""
+
+
+class Claims:
+    """Which URIs servers' templates stand for, by scheme: each listed URI is held against those of its scheme alone.
+
+    A template that names no scheme may mean anything, and claims nothing from others.
+    """
+
+    def __init__(self, templates: Iterable[Pair]) -> None:
+        grouped: dict[str, dict[ServerName, list[str]]] = {}
+        for server, template in sorted(set(templates)):
+            if (scheme := _scheme(template)) is not None:
+                grouped.setdefault(scheme, {}).setdefault(server, []).append(template)
+        self._shapes = {
+            scheme: [(server, shape) for server, texts in of.items() for shape in _shapes(scheme, texts)]
+            for scheme, of in grouped.items()
+        }
+
+    def by_others(self, server: ServerName, uri: str) -> bool:
+        """Whether a template of another server stands for this URI."""
+        shapes = self._shapes.get(_scheme(uri) or "", ())
+        return any(owner != server and shape.fits(uri) for owner, shape in shapes)
+
+
+def _scheme(uri: str) -> str | None:
+    scheme, colon, _ = uri.partition(":")
+    return scheme if colon and "{" not in scheme else None
+
+
+def _shapes(scheme: str, templates: list[str]) -> list[Shape]:
+    return [Shape(template) for template in (templates if len(templates) <= PRECISE_MAX else [scheme + ":{}"])]

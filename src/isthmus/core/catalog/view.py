@@ -13,7 +13,7 @@ from isthmus.core.catalog.checks import unchecked
 from isthmus.core.catalog.defaults import Defaults
 from isthmus.core.catalog.uris import Shape, is_qualified, qualified
 from isthmus.model.calls import Kind
-from isthmus.model.features import Ability, Feature, Resource, Topic
+from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 
 ServerState: TypeAlias = Literal["starting", "ready", "retrying", "stopped", "disabled"]
@@ -122,6 +122,15 @@ class View:
                 return _found(self.templates.get(name) or self.resources.get(name))
             case "resource":
                 return self.find_resource(name)
+            case "task" | "task_result" | "task_cancel" | "task_update":
+                return self._find_task(name)
+
+    def _find_task(self, id: str) -> Found | None:
+        """A task is its server's to know; where there are several, it must be said whose it is."""
+        servers = [server for server, abilities in self.servers.items() if not abilities.isdisjoint(TASK_ABILITIES)]
+        if len(self.servers) != 1 or not servers:
+            return None
+        return Found(Route(Tool.of(servers[0], FeatureName(id), {}), id), id)
 
     def find_resource(self, uri: str) -> Found | None:
         """Where a URI is read: a listed one, one that a template stands for, or one for the only server there is.

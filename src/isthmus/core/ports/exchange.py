@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from isthmus.model.events import Event
 from isthmus.model.outcomes import Outcome
@@ -24,3 +24,11 @@ class Exchange(Protocol):
 
     def end(self, outcome: Outcome) -> None:
         """The call is over; called exactly once, and nothing follows."""
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """An exchange whose caller can be let go while the call runs, to come back for the rest."""
+
+    def pause(self, seconds: float) -> None:
+        """The server let the call's stream go for so long."""

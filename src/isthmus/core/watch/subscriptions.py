@@ -106,7 +106,14 @@ class Subscriptions:
 
     def updated(self, server: ServerName, uri: str) -> None:
         """A server says that a resource of its was updated, perhaps a part of one that was asked about."""
-        for tell in [tell for whole in _and_above(uri) for tell in self._listeners.get((server, whole), ())]:
+        self._tell(server, [tell for whole in _and_above(uri) for tell in self._listeners.get((server, whole), ())])
+
+    def missed(self, server: ServerName, uri: str) -> None:
+        """A server could not be heard for a while: whoever follows this resource is told once, to look at it."""
+        self._tell(server, list(self._listeners.get((server, uri), ())))
+
+    def _tell(self, server: ServerName, listeners: list[Tell]) -> None:
+        for tell in listeners:
             try:
                 tell()
             except Exception:  # one broken listener must not keep the others, or the link, from the news

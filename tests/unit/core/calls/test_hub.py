@@ -11,12 +11,14 @@ from isthmus.core.calls import stages
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.snapshot import Offer, Standing
+from isthmus.core.ports.learner import Learning
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.faults import BadArguments, Bug, Draining, NotConnected, UnknownTool
+from isthmus.model.faults import BadArguments, Bug, Cancelled, Draining, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
+from isthmus.model.questions import Profile
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Notes, Stage, call, ready, tool
 
 SLOW = ServerName("slow")
@@ -259,3 +261,124 @@ async def test_at_the_end_every_call_is_withdrawn_whatever_lane_it_is_on() -> No
     stage.hub.cancel_all("the hub is shutting down")
     assert [listener.fault.reason for listener in calls] == ["cancelled"] * 3
     assert stage.hub.running() == 0
+
+
+# -- what single callers are listed --------------------------------------------------------------------------------
+
+ABLE: Profile = frozenset({"elicitation"})
+MORE = {ABLE: Offer((tool("read"), tool("ask")), abilities=frozenset({"tools"}))}
+
+
+class Pupil:
+    """Learns when the test says so."""
+
+    def __init__(self, stage: Stage, *, knows: bool = False) -> None:
+        self.stage = stage
+        self.learning = None if knows else Learning(asyncio.get_running_loop().create_future(), stage.hub.now())
+        self.asked: list[tuple[Caller, Profile]] = []
+        stage.hub.open_lane(stage.lane, ready(tool()), learner=self)
+
+    def learn(self, caller: Caller, profile: Profile) -> Learning | None:
+        self.asked.append((caller, profile))
+        return self.learning
+
+    def know(self) -> None:
+        """Publish what such callers are listed."""
+        self.stage.hub.publish(msgspec.structs.replace(ready(tool()), variants=MORE))
+        assert self.learning is not None
+        self.learning.done.set_result(None)
+
+
+def patient() -> Limits:
+    return Limits(listing_seconds=60.0)
+
+
+async def test_a_listing_waits_for_what_its_caller_alone_is_listed() -> None:
+    stage = Stage(limits=patient())
+    pupil = Pupil(stage)
+    listing = asyncio.ensure_future(stage.hub.view_for(ANYONE, EVERYTHING, ABLE))
+    await asyncio.sleep(0)
+    assert not listing.done()
+    pupil.know()
+    async with asyncio.timeout(30):
+        assert list((await listing).routes) == ["files.read", "files.ask"]
+    assert pupil.asked == [(ANYONE, ABLE)]
+
+
+async def test_who_can_be_asked_nothing_waits_for_nobody() -> None:
+    stage = Stage(limits=patient())
+    pupil = Pupil(stage)
+    async with asyncio.timeout(30):
+        assert list((await stage.hub.view_for(ANYONE, EVERYTHING)).routes) == ["files.read"]
+    assert pupil.asked == []
+
+
+async def test_a_listing_does_not_wait_for_ever_and_each_server_has_its_time_once() -> None:
+    stage = Stage(limits=Limits(listing_seconds=0.01))
+    Pupil(stage)
+    async with asyncio.timeout(30):
+        for _ in range(2):
+            assert list((await stage.hub.view_for(ANYONE, EVERYTHING, ABLE)).routes) == ["files.read"]
+
+
+async def test_servers_that_the_caller_cannot_see_are_not_asked_what_it_is_listed() -> None:
+    stage = Stage(limits=patient())
+    pupil = Pupil(stage)
+    stranger = Caller("stranger", "default", Grants(("other",)))
+    async with asyncio.timeout(30):
+        assert list((await stage.hub.view_for(stranger, EVERYTHING, ABLE)).routes) == []
+        await stage.hub.view_for(ANYONE, Surface("own", SLOW), ABLE)
+    assert pupil.asked == []
+
+
+async def test_a_call_for_what_nobody_lists_yet_starts_once_it_is_known() -> None:
+    stage = Stage(limits=patient())
+    pupil = Pupil(stage)
+    inflight, listener = stage.start(call("files.ask", profile=ABLE))
+    _, unknown = stage.start(call("files.nothing", profile=ABLE))
+    assert (stage.link.sent, listener.ends, unknown.ends) == ([], [], [])
+    pupil.know()
+    async with asyncio.timeout(30):
+        await unknown.ended.wait()
+    assert isinstance(unknown.fault, UnknownTool)
+    assert stage.link.sent == [inflight]
+    inflight.finish(DONE)
+    assert listener.ends == [DONE]
+
+
+async def test_a_call_that_was_put_off_does_not_wait_for_ever() -> None:
+    stage = Stage(limits=Limits(listing_seconds=0.01))
+    Pupil(stage)
+    _, listener = stage.start(call("files.ask", profile=ABLE))
+    async with asyncio.timeout(30):
+        await listener.ended.wait()
+    assert isinstance(listener.fault, UnknownTool)
+    assert len(stage.notes.ends) == 1
+
+
+async def test_a_call_that_is_withdrawn_while_it_is_put_off_never_starts() -> None:
+    stage = Stage(limits=patient())
+    pupil = Pupil(stage)
+    inflight, listener = stage.start(call("files.ask", profile=ABLE))
+    inflight.cancel("by the caller")
+    pupil.know()
+    await asyncio.sleep(0)
+    assert isinstance(listener.fault, Cancelled)
+    assert stage.link.sent == []
+
+
+async def test_what_is_known_to_be_unknown_is_so_at_once() -> None:
+    stage = Stage(limits=patient())
+    Pupil(stage, knows=True)
+    assert isinstance(stage.start(call("files.ask", profile=ABLE))[1].fault, UnknownTool)
+    assert isinstance(stage.start(call("files.ask"))[1].fault, UnknownTool)
+
+
+async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
+    stage = Stage(limits=patient())
+    pupil = Pupil(stage)
+    stage.hub.close_lane(SERVER)
+    stage.hub.open_lane(Lane(SERVER, stage.hub.limits), ready(tool()))
+    async with asyncio.timeout(30):
+        await stage.hub.view_for(ANYONE, EVERYTHING, ABLE)
+    assert pupil.asked == []

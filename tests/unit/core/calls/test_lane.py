@@ -20,7 +20,7 @@ from isthmus.model.faults import (
     TimedOut,
 )
 from isthmus.model.outcomes import Outcome
-from tests.unit.core.doubles import DONE, SERVER, HeldLink, Listener, Stage, call, ready, tool
+from tests.unit.core.doubles import DONE, SERVER, HeldLink, HeldPool, Listener, Stage, call, ready, tool
 
 SMALL = Limits(max_calls=2, max_queued=3)
 GONE = Lost(SERVER, "gone", executed="unknown")
@@ -233,13 +233,33 @@ async def test_who_waits_for_a_lane_to_be_idle_hears_of_its_last_call_alone() ->
 
 
 async def test_who_owns_links_that_are_not_shared_hears_of_every_call_that_was_sent() -> None:
-    stage = Stage(limits=SMALL)
-    heard: list[InFlight] = []
-    stage.lane.on_released = heard.append
+    stage, pool = Stage(limits=SMALL), HeldPool()
+    stage.lane.pool = pool
+    stage.lane.attach(pool)
     calls = [stage.start()[0] for _ in range(3)]
     calls[2].cancel("while it waits")
     calls[0].finish(DONE)
-    assert heard == [calls[0]]
+    assert pool.over == [calls[0]]
+
+
+async def test_who_can_be_asked_something_goes_to_the_pool_and_everybody_else_to_the_link() -> None:
+    stage, pool = Stage(), HeldPool()
+    stage.lane.pool = pool
+    plain, asked = stage.start()[0], stage.start(call(profile=frozenset({"roots"})))[0]
+    assert (stage.link.sent, pool.sent) == ([plain], [asked])
+
+
+async def test_who_can_be_asked_something_goes_to_the_link_where_there_is_no_pool() -> None:
+    stage = Stage()
+    asked, _ = stage.start(call(profile=frozenset({"roots"})))
+    assert stage.link.sent == [asked]
+
+
+async def test_calls_of_the_pool_count_for_the_health_of_the_server() -> None:
+    stage, pool = Stage(), HeldPool()
+    stage.lane.pool = pool
+    stage.start(call(profile=frozenset({"roots"})))[0].finish(DONE)
+    assert (stage.lane.answered, stage.lane.running) == (1, 0)
 
 
 async def test_a_link_that_breaks_while_sending_costs_one_call_and_no_slot() -> None:

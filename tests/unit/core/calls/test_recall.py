@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.core.calls import recall as recall_module
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.calls.recall import CACHED_KEY, ENTRY_BYTES, RESULT_BYTES_MAX, SECONDS_MAX, Recall
@@ -295,3 +296,39 @@ async def test_forgetting_leaves_nothing_behind() -> None:
     assert len(recall) == 1
     recall.forget(SERVER)
     assert (len(recall), recall._size_bytes, recall._under) == (0, 0, {})
+
+
+async def test_a_shorter_time_holds_for_what_is_kept_already() -> None:
+    stage, recall = Stage.of(KEPT), Recall()
+    asked, _ = stage.start(call())
+    recall.keep(asked, DONE, 10.0, 0.0)
+    assert recall.find(asked, 5.0) is not None
+    shorter = ready(tool("read"), rules=Rules(cached=("read",), cache_seconds=2.0))
+    stage.hub.publish(shorter)
+    again, _ = stage.start(call())
+    assert again.target.keep_seconds == 2.0
+    assert recall.find(again, 1.5) is not None
+    assert recall.find(again, 5.0) is None
+    assert len(recall) == 0
+
+
+@pytest.mark.parametrize(
+    ("said_ms", "age", "left"),
+    [(10_000, 4.0, 6_000), (10_000, 9.9999, 0), (10_000.5, 1.0, 9_000), (1e18, 1.0, 86_399_000)],
+)
+def test_what_is_given_again_holds_for_what_is_left_of_its_time(said_ms: float, age: float, left: int) -> None:
+    result = Result(raw({"contents": [], "ttlMs": said_ms, "cacheScope": "private"}), ttl_seconds=said_ms / 1000)
+    told = json.loads(bytes(recall_module._marked(result, age).payload))
+    assert (told["ttlMs"], told["cacheScope"]) == (left, "private")
+
+
+def test_of_what_says_nothing_usable_of_its_time_nothing_is_said() -> None:
+    odd = json.loads(bytes(recall_module._marked(Result(raw({"ttlMs": "soon"})), 1.0).payload))
+    assert odd["ttlMs"] == "soon"
+    assert "ttlMs" not in json.loads(bytes(recall_module._marked(Result(raw({}), ttl_seconds=5.0), 1.0).payload))
+
+
+async def test_what_names_a_task_is_not_given_again() -> None:
+    stage = Stage.of(KEPT)
+    answer(stage, call("files.read"), Result(raw({"taskId": "t"}), is_typed=True, task_of=SERVER))
+    assert fresh(stage, call("files.read"))

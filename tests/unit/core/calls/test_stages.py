@@ -10,10 +10,10 @@ import pytest
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.rules import Rules
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Kind
-from isthmus.model.faults import NotConnected, UnknownPrompt, UnknownResource
+from isthmus.model.calls import Kind, Surface
+from isthmus.model.faults import NotConnected, UnknownPrompt, UnknownResource, UnknownTool
 from isthmus.model.names import ServerName
-from tests.unit.core.doubles import Listener, Stage, call, prompt, ready, resource, template, tool
+from tests.unit.core.doubles import SERVER, Listener, Stage, call, prompt, ready, resource, template, tool
 
 TREE = "file:///{path}"
 OFFER = ready(tool(), prompts=[prompt()], resources=[resource("file:///notes")], templates=[template(TREE)])
@@ -92,3 +92,21 @@ async def test_a_resource_whose_lane_has_no_link_says_why() -> None:
     fault = stage.start(call("file:///notes", kind="resource"))[1].fault
     assert isinstance(fault, NotConnected)
     assert fault.why == "it crashed"
+
+
+async def test_the_result_of_a_task_is_waited_for_as_long_as_anything_may_take() -> None:
+    stage = Stage.of(msgspec.structs.replace(ready(tool()), abilities=frozenset({"tools", "tasks"})))
+    own = Surface("own", SERVER)
+    waiting, _ = stage.start(msgspec.structs.replace(call("t"), kind="task_result", surface=own))
+    asking, _ = stage.start(msgspec.structs.replace(call("t"), kind="task", surface=own))
+    assert (waiting.name, waiting.timeout) == ("t", stage.hub.limits.hard_seconds)
+    assert asking.timeout == stage.hub.limits.call_seconds < waiting.timeout
+
+
+async def test_a_task_of_a_server_that_has_gone_did_not_hear_of_it() -> None:
+    stage = Stage()
+    _, told = stage.start(msgspec.structs.replace(call("t"), kind="task", surface=Surface("own", ServerName("gone"))))
+    assert isinstance(told.fault, NotConnected)
+    assert told.fault.executed == "no"
+    _, lost = stage.start(msgspec.structs.replace(call("t"), kind="task"))
+    assert isinstance(lost.fault, UnknownTool)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from isthmus.core.catalog import snapshot as snapshots
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.rules import Rules
-from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.snapshot import Offer, Snapshot, Standing
 from isthmus.core.catalog.view import View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
+from isthmus.model.questions import Profile
 from tests.unit.core.doubles import prompt, raw, ready, resource, template, tool
 
 ALL = Grants(("*",))
@@ -206,3 +209,73 @@ def test_a_server_that_is_away_counts_as_listed_whatever_it_offered(list_of: str
     offered = {list_of: getattr(offering("a"), list_of)}
     away = Standing(ServerName("a"), "retrying", "gone", is_settled=True, **offered)
     assert snapshot(away).view(ALL, EVERYTHING).missing[ServerName("a")].is_listed
+
+
+# -- profiles ------------------------------------------------------------------------------------------------------
+
+ABLE: Profile = frozenset({"elicitation"})
+OTHER: Profile = frozenset({"sampling"})
+MORE = Offer(
+    (tool("read"), tool("ask")), resources=(resource("file:///x"),), abilities=frozenset({"tools", "resources"})
+)
+
+
+def varied(*tools: Tool) -> Standing:
+    return msgspec.structs.replace(ready(*tools), variants={ABLE: MORE})
+
+
+def test_who_can_be_asked_something_sees_what_is_listed_to_such_callers() -> None:
+    taken = snapshot(varied(tool("read"), tool("write")), TWO[0])
+    assert names(taken.view(ALL, EVERYTHING, ABLE)) == ["files.read", "files.ask", "web.search"]
+    assert list(taken.view(ALL, EVERYTHING, ABLE).resources) == ["file:///x"]
+    assert taken.view(ALL, EVERYTHING, ABLE).servers[FILES] == {"tools", "resources"}
+    assert names(taken.view(ALL, EVERYTHING)) == ["files.read", "files.write", "web.search"]
+    assert names(taken.view(Grants(("files.ask",)), EVERYTHING, ABLE)) == ["files.ask"]
+
+
+def test_those_to_whom_nothing_else_is_listed_share_everybodys_view() -> None:
+    taken = snapshot(varied(tool("read")))
+    assert taken.view(ALL, EVERYTHING, OTHER) is taken.view(ALL, EVERYTHING)
+    assert taken.view(ALL, EVERYTHING, ABLE) is taken.view(ALL, EVERYTHING, ABLE)
+    assert taken.view(ALL, EVERYTHING, ABLE) is not taken.view(ALL, EVERYTHING)
+
+
+def test_the_operators_rules_hold_for_every_profile() -> None:
+    ruled = msgspec.structs.replace(varied(tool("read")), rules=Rules(hidden=("ask",)))
+    assert names(snapshot(ruled).view(ALL, EVERYTHING, ABLE)) == ["files.read"]
+
+
+def test_a_name_means_the_same_in_every_profile() -> None:
+    clash = ready(tool("x_ask", "a"), server="a"), ready(tool("y", "a_x"), server="a_x")
+    hidden = msgspec.structs.replace(clash[1], variants={ABLE: Offer((tool("ask", "a_x"),))})
+    plain = names(snapshot(*clash).view(ALL, Surface("llm")))
+    assert plain[0] == "mcp_a_x_ask"
+    taken = snapshot(clash[0], hidden)
+    assert names(taken.view(ALL, Surface("llm")))[0] == names(taken.view(ALL, Surface("llm"), ABLE))[0] != plain[0]
+
+
+def test_views_of_profiles_are_no_more_than_all_views_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "VIEWS_MAX", 2)
+    taken = snapshot(varied(tool("read")))
+    for grants in (ALL, Grants(("files",)), Grants(("files.read",))):
+        taken.view(grants, EVERYTHING)
+        taken.view(grants, EVERYTHING, ABLE)
+    assert len(taken._views) <= 2
+
+
+# -- one server's URIs under another's template --------------------------------------------------------------------
+
+
+def test_nobody_keeps_a_uri_for_which_anothers_template_stands() -> None:
+    forger = ready(server="forger", resources=[resource("db://t/1", "forger"), resource("mine://x", "forger")])
+    owner = ready(
+        server="owner", resources=[resource("db://t/2", "owner")], templates=[template("db://t/{id}", "owner")]
+    )
+    view = snapshot(forger, owner).view(ALL, EVERYTHING)
+    assert list(view.resources) == ["isthmus://hub/forger/db://t/1", "mine://x", "db://t/2"]
+    assert view.find_resource("db://t/1") is None
+    assert set(view.candidates("db://t/1")) == {f"isthmus://hub/{server}/db://t/1" for server in ("forger", "owner")}
+    for server in ("forger", "owner"):
+        at = view.find_resource(f"isthmus://hub/{server}/db://t/1")
+        assert at is not None
+        assert (at.route.feature.server, at.name) == (server, "db://t/1")

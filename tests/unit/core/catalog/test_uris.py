@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.catalog.names import Pair
-from isthmus.core.catalog.uris import Shape, is_qualified, owner_of, qualified, uri_table
+from isthmus.core.catalog.uris import PRECISE_MAX, Claims, Shape, is_qualified, owner_of, qualified, uri_table
 from isthmus.model.names import FeatureName, ServerName
 
 steady = settings(deadline=None, derandomize=True, max_examples=200)
@@ -138,3 +138,35 @@ def test_a_template_made_to_take_ages_does_not(template: str) -> None:
     shape = Shape(template)
     for uri in ("b" * 8000, "b" * 8000 + "d", "ab" * 4000):
         shape.fits(uri)
+
+
+# -- what templates claim ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "uri", "is_claimed"),
+    [
+        ("db://t/{id}", "db://t/1", True),
+        ("db://t/{id}", "db://u/1", False),
+        ("db://{table}/rows", "db://t/rows", True),
+        ("db://{table}/rows", "db://t/columns", False),
+        ("db2://{x}", "db://t/1", False),
+        ("{anything}", "db://t/1", False),
+        ("{scheme}://x", "db://x", False),
+        ("no scheme", "no scheme", False),
+    ],
+)
+def test_a_template_claims_what_it_may_stand_for_of_its_own_scheme(
+    template: str, uri: str, *, is_claimed: bool
+) -> None:
+    claims = Claims([pair("owner", template)])
+    assert claims.by_others(ServerName("other"), uri) == is_claimed
+    assert not claims.by_others(ServerName("owner"), uri)
+
+
+def test_a_server_with_very_many_templates_claims_their_scheme() -> None:
+    claims = Claims(pair("owner", f"db://t{n}/{{id}}") for n in range(PRECISE_MAX + 1))
+    assert claims.by_others(ServerName("other"), "db://elsewhere")
+    assert not claims.by_others(ServerName("other"), "file:///x")
+    few = Claims(pair("owner", f"db://t{n}/{{id}}") for n in range(PRECISE_MAX))
+    assert not few.by_others(ServerName("other"), "db://elsewhere")

@@ -229,3 +229,16 @@ def test_a_view_can_do_what_one_of_its_servers_can() -> None:
     assert view(plain, other).abilities == {"tools", "logging", "prompts"}
     assert view(plain, other, grants=Grants(("files",))).abilities == {"prompts"}
     assert view(plain, grants=Grants(())).abilities == frozenset()
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_looked_for_where_there_is_one_server_that_has_tasks() -> None:
+    older = Standing(FILES, "ready", abilities=frozenset({"tools", "tasks"}))
+    plain = Standing(WEB, "ready", abilities=frozenset({"tools"}))
+    at = view(older, plain, surface=Surface("own", FILES)).find("task", "t")
+    assert at is not None
+    assert (at.route.feature.server, at.name) == (FILES, "t")
+    assert view(older, plain).find("task", "t") is None
+    assert view(older, plain, surface=Surface("own", WEB)).find("task_result", "t") is None

@@ -203,3 +203,13 @@ async def test_a_broken_listener_keeps_the_news_from_nobody() -> None:
         subscriptions.updated(*KEY)
     assert ear.count == 1
     assert [line["event"] for line in logs] == ["a listener of a resource failed"]
+
+
+async def test_after_a_gap_who_follows_a_resource_is_told_and_nobody_above_it() -> None:
+    subscriptions = following(Server())
+    ears = {uri: Ear() for uri in ("file:///a/b", "file:///a/")}
+    for uri, ear in ears.items():
+        await subscriptions.add((SERVER, uri), ear)
+    subscriptions.missed(SERVER, "file:///a/b")
+    subscriptions.missed(SERVER, "file:///nobody")
+    assert [ear.count for ear in ears.values()] == [1, 0]

@@ -1,0 +1,206 @@
+"""What one server lists to callers that it can ask something, where that is not what it lists to everybody.
+
+A server may list more to who can answer its questions. It is asked when the first such caller comes: an earlier one on
+a link on which it was greeted in that caller's name, a modern one on the keeper's own. Kept by the keeper, which
+publishes what comes out; faces ask through the hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import TypeAlias
+
+import structlog
+
+from isthmus.core.catalog.snapshot import Offer
+from isthmus.core.crew import Crew
+from isthmus.core.ports.learner import Learning
+from isthmus.model.callers import Caller
+from isthmus.model.faults import Fault
+from isthmus.model.features import TOPICS, Ability, Topic
+from isthmus.model.names import ServerName
+from isthmus.model.questions import Profile
+from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.listing import Listing, offered, sharing
+
+log = structlog.get_logger(__name__)
+
+Lend: TypeAlias = Callable[[Caller, Profile], AbstractAsyncContextManager[BaseLink]]
+"""Gives a link on which the server lists to callers of this profile, or raises `Fault`."""
+
+VARIANTS_MAX = 16
+"""Profiles of which it is known what they are listed; of more, those are forgotten that asked longest ago."""
+
+FORGET_SECONDS = 60.0
+"""None is forgotten that asked no longer ago than this: made-up profiles must not have a server asked all the time."""
+
+LOOK_AGAIN_SECONDS = 1.0
+"""After the first, announcements of change are followed at most this often."""
+
+RECENT_SECONDS = 300.0
+"""For callers that asked no longer ago than this, changes are looked for even if that takes a link of its own."""
+
+RETRY_SECONDS = 30.0
+"""A server that would not list to a profile is asked again by its next caller after this long."""
+
+
+class _Variant:
+    """One profile's."""
+
+    def __init__(self, profile: Profile, caller: Caller, now: float) -> None:
+        self.profile = profile
+        self.caller = caller
+        """Who asked last; an earlier server may have to be greeted in its name."""
+        self.listing: Listing | None = None
+        self.abilities: frozenset[Ability] = frozenset()
+        self.stale: set[Topic] = {*TOPICS}
+        self.asked_at = now
+        self.task: asyncio.Task[None] | None = None
+        self.failed_at: float | None = None
+        self.learning = Learning(asyncio.get_running_loop().create_future(), now)
+
+    def settle(self) -> None:
+        if not self.learning.done.done():
+            self.learning.done.set_result(None)
+
+
+class Variants:
+    """Those of one server. `on_known` is called whenever there is something new to publish."""
+
+    def __init__(
+        self,
+        server: ServerName,
+        crew: Crew,
+        lend: Lend,
+        *,
+        is_at_hand: Callable[[Profile], bool],
+        on_known: Callable[[], None],
+    ) -> None:
+        """`is_at_hand` says that it takes no new link to read what a profile is listed."""
+        self._is_at_hand = is_at_hand
+        self._server = server
+        self._crew = crew
+        self._lend = lend
+        self._on_known = on_known
+        self._loop = asyncio.get_running_loop()
+        self._of: OrderedDict[Profile, _Variant] = OrderedDict()
+        self._is_open = False
+
+    def learn(self, caller: Caller, profile: Profile) -> Learning | None:
+        """See `core.ports.learner.Learner`."""
+        variant = self._of.get(profile) or self._admit(caller, profile)
+        if variant is None:
+            return None
+        self._of.move_to_end(profile)
+        variant.caller = caller
+        variant.asked_at = self._loop.time()
+        if variant.failed_at is not None and self._loop.time() - variant.failed_at > RETRY_SECONDS:
+            variant.stale.update(TOPICS)
+        if variant.stale:
+            self._read_soon(variant)
+        return None if variant.task is None or variant.learning.done.done() else variant.learning
+
+    def _admit(self, caller: Caller, profile: Profile) -> _Variant | None:
+        now = self._loop.time()
+        if len(self._of) >= VARIANTS_MAX:
+            oldest = next(iter(self._of.values()))
+            if now - oldest.asked_at < FORGET_SECONDS:
+                return None
+            _stop(self._of.pop(oldest.profile))
+        variant = self._of[profile] = _Variant(profile, caller, now)
+        return variant
+
+    def inherit(self, before: Variants) -> None:
+        """Find out what those are listed who asked whoever kept the server before."""
+        for profile, variant in before._of.items():
+            self._admit(variant.caller, profile)
+
+    async def known(self, within: float) -> None:
+        """Wait until what is being found out is known, or cannot be."""
+        learning = [variant.learning.done for variant in self._of.values() if variant.task is not None]
+        if learning:
+            await asyncio.wait(learning, timeout=within)
+
+    def offers(self, base: Listing, abilities: frozenset[Ability]) -> dict[Profile, Offer]:
+        """What those are listed who are listed something else than everybody (`base`)."""
+        same = offered(base, abilities)
+        offers = {}
+        for profile, variant in self._of.items():
+            if variant.listing is not None:
+                variant.listing = sharing(variant.listing, base)
+                offers[profile] = offered(variant.listing, variant.abilities)
+        return {profile: offer for profile, offer in offers.items() if offer != same}
+
+    # -- the server comes, changes and goes ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """There is a server to ask: whoever wanted to know is told, and what was known is looked at anew."""
+        self._is_open = True
+        for variant in self._of.values():
+            variant.failed_at = None
+        self.changed(TOPICS)
+
+    def close(self) -> None:
+        """There is nobody to ask; what is known stays so."""
+        self._is_open = False
+        for variant in self._of.values():
+            _stop(variant)
+
+    def changed(self, topics: Iterable[Topic], profile: Profile | None = None) -> None:
+        """The server announced a change, to callers of one profile or to the hub itself, which stands for all."""
+        found = self._of.get(profile) if profile is not None else None
+        for variant in self._of.values() if profile is None else () if found is None else (found,):
+            variant.stale.update(topics)
+            self._read_soon(variant)
+
+    def refresh(self) -> None:
+        """Look for what nobody announced, where that takes no new link or somebody asked of late."""
+        now = self._loop.time()
+        for variant in self._of.values():
+            if now - variant.asked_at < RECENT_SECONDS or self._is_at_hand(variant.profile):
+                variant.stale.update(TOPICS)
+                self._read_soon(variant)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _read_soon(self, variant: _Variant) -> None:
+        if self._is_open and variant.task is None:
+            work = self._read_while_stale(variant)
+            variant.task = self._crew.spawn(f"lists of {self._server} to some", work)
+
+    async def _read_while_stale(self, variant: _Variant) -> None:
+        """The first time at once and then at most once a second, however many changes are announced."""
+        try:
+            while variant.stale:
+                await self._read(variant)
+                variant.settle()
+                self._on_known()
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        finally:
+            if variant.task is asyncio.current_task():  # else it was stopped, and another may be at work
+                variant.task = None
+                variant.settle()
+
+    async def _read(self, variant: _Variant) -> None:
+        topics = {*TOPICS} if variant.listing is None else variant.stale
+        variant.stale = set()
+        try:
+            async with self._lend(variant.caller, variant.profile) as link:
+                variant.listing = await link.list_features(topics, variant.listing, variant.profile)
+                variant.abilities = link.abilities()
+        except (Fault, ConnectFailed) as failed:
+            # It costs callers of this profile what they alone are listed, and nobody else anything.
+            variant.failed_at = self._loop.time()
+            log.warning("server did not list to callers that it can ask", server=self._server, reason=str(failed))
+        else:
+            variant.failed_at = None
+
+
+def _stop(variant: _Variant) -> None:
+    task, variant.task = variant.task, None
+    if task is not None:
+        task.cancel()
+    variant.settle()

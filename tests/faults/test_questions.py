@@ -1,0 +1,243 @@
+"""Every question and every answer reaches its own caller; what a caller carries for the hub is its own, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.core.calls import inflight
+from isthmus.faces.mcp import comebacks
+from tests.faults.curious import Asked, Curious, CuriousModern, Era, Line, text_of
+from tests.faults.scripted import InProcess, door_of, hub_of
+from tests.faults.watching import eventually
+from tests.hubs import serving, stdio
+
+QUESTIONS = 10_000
+WORKERS = 4
+"""Calls that one caller has under way on one server at the same time."""
+
+ERAS: tuple[Era, ...] = ("legacy", "modern")
+KEYS = {f"{name}-{era}": f"{name}-{era}-0123456789abcdef" for name in ("ann", "ben") for era in ERAS}
+CALLERS = {name: {"key": key, "allow": ["*"]} for name, key in KEYS.items()}
+CURIOUS = stdio([sys.executable, str(Path(__file__).with_name("curious_server.py"))])
+KINDS = {"legacy": Curious, "modern": CuriousModern}
+
+servers_of_both_eras = pytest.mark.parametrize("kind", KINDS)
+
+
+def person_of(port: int, name: str, era: Era) -> Asked:
+    return Asked(port, f"{name}-{era}", KEYS[f"{name}-{era}"], era)
+
+
+# -- whose question it is --------------------------------------------------------------------------------------------
+
+
+async def test_ten_thousand_questions_with_equal_ids_reach_their_own_callers(tmp_path: Path) -> None:
+    async with Curious() as server:
+        servers = {"http": server.entry, "pipe": {**CURIOUS, "era": "legacy"}}
+        async with serving(tmp_path, servers, callers=CALLERS) as hub:
+            people = [person_of(hub.port, name, era) for name in ("ann", "ben") for era in ERAS]
+            for person in people:
+                await person.enter()
+                for name in servers:
+                    await eventually(lambda: is_answered(hub.port, person, f"{name}.ask"), f"{name} is there")  # noqa: B023
+                person.heard.clear()
+            each = QUESTIONS // (len(people) * len(servers) * WORKERS) + 1
+            work = [(person, name, number) for person in people for name in servers for number in range(WORKERS)]
+            await asyncio.gather(*(ask_on(hub.port, *which, calls=each) for which in work))
+            assert sum(len(person.heard) for person in people) == each * len(work) >= QUESTIONS
+            for person in people:
+                assert len(set(person.heard)) == len(person.heard)
+                assert {nonce.partition(":")[0] for nonce in person.heard} == {person.name}
+
+
+async def is_answered(port: int, person: Asked, tool: str) -> bool:
+    lines = await Line.open(port), await Line.open(port)
+    told, _ = await person.call(lines, tool, f"{person.name}:?")
+    for line in lines:
+        line.close()
+    return "result" in told and not told["result"].get("isError")
+
+
+async def ask_on(port: int, person: Asked, server: str, worker: int, *, calls: int) -> None:
+    """Call one after the other; every call is told what it asked for, and what its own caller said to that."""
+    lines = await Line.open(port), await Line.open(port)
+    for at in range(calls):
+        nonce = f"{person.name}:{server}:{worker}:{at}"
+        told, asked = await person.call(lines, f"{server}.ask", nonce)
+        assert told["id"] == 1
+        assert text_of(told) == f"{nonce} {person.name}:{nonce}"
+        # On a pipe, nobody can say which of a caller's own calls a question is about.
+        assert asked == [nonce] or server == "pipe"
+    for line in lines:
+        line.close()
+
+
+# -- what a caller carries -------------------------------------------------------------------------------------------
+
+
+@servers_of_both_eras
+async def test_a_state_that_was_touched_or_is_not_the_callers_is_refused_and_the_server_sees_nothing(
+    tmp_path: Path, kind: str
+) -> None:
+    async with KINDS[kind]() as server, serving(tmp_path, {"s": server.entry}, callers=CALLERS) as hub:
+        ann, ben = person_of(hub.port, "ann", "modern"), person_of(hub.port, "ben", "modern")
+        await eventually(lambda: is_answered(hub.port, ann, "s.ask"), "the server is there")
+        line = await Line.open(hub.port)
+        told = await ann.once(line, "s.ask", "n")
+        state, said = told["result"]["requestState"], responses(ann, told)
+        calls, waiting = server.calls, set(server.answers)
+
+        async def is_refused(person: Asked, tool: str, nonce: str, text: str, path: str = "/mcp") -> bool:
+            answer = await person.once(line, tool, nonce, path=path, requestState=text, inputResponses=said)
+            error = answer.get("error", {})
+            return (error.get("code"), error.get("data")) == (-32602, {"executed": "no", "reason": "bad_state"})
+
+        for at, was in enumerate(state):
+            changed = state[:at] + ("A" if was != "A" else "B") + state[at + 1 :]
+            assert await is_refused(ann, "s.ask", "n", changed), at
+        assert await is_refused(ben, "s.ask", "n", state)
+        assert await is_refused(ann, "s.other", "n", state)
+        assert await is_refused(ann, "s.ask", "m", state)
+        assert await is_refused(ann, "ask", "n", state, "/mcp/s")
+        for nonsense in ("", "x", "state of n", state + "A", state[:-1], state * 2):
+            assert await is_refused(ann, "s.ask", "n", nonsense)
+        assert (server.calls, set(server.answers)) == (calls, waiting)
+
+        answered = await ann.once(line, "s.ask", "n", requestState=state, inputResponses=said)
+        assert text_of(answered) == f"n {ann.name}:n"
+        calls = server.calls
+        for _ in range(3):
+            assert await is_refused(ann, "s.ask", "n", state)
+        assert server.calls == calls
+        line.close()
+
+
+def responses(person: Asked, told: Any) -> dict[str, Any]:
+    return {key: person.answer(question) for key, question in told["result"]["inputRequests"].items()}
+
+
+async def test_a_state_of_a_tool_that_may_run_twice_may_come_back_twice(tmp_path: Path) -> None:
+    async with CuriousModern() as server, a_hub(tmp_path, server) as (_, port):
+        ann, line = person_of(port, "ann", "modern"), await Line.open(port)
+        told = await ann.once(line, "s.look", "n")
+        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        texts = [text_of(await ann.once(line, "s.look", "n", **more)) for _ in range(2)]
+        assert texts == [f"n {ann.name}:n"] * 2
+        line.close()
+
+
+@servers_of_both_eras
+async def test_a_state_that_has_ceased_to_hold_is_refused_and_the_server_sees_nothing(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comebacks, "STATE_SECONDS", 0.0)
+    async with KINDS[kind]() as server, a_hub(tmp_path, server) as (_, port):
+        ann, line = person_of(port, "ann", "modern"), await Line.open(port)
+        told = await ann.once(line, "s.ask", "n")
+        calls, waiting = server.calls, set(server.answers)
+        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        answer = await ann.once(line, "s.ask", "n", **more)
+        assert answer["error"]["data"] == {"executed": "no", "reason": "bad_state"}
+        assert (server.calls, set(server.answers)) == (calls, waiting)
+        line.close()
+
+
+@asynccontextmanager
+async def a_hub(folder: Path, server: Curious) -> AsyncIterator[tuple[InProcess, int]]:
+    """A hub in this process, so that a test can shorten its patience."""
+    async with hub_of(folder, {"s": server.entry}, callers=CALLERS) as hub, door_of(hub) as port:
+        await hub.ready("s")
+        yield hub, port
+
+
+# -- nobody answers --------------------------------------------------------------------------------------------------
+
+
+@servers_of_both_eras
+async def test_a_caller_that_is_asked_by_a_request_and_never_answers_is_told_so(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with KINDS[kind]() as server, a_hub(tmp_path, server) as (hub, port):
+        ann, line = person_of(port, "ann", "legacy"), await Line.open(port)
+        await ann.enter()
+        monkeypatch.setattr(inflight, "QUESTION_SECONDS", 0.2)
+        line.write("/mcp", *ann.request("s.ask", "n"))
+        async with asyncio.timeout(30):
+            await line.head()
+            question, answer = await line.event(), await line.event()
+        assert question["params"]["message"] == "n"
+        assert answer["error"]["data"] == {"executed": "unknown", "reason": "unanswered", "server": "s"}
+        assert "nobody answered within 0.2 s" in answer["error"]["message"]
+        if kind == "legacy":
+            await eventually(lambda: len(server.cancelled) == 1, "the server is told")
+        assert (server.calls, hub.running.hub.running()) == (1, 0)
+        line.close()
+
+
+async def test_a_modern_caller_that_comes_back_too_late_is_told_so_and_the_server_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Curious() as server, a_hub(tmp_path, server) as (hub, port):
+        ann, line = person_of(port, "ann", "modern"), await Line.open(port)
+        monkeypatch.setattr(inflight, "QUESTION_SECONDS", 0.2)
+        told = await ann.once(line, "s.ask", "n")
+        await eventually(lambda: len(server.cancelled) == 1, "the server is told")
+        assert hub.running.hub.running() == 0
+        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        answer = await ann.once(line, "s.ask", "n", **more)
+        assert answer["error"]["data"] == {"executed": "unknown", "reason": "unanswered", "server": "s"}
+        assert server.calls == 1
+        line.close()
+
+
+# -- the caller leaves -----------------------------------------------------------------------------------------------
+
+
+async def test_a_caller_that_ends_its_session_while_it_is_asked_withdraws_the_call(tmp_path: Path) -> None:
+    async with Curious() as server, a_hub(tmp_path, server) as (hub, port):
+        ann, line, other = person_of(port, "ann", "legacy"), await Line.open(port), await Line.open(port)
+        await ann.enter()
+        line.write("/mcp", *ann.request("s.ask", "n"))
+        async with asyncio.timeout(30):
+            await line.head()
+            question = await line.event()
+            other.delete("/mcp", ann.session)
+            assert (await other.head())[":status"] == "204"
+        await eventually(lambda: len(server.cancelled) == 1, "the server is told")
+        assert hub.running.hub.running() == 0
+        other.write("/mcp", ann.session, {"id": question["id"], "result": {}})
+        assert (await other.head())[":status"] == "404"
+        line.close()
+        other.close()
+
+
+async def test_a_modern_caller_that_has_been_asked_may_hang_up_and_come_back(tmp_path: Path) -> None:
+    async with Curious() as server, a_hub(tmp_path, server) as (_, port):
+        ann, line = person_of(port, "ann", "modern"), await Line.open(port)
+        told = await ann.once(line, "s.ask", "n")
+        line.close()
+        line = await Line.open(port)
+        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        assert text_of(await ann.once(line, "s.ask", "n", **more)) == f"n {ann.name}:n"
+        assert (server.calls, server.cancelled) == (1, [])
+        line.close()
+
+
+async def test_a_modern_caller_that_hangs_up_after_it_came_back_withdraws_the_call(tmp_path: Path) -> None:
+    async with Curious() as server, a_hub(tmp_path, server) as (hub, port):
+        ann, line = person_of(port, "ann", "modern"), await Line.open(port)
+        asked = {"nonce": "n", "hang": True}
+        told = await ann.once(line, "s.ask", "n", arguments=asked)
+        more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+        line.write("/mcp", *ann.request("s.ask", "n", arguments=asked, **more))
+        await eventually(lambda: not server.answers, "the server is answered")
+        line.close()
+        await eventually(lambda: len(server.cancelled) == 1, "the server is told")
+        assert hub.running.hub.running() == 0

@@ -1,0 +1,89 @@
+"""A client on the official SDK, mcp 1.x, that answers what servers ask: a script in an environment of its own.
+
+On stdin: an address, persons (what each can and says) and steps (a tool and its arguments). One JSON object comes out:
+what every person was told and asked, by step. Run by `persons.visit`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import httpx
+from mcp import ClientSession, McpError, types
+from mcp.client.streamable_http import streamable_http_client
+
+CALL_SECONDS = 30.0
+
+
+class Person:
+    """Answers as it was told to, and notes what it was asked."""
+
+    def __init__(self, words: dict[str, Any]) -> None:
+        self._words = words
+        self.asked: list[list[str]] = []
+
+    async def fill_in(self, _: Any, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
+        """Answer a form."""
+        self.asked.append(["elicitation/create", params.message])
+        if self._words["action"] == "error":
+            return types.ErrorData(code=-1, message="User rejected")
+        content = self._words["forms"]["colour" if "colour" in params.message else "name"]
+        accepts = self._words["action"] == "accept"
+        return types.ElicitResult(action=self._words["action"], content=content if accepts else None)
+
+    async def sample(self, _: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+        """Answer for the model."""
+        content = params.messages[0].content
+        self.asked.append(["sampling/createMessage", getattr(content, "text", "")])
+        text = types.TextContent(type="text", text="Paris")
+        return types.CreateMessageResult(role="assistant", content=text, model="test")
+
+    async def list_roots(self, _: Any) -> types.ListRootsResult:
+        """Say where it works."""
+        self.asked.append(["roots/list", ""])
+        return types.ListRootsResult(roots=[types.Root(uri="file:///work")])
+
+    def session(self, read: Any, write: Any) -> ClientSession:
+        """A session that says what this person can."""
+        can = self._words["can"]
+        return ClientSession(
+            read,
+            write,
+            read_timeout_seconds=timedelta(seconds=CALL_SECONDS),
+            elicitation_callback=self.fill_in if "elicitation" in can else None,
+            sampling_callback=self.sample if "sampling" in can else None,
+            list_roots_callback=self.list_roots if "roots" in can else None,
+        )
+
+    async def call(self, session: ClientSession, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What a call came to."""
+        self.asked.clear()
+        try:
+            result = await session.call_tool(tool, arguments)
+        except McpError as refused:
+            return {"error": refused.error.message, "asked": sorted(self.asked)}
+        return {"text": result.content[0].text, "asked": sorted(self.asked)}
+
+
+async def main() -> None:
+    """Visit as every person in turn."""
+    todo = json.loads(sys.stdin.read())
+    told: dict[str, dict[str, Any]] = {}
+    async with httpx.AsyncClient(trust_env=False, timeout=CALL_SECONDS) as http:
+        for name, words in todo["persons"].items():
+            person = Person(words)
+            async with (
+                streamable_http_client(todo["url"], http_client=http) as (read, write, _),
+                person.session(read, write) as session,
+            ):
+                await session.initialize()
+                told[name] = {step: await person.call(session, *call) for step, call in todo["steps"].items()}
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    anyio.run(main)

@@ -1,0 +1,107 @@
+"""Both ends of tasks on the official SDK, mcp 1.x: `serve` is a server over stdio, anything else a hub to visit.
+
+It runs in an environment of its own; `test_tasks` starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import anyio
+from mcp import ClientSession, McpError, types
+from mcp.client.streamable_http import streamable_http_client
+from mcp.server.experimental.task_context import ServerTaskContext
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+
+CLIENT_SECONDS = 60.0
+FORM = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+
+server: Server[Any, Any] = Server("tasks")
+server.experimental.enable_tasks()
+
+
+@server.list_tools()
+async def tools() -> list[types.Tool]:
+    """One tool that is only run as a task, and asks before it ends."""
+    execution = types.ToolExecution(taskSupport="required")
+    return [types.Tool(name="work", inputSchema={"type": "object"}, execution=execution)]
+
+
+@server.call_tool()
+async def call(name: str, arguments: dict[str, Any]) -> types.CreateTaskResult:
+    """Start the task."""
+
+    async def work(task: ServerTaskContext) -> types.CallToolResult:
+        if arguments.get("for_ever"):
+            await anyio.sleep_forever()
+        answer = await task.elicit("go on?", FORM)
+        return types.CallToolResult(content=[types.TextContent(type="text", text=f"{name}: {answer.content}")])
+
+    return await server.request_context.experimental.run_task(work)
+
+
+async def serve() -> None:
+    """Be the server."""
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+async def answer(_: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+    """Say yes, and to what."""
+    related = (params.meta.model_extra or {})["io.modelcontextprotocol/related-task"] if params.meta else {}
+    asked.append(related["taskId"])
+    return types.ElicitResult(action="accept", content={"ok": True})
+
+
+asked: list[str] = []
+
+
+async def visit(url: str, tool: str) -> dict[str, Any]:
+    """Run a tool as a task and take its result, then another and give it up."""
+    async with (
+        streamable_http_client(url) as (read, write, _),
+        ClientSession(read, write, elicitation_callback=answer) as me,
+    ):
+        greeted = await me.initialize()
+        made = await me.experimental.call_tool_as_task(tool, {})
+        id = made.task.taskId
+        result = await me.experimental.get_task_result(id, types.CallToolResult)
+        state = await me.experimental.get_task(id)
+        endless = (await me.experimental.call_tool_as_task(tool, {"for_ever": True})).task.taskId
+        cancelled = await me.experimental.cancel_task(endless)
+        return {
+            "tasks": greeted.capabilities.tasks.model_dump(exclude_none=True) if greeted.capabilities.tasks else None,
+            "id": id,
+            "text": result.content[0].text if isinstance(result.content[0], types.TextContent) else None,
+            "related": (result.meta or {})["io.modelcontextprotocol/related-task"]["taskId"],
+            "asked": asked,
+            "state": [state.taskId, state.status],
+            "cancelled": [cancelled.taskId == endless, cancelled.status],
+            "unknown": await refused(me, endless[:-1]),
+        }
+
+
+async def refused(me: ClientSession, id: str) -> int:
+    """The code with which a task that is not there is refused."""
+    try:
+        await me.experimental.get_task(id)
+    except McpError as error:
+        return error.error.code
+    return 0
+
+
+async def bounded(url: str, tool: str) -> None:
+    """Visit, and say what was found."""
+    with anyio.fail_after(CLIENT_SECONDS):
+        found = await visit(url, tool)
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        anyio.run(serve)
+    else:
+        anyio.run(bounded, *sys.argv[1:])

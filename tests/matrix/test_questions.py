@@ -1,0 +1,176 @@
+"""Servers ask back, callers answer: every official client at the reference server, both eras on both sides.
+
+Whatever the eras are, a caller is asked the same and told the same. What a person can be asked it says itself, and the
+server knows it through the hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+import pytest_asyncio
+
+from tests.hubs import PATIENT, HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.matrix.field import until_complete
+from tests.matrix.persons import PERSONS, Mouth, Told, Visitor, command_client, visit
+from tests.peers.launch import CHECKOUT, listening_peer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Era = Literal["legacy", "modern"]
+Way = Literal["own", "all"]
+SERVERS = ("legacy-http", "legacy-stdio", "modern-http", "modern-stdio")
+WORDS = [sys.executable, str(CHECKOUT / "tests" / "conformance")]
+
+FORM = ["elicitation/create", "What is your name?"]
+CONFIRM = ["elicitation/create", "Please confirm."]
+COLOUR = ["elicitation/create", "Which colour do you like, Ada?"]
+CAPITAL = ["sampling/createMessage", "What is the capital of France?"]
+GREETING = ["sampling/createMessage", "Write a greeting."]
+ROOTS = ["roots/list", ""]
+
+ASKS = {
+    "form": "test_input_required_result_elicitation",
+    "sampling": "test_input_required_result_sampling",
+    "roots": "test_input_required_result_list_roots",
+    "several": "test_input_required_result_multiple_inputs",
+    "rounds": "test_input_required_result_multi_round",
+    "state": "test_input_required_result_request_state",
+    "possible": "test_input_required_result_capabilities",
+    "plain": "test_simple_text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One client at one server, by one way in."""
+
+    visitor: Visitor
+    server: str
+    way: Way
+
+    def __str__(self) -> str:
+        return f"{self.visitor}:{self.server}:{self.way}"
+
+
+CELLS = [Cell(*cell) for cell in product(get_args(Visitor), SERVERS, get_args(Way))]
+
+
+class House:
+    """The hub in front of the reference server in its four forms; who was there, and what they were told."""
+
+    def __init__(self, hub: HubProcess, config: Path) -> None:
+        self._hub = hub
+        self.config = config
+        self._told: dict[Cell, dict[str, dict[str, Told]]] = {}
+
+    async def told(self, cell: Cell) -> dict[str, dict[str, Told]]:
+        """What every person was told and asked in this cell; with it, the same client visits the other servers."""
+        if cell not in self._told:
+            trip = [Cell(cell.visitor, server, cell.way) for server in SERVERS]
+            visits = await asyncio.gather(*(self._visit(there) for there in trip))
+            self._told.update(zip(trip, visits, strict=True))
+        return self._told[cell]
+
+    async def _visit(self, cell: Cell) -> dict[str, dict[str, Told]]:
+        prefix = "" if cell.way == "own" else f"{cell.server}."
+        url = self._hub.url_of(cell.server) if cell.way == "own" else self._hub.url
+        steps: dict[str, tuple[str, dict[str, Any]]] = {step: (prefix + tool, {}) for step, tool in ASKS.items()}
+        return await visit(cell.visitor, url, steps)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    folder: Path = tmp_path_factory.mktemp("house")
+    async with AsyncExitStack() as stack:
+        entries: dict[str, Any] = {}
+        for era in get_args(Era):
+            entries[f"{era}-stdio"] = stdio([*WORDS, "--era", era])
+            words = [*WORDS, "--transport", "http", "--era", era]
+            peer = await stack.enter_async_context(listening_peer(words))
+            entries[f"{era}-http"] = {"url": peer.url}
+        hub = await stack.enter_async_context(serving(folder, entries))
+        await until_complete(hub.url)
+        yield House(hub, write_config(tmp_path_factory.mktemp("command"), entries, limits=PATIENT))
+
+
+cells = pytest.mark.parametrize("cell", CELLS, ids=str)
+
+
+@cells
+async def test_who_can_be_asked_is_asked_and_the_answers_count(house: House, cell: Cell) -> None:
+    told = (await house.told(cell))["able"]
+    assert told["form"] == {"text": "Hello, Ada!", "asked": [FORM]}
+    assert told["sampling"] == {"text": "state-ok, answered: capital_question", "asked": [CAPITAL]}
+    assert told["roots"] == {"text": "state-ok, answered: client_roots", "asked": [ROOTS]}
+    assert told["several"] == {
+        "text": "state-ok, answered: client_roots, greeting, user_name",
+        "asked": [FORM, ROOTS, GREETING],
+    }
+    assert told["rounds"] == {"text": "Ada likes blue.", "asked": [FORM, COLOUR]}
+    assert told["state"] == {"text": "state-ok, answered: confirm", "asked": [CONFIRM]}
+
+
+@cells
+@pytest.mark.parametrize("who", ["declining", "cancelling"])
+async def test_a_user_who_will_not_say_is_an_answer_too(house: House, cell: Cell, who: str) -> None:
+    told = (await house.told(cell))[who]
+    assert told["form"] == {"text": "Hello, nothing!", "asked": [FORM]}
+    assert told["rounds"]["text"] == "nothing likes nothing."
+
+
+@cells
+async def test_a_caller_that_refuses_the_question_is_told_so(house: House, cell: Cell) -> None:
+    told = (await house.told(cell))["refusing"]
+    assert told["form"]["asked"] == [FORM]
+    assert "User rejected" in (told["form"].get("error") or told["form"]["text"])
+    assert told["roots"]["text"] == "state-ok, answered: client_roots"
+
+
+@cells
+async def test_a_server_knows_what_its_caller_can_be_asked(house: House, cell: Cell) -> None:
+    told = await house.told(cell)
+    answered = {name: told[name]["possible"]["text"] for name in ("able", "without a user", "unable")}
+    assert answered == {
+        "able": "state-ok, answered: greeting, user_name",
+        "without a user": "state-ok, answered: greeting",
+        "unable": "nothing can be asked",
+    }
+
+
+@cells
+async def test_who_cannot_be_asked_gets_an_error_and_no_question(house: House, cell: Cell) -> None:
+    told = await house.told(cell)
+    for who, step in (("unable", "form"), ("unable", "sampling"), ("unable", "roots"), ("without a user", "form")):
+        assert told[who][step]["asked"] == [], (who, step)
+        assert "error" in told[who][step], (who, step)
+    assert told["without a user"]["roots"]["text"] == "state-ok, answered: client_roots"
+
+
+@cells
+async def test_nobody_is_asked_anything_by_a_tool_that_does_not_ask(house: House, cell: Cell) -> None:
+    told = await house.told(cell)
+    assert {name: told[name]["plain"] for name in PERSONS} == {
+        name: {"text": "This is a text.", "asked": []} for name in PERSONS
+    }
+
+
+@pytest.mark.parametrize("visitor", ["sdk2-legacy", "sdk2-modern"])
+async def test_who_runs_the_hub_as_a_command_is_asked_as_well(house: House, visitor: Visitor) -> None:
+    mouth, told = Mouth(PERSONS["able"]), {}
+    async with command_client(isthmus("stdio", "--config", str(house.config)), environment(), mouth, visitor) as client:
+        for server in SERVERS:
+            for step in ("form", "several", "rounds"):
+                told[server, step] = await mouth.call(client, f"{server}.{ASKS[step]}", {})
+    for server in SERVERS:
+        assert told[server, "form"] == {"text": "Hello, Ada!", "asked": [FORM]}
+        assert told[server, "several"]["asked"] == [FORM, ROOTS, GREETING]
+        assert told[server, "rounds"] == {"text": "Ada likes blue.", "asked": [FORM, COLOUR]}

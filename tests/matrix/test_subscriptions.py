@@ -1,0 +1,105 @@
+"""Who is told what, when and how often: lists that change, resources that are updated, and what was missed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.faults import storm_server
+from tests.faults.ears import TOOLS_CHANGED, Ear, listening
+from tests.faults.storm_server import URI
+from tests.faults.watching import eventually, with_mark
+from tests.hubs import HubProcess, Raw, serving, stdio
+from tests.matrix.field import until_complete
+
+STORM = [sys.executable, str(Path(storm_server.__file__))]
+CALLERS = {"one": {"key": "key-of-one", "allow": ["first"]}, "two": {"key": "key-of-two", "allow": ["second"]}}
+PROMPT_SECONDS = 10.0
+"""What a busy machine may add to the 100 ms within which a first change is told."""
+CHANGES = 30
+
+
+async def touch(hub: HubProcess, server: str, key: str | None = None, **arguments: Any) -> None:
+    async with Raw(hub.url_of(server), key=key) as caller:
+        answer = await caller.call("touch", arguments)
+        assert "result" in answer, answer
+
+
+async def lists(hub: HubProcess, key: str | None, words: str) -> bool:
+    async with Raw(hub.url, key=key) as caller:
+        return words in str((await caller.ask("tools/list"))["result"]["tools"])
+
+
+async def heard_after(hub: HubProcess, server: str, ear: Ear, word: str, key: str | None = None, **more: Any) -> float:
+    """How long after a server was touched that is told."""
+    past, began = ear.told.count(word), asyncio.get_running_loop().time()
+    await touch(hub, server, key, **more)
+    await ear.wait_for(word, past)
+    return ear.at[-1] - began
+
+
+async def test_a_change_is_told_at_once_to_who_can_see_it_and_to_nobody_else(tmp_path: Path) -> None:
+    servers = {"first": stdio(STORM), "second": stdio(STORM)}
+    async with serving(tmp_path, servers, callers=CALLERS) as hub:
+        for key in ("key-of-one", "key-of-two"):
+            await eventually(partial(lists, hub, key, "after 0"), "its server is there")
+        async with (
+            listening(hub.url, [], key="key-of-one") as first,
+            listening(hub.url, [], key="key-of-two") as second,
+        ):
+            late = await heard_after(hub, "first", first, TOOLS_CHANGED, "key-of-one", kind="changed")
+            # What the other hears first is its own: nothing else was on its way to it.
+            await heard_after(hub, "second", second, TOOLS_CHANGED, "key-of-two", kind="changed")
+            assert (first.told.count(TOOLS_CHANGED), second.told.count(TOOLS_CHANGED)) == (1, 1)
+    print(f"told after {late:.3f} s")
+    assert late < PROMPT_SECONDS
+
+
+async def test_many_changes_are_told_at_most_once_a_second(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"one": stdio(STORM)}) as hub:
+        await until_complete(hub.url)
+        async with listening(hub.url_of("one"), []) as ear:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            for _ in range(CHANGES):
+                await touch(hub, "one", kind="changed")
+            await eventually(partial(lists, hub, None, f"after {CHANGES}"), "the last change is there")
+            await ear.wait_for(TOOLS_CHANGED, 1)
+            seconds = loop.time() - began
+        assert 2 <= ear.told.count(TOOLS_CHANGED) <= seconds + 2
+
+
+async def test_after_a_lost_server_each_followed_resource_is_told_once_and_followed_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"one": stdio(STORM)}) as hub:
+        await until_complete(hub.url)
+        async with (
+            listening(hub.url_of("one"), [URI]) as own,
+            listening(hub.url, [URI, f"isthmus://hub/one/{URI}"]) as common,
+        ):
+            await heard_after(hub, "one", own, URI)
+            await common.wait_for(f"isthmus://hub/one/{URI}")
+            before = common.told.count(URI)
+            (process,) = with_mark(hub.pid, "storm_server")
+            os.kill(process, signal.SIGKILL)
+            await own.wait_for(URI, 1)
+            await common.wait_for(f"isthmus://hub/one/{URI}", 1)
+            await until_complete(hub.url)
+            assert own.told.count(URI) == 2
+            assert common.told.count(URI) == before + 1
+            await heard_after(hub, "one", own, URI)
+            assert own.told.count(URI) == 3
+
+
+async def test_a_server_that_does_not_answer_costs_only_its_own_subscription(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"mute": stdio([*STORM, "silent"]), "good": stdio(STORM)}) as hub:
+        await until_complete(hub.url)
+        asked = [f"isthmus://hub/{server}/{URI}" for server in ("mute", "good")]
+        async with listening(hub.url, asked) as ear:
+            assert ear.honoured == asked[1:]
+            await heard_after(hub, "good", ear, asked[1])
+            assert asked[0] not in ear.told

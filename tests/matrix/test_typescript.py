@@ -1,0 +1,204 @@
+"""The official TypeScript SDK, both majors, through the hub: servers of both eras, and those from npm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import pytest_asyncio
+
+from tests.conformance.run import fixture
+from tests.hubs import PATIENT, HubProcess, isthmus, serving, stdio, write_config
+from tests.matrix.agency import SHARED_KINDS, Agency
+from tests.matrix.field import Kind, until_complete
+from tests.matrix.gallery import Gallery
+from tests.matrix.tours import TEXT, TRACE, Tour, itinerary
+from tests.peers.expectations import assert_changed, assert_looked
+from tests.peers.forms import Form
+from tests.peers.launch import listening_peer
+from tests.peers.npm_servers import everything_over_http, npm_command
+from tests.peers.sdk1_steps import Answer, Step
+from tests.peers.survey import Survey, changing, looking
+from tests.peers.typescript import Major, Mode, Visit, run_typescript
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+in_the_field = pytest.mark.xdist_group("matrix")
+in_the_gallery = pytest.mark.xdist_group("capabilities")
+among_askers = pytest.mark.xdist_group("npm")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A TypeScript client."""
+
+    major: Major
+    mode: Mode
+    speaks: Literal["2025-11-25", "2026-07-28"]
+
+    def __str__(self) -> str:
+        return f"{self.major}.x-{self.mode}"
+
+
+OLD = Guest(1, "legacy", "2025-11-25")
+GUESTS = (OLD, Guest(2, "legacy", "2025-11-25"), Guest(2, "auto", "2026-07-28"))
+
+every_guest = pytest.mark.parametrize("guest", GUESTS, ids=str)
+
+
+@in_the_field
+@every_guest
+async def test_calls_progress_cancelling_and_changes_are_as_without_a_hub(agency: Agency, guest: Guest) -> None:
+    tours = await tour(agency, guest)
+
+    for kind, found in tours.items():
+        direct = await agency.direct(kind)
+        assert found.answers["hello"]["hello"]["protocolVersion"] == guest.speaks
+        for step in ("echoed", "added", "decorated", "failed", "raised"):
+            assert found.result(step) == direct.result(step)
+        assert found.text("echoed") == TEXT
+        assert found.answers["slow"]["progress"] == [[step, 5, f"step {step}"] for step in range(1, 6)]
+        assert {key: found.meta().get(key) for key in TRACE} == TRACE
+        await agency.field.ledger.wait_for(f"cancelled {found.token}")
+        assert found.token in found.tools("changed")
+
+
+async def tour(agency: Agency, guest: Guest) -> dict[Kind, Tour]:
+    """Send a client to servers of every program, era and carrier, each at its own address."""
+    tokens = {kind: f"typescript_{guest.major}_{guest.mode}_{kind.name}" for kind in SHARED_KINDS}
+    listening: dict[str, Step] = {"listening": {"do": "listen"}}
+    visits = [
+        Visit({**listening, **itinerary(token)}, agency.field.hub.url_of(kind.name)) for kind, token in tokens.items()
+    ]
+    answers = await run_typescript(guest.major, guest.mode, visits)
+    return {kind: Tour(tokens[kind], "", found) for kind, found in zip(tokens, answers, strict=True)}
+
+
+LOOKED_AT = (
+    Form("sdk1", "legacy", "stateful"),
+    Form("sdk2", "legacy", "stateful"),
+    Form("fastmcp", "legacy", "stdio"),
+    Form("sdk2", "modern", "stateless"),
+    Form("fastmcp", "modern", "stateless"),
+)
+
+
+@in_the_gallery
+@every_guest
+async def test_resources_prompts_completions_and_announcements_are_the_servers_own(
+    gallery: Gallery, guest: Guest
+) -> None:
+    era = "legacy" if guest.speaks == "2025-11-25" else "modern"
+    forms = [form for form in LOOKED_AT if form.era == era]
+    visits = [Visit(steps(guest, form), gallery.hub.url_of(form.name)) for form in forms]
+    for form, answers in zip(forms, await run_typescript(guest.major, guest.mode, visits), strict=True):
+        found = Survey(answers)
+        assert_looked(found)
+        assert_changed(found, form)
+
+
+def steps(guest: Guest, form: Form) -> dict[str, Step]:
+    """Look at everything, and change what can be heard of."""
+    can, token = form.abilities, f"typescript_{guest.major}_{guest.mode}_{form.name}"
+    return {**looking(), **changing(token, hears="announces" in can, updates="updates" in can)}
+
+
+ASKERS = ("legacy-http", "legacy-stdio", "modern-http", "modern-stdio")
+EVERYTHING = ("everything-http", "everything-stdio")
+QUESTIONS: Mapping[str, tuple[dict[str, str], str]] = {
+    "test_elicitation": ({"message": "Who are you?"}, "elicitation/create"),
+    "test_sampling": ({"prompt": "Say hello."}, "sampling/createMessage"),
+    "test_input_required_result_list_roots": ({}, "roots/list"),
+}
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def askers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
+    """Servers that ask things of their callers."""
+    async with (
+        listening_peer(fixture("http", "legacy")) as legacy,
+        listening_peer(fixture("http", "modern")) as modern,
+        everything_over_http("streamableHttp") as everything,
+    ):
+        servers = {
+            "legacy-http": {"url": legacy.url},
+            "legacy-stdio": stdio(fixture("stdio", "legacy")),
+            "modern-http": {"url": modern.url},
+            "modern-stdio": stdio(fixture("stdio", "modern")),
+            "everything-http": {"url": everything.url},
+            "everything-stdio": stdio(npm_command("everything")),
+        }
+        async with serving(tmp_path_factory.mktemp("askers"), servers) as hub:
+            await until_complete(hub.url)
+            yield hub
+
+
+@among_askers
+@every_guest
+async def test_a_servers_questions_are_answered_whatever_era_it_speaks(askers: HubProcess, guest: Guest) -> None:
+    asking = {tool: call(tool, given) for tool, (given, _) in QUESTIONS.items()}
+    naming = {"named": call("test_input_required_result_elicitation")}
+    visits = [Visit({**asking, **naming}, askers.url_of(server)) for server in ASKERS]
+    for found in await run_typescript(guest.major, guest.mode, visits):
+        assert {tool: found[tool]["asked"] for tool in QUESTIONS} == {
+            tool: [method] for tool, (_, method) in QUESTIONS.items()
+        }
+        assert {text_of(found[tool]).split(",")[0] for tool in QUESTIONS} == {"state-ok"}
+        assert text_of(found["named"]) == "Hello, Ada!"
+
+
+@among_askers
+@every_guest
+async def test_everything_from_npm_is_at_hand(askers: HubProcess, guest: Guest) -> None:
+    plan: dict[str, Step] = {
+        "tools": {"do": "list"},
+        "resources": {"do": "resources"},
+        "prompts": {"do": "prompts"},
+        "greeted": {"do": "prompt", "name": "args-prompt", "arguments": {"city": "Paris", "state": "Texas"}},
+        "read": {"do": "read", "uri": "demo://resource/static/document/features.md"},
+        "summed": call("get-sum", {"a": 40, "b": 2}),
+        "steps": {**call("trigger-long-running-operation", {"duration": 0.05, "steps": 5}), "progress": True},
+        "sampled": call("trigger-sampling-request", {"prompt": "Say hello."}),
+        "elicited": call("trigger-elicitation-request"),
+    }
+    visits = [Visit(plan, askers.url_of(server)) for server in EVERYTHING]
+    for found in await run_typescript(guest.major, guest.mode, visits):
+        assert {"echo", "get-sum"} <= {tool["name"] for tool in found["tools"]["tools"]}
+        assert found["read"]["result"]["contents"][0]["text"].startswith("#")
+        assert "Paris" in found["greeted"]["result"]["messages"][0]["content"]["text"]
+        assert "42" in text_of(found["summed"])
+        assert [done for done, *_ in found["steps"]["progress"]] == [1, 2, 3, 4, 5]
+        assert len(found["prompts"]["prompts"]) == 4
+        assert found["resources"]["resources"]
+        # It lists these tools only to those whom it can ask.
+        assert "a greeting" in text_of(found["sampled"])
+        assert "Ada" in str(found["elicited"]["result"]["content"])
+
+
+@among_askers
+async def test_an_earlier_transport_and_a_command_lead_to_the_same(askers: HubProcess, tmp_path: Path) -> None:
+    steps: dict[str, Step] = {"named": call("modern-stdio.test_input_required_result_elicitation")}
+    config = write_config(tmp_path, {"modern-stdio": stdio(fixture("stdio", "modern"))}, limits=PATIENT)
+    command = Visit(steps, command=isthmus("stdio", "--config", str(config)))
+    earlier = Visit(steps, askers.url.removesuffix("/mcp") + "/sse", sse=True)
+    old, new = await asyncio.gather(
+        run_typescript(1, "legacy", [earlier, command]), run_typescript(2, "2026-07-28", [command])
+    )
+    for found in (*old, *new):
+        assert text_of(found["named"]) == "Hello, Ada!"
+
+
+def call(tool: str, arguments: Mapping[str, Any] | None = None) -> Step:
+    """A step that calls a tool."""
+    return {"do": "call", "tool": tool, "arguments": dict(arguments or {})}
+
+
+def text_of(answer: Answer) -> str:
+    """The text of a call's result."""
+    assert answer["ok"], answer
+    text: str = answer["result"]["content"][0]["text"]
+    return text

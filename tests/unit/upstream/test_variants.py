@@ -1,0 +1,235 @@
+"""What a server lists to callers that it can ask something: found out once, kept apart, and for few kinds of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.faults import BadReply
+from isthmus.model.questions import Profile
+from isthmus.upstream import keeper as keepers
+from isthmus.upstream import pool as pools
+from isthmus.upstream import variants as module
+from tests.unit.core.doubles import ANYONE, call
+from tests.unit.upstream.scripted import NAME, SECONDS, Kept, Scripted, finish, settings
+from tests.unit.upstream.test_supervisor import OTHER
+
+ABLE: Profile = frozenset({"elicitation"})
+ERAS = pytest.mark.parametrize("is_modern", [True, False])
+
+
+@pytest.fixture
+async def kept() -> AsyncIterator[Kept]:
+    made = Kept()
+    yield made
+    await made.aclose()
+
+
+def generous(kept: Kept, *, is_modern: bool) -> None:
+    """From now on servers list one tool more to those that they can ask."""
+
+    def prepare(link: Scripted) -> None:
+        link.is_modern = is_modern
+        link.more = ["ask"]
+
+    kept.prepare = prepare
+
+
+async def listed(kept: Kept, profile: Profile = ABLE) -> list[str]:
+    async with asyncio.timeout(SECONDS):
+        return list((await kept.hub.view_for(ANYONE, EVERYTHING, profile)).routes)
+
+
+@ERAS
+async def test_a_profile_is_listed_its_own_and_the_server_is_asked_once(kept: Kept, *, is_modern: bool) -> None:
+    generous(kept, is_modern=is_modern)
+    link = await kept.ready()
+    for _ in range(3):
+        assert await listed(kept) == ["files.read", "files.ask"]
+        assert await listed(kept, frozenset()) == ["files.read"]
+    assert len(kept.links) == (1 if is_modern else 2)
+    asked = kept.links[-1]
+    assert (len(asked.profiled), len(link.listings)) == (1, 1)
+    assert asked.profile == (frozenset() if is_modern else ABLE)
+
+
+async def test_an_earlier_server_is_asked_on_the_link_of_the_callers_calls(kept: Kept) -> None:
+    generous(kept, is_modern=False)
+    await kept.ready()
+    await listed(kept)
+    running, _ = kept.start(call("files.ask", profile=ABLE))
+    assert kept.links[1].sent == [running]
+    finish(running)
+
+
+async def test_who_is_listed_the_same_as_everybody_shares_the_view(kept: Kept) -> None:
+    await kept.ready()
+    await listed(kept)
+    assert kept.standing.variants == {}
+    assert kept.hub.snapshot.view(ANYONE.grants, EVERYTHING, ABLE) is kept.hub.snapshot.view(ANYONE.grants, EVERYTHING)
+
+
+async def test_what_everybody_is_listed_is_kept_once(kept: Kept) -> None:
+    generous(kept, is_modern=True)
+    await kept.ready()
+    await listed(kept)
+    assert kept.standing.variants[ABLE].tools[0] is kept.standing.tools[0]
+
+
+async def test_a_change_that_is_announced_on_a_callers_link_is_that_profiles(kept: Kept) -> None:
+    generous(kept, is_modern=False)
+    base = await kept.ready()
+    await listed(kept)
+    own = kept.links[1]
+    own.more.append("more")
+    own.on_changed("tools")
+    own.on_changed("tools")
+    await kept.until(lambda: len(kept.standing.variants[ABLE].tools) == 3)
+    assert own.profiled == [{"tools", "prompts", "resources"}, {"tools"}]
+    assert len(base.listings) == 1
+
+
+async def test_a_callers_link_that_was_greeted_anew_has_everything_looked_at(kept: Kept) -> None:
+    generous(kept, is_modern=False)
+    await kept.ready()
+    await listed(kept)
+    own = kept.links[1]
+    own.more.append("more")
+    own.on_renewed()
+    await kept.until(lambda: len(kept.standing.variants[ABLE].tools) == 3)
+    assert own.profiled[1] == {"tools", "prompts", "resources"}
+
+
+@ERAS
+async def test_a_change_that_is_announced_to_the_hub_may_be_everybodys(kept: Kept, *, is_modern: bool) -> None:
+    generous(kept, is_modern=is_modern)
+    base = await kept.ready()
+    await listed(kept)
+    for link in kept.links:
+        link.names.append("write")
+    base.on_changed("tools")
+    await kept.until(lambda: len(kept.standing.tools) == 2 and len(kept.standing.variants[ABLE].tools) == 3)
+
+
+async def test_a_list_that_is_old_is_read_again_for_profiles_that_cost_no_link(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.001)
+    generous(kept, is_modern=True)
+    link = await kept.ready()
+    await listed(kept)
+    link.more.append("more")
+    await kept.until(lambda: len(kept.standing.variants[ABLE].tools) == 3)
+
+
+async def test_a_server_that_lists_nothing_to_a_profile_costs_that_profile_only(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generous(kept, is_modern=True)
+    link = await kept.ready()
+    link.list_refusal = BadReply(NAME, "nonsense")
+    assert await listed(kept) == ["files.read"]
+    link.list_refusal = None
+    assert await listed(kept) == ["files.read"]
+    assert len(link.profiled) == 1, "it is left alone for a while"
+    monkeypatch.setattr(module, "RETRY_SECONDS", -1.0)
+    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.001)
+    await kept.until(lambda: kept.supervisor.keepers[NAME]._variants._of[ABLE].task is None)
+    await listed(kept)
+    await kept.until(lambda: ABLE in kept.standing.variants)
+
+
+async def test_a_link_that_cannot_be_made_costs_that_profile_only(kept: Kept) -> None:
+    generous(kept, is_modern=False)
+    await kept.ready()
+    kept.refuse("no more processes")
+    assert await listed(kept) == ["files.read"]
+    assert kept.standing.state == "ready"
+
+
+async def test_there_is_an_end_to_the_profiles_that_are_known(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VARIANTS_MAX", 2)
+    generous(kept, is_modern=True)
+    link = await kept.ready()
+    profiles: list[Profile] = [frozenset({"elicitation", f"elicitation.{n}"}) for n in range(5)]
+    for profile in profiles[:2]:
+        assert await listed(kept, profile) == ["files.read", "files.ask"]
+    assert await listed(kept, profiles[2]) == ["files.read"], "nobody is forgotten who asked a moment ago"
+    assert len(link.profiled) == 2
+    monkeypatch.setattr(module, "FORGET_SECONDS", 0.0)
+    for profile in profiles[2:]:
+        assert await listed(kept, profile) == ["files.read", "files.ask"]
+    assert set(kept.standing.variants) == set(profiles[-2:])
+
+
+async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_profile(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RECENT_SECONDS", -1.0)
+    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.0)
+    generous(kept, is_modern=False)
+    base = await kept.ready()
+    await listed(kept)
+    await kept.until(lambda: kept.links[1].is_closed)
+    keeper = kept.supervisor.keepers[NAME]
+    keeper._variants.refresh()
+    assert len(kept.links) == 2, "to look for what may not be there, no link is made"
+    generous(kept, is_modern=False)
+    base.names.append("write")
+    keeper._due = 0.0
+    keeper._stale.add("tools")
+    keeper._wake()
+    await kept.until(lambda: len(kept.links) == 3 and len(kept.links[2].profiled) == 1)
+
+
+async def test_who_asks_while_a_server_starts_is_told_when_it_is_there(kept: Kept) -> None:
+    generous(kept, is_modern=True)
+    kept.refuse("not yet")
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert await listed(kept) == []
+    kept.refuse(None)
+    await kept.until(lambda: ABLE in kept.standing.variants)
+
+
+async def test_what_a_profile_was_listed_outlasts_a_lost_link_and_is_read_again(kept: Kept) -> None:
+    generous(kept, is_modern=True)
+    link = await kept.ready()
+    await listed(kept)
+
+    def richer(link: Scripted) -> None:
+        link.more = ["ask", "more"]
+
+    kept.prepare = richer
+    link.die("gone")
+    assert len(kept.standing.variants[ABLE].tools) == 2
+    await kept.until(lambda: len(kept.standing.variants[ABLE].tools) == 3)
+
+
+async def test_a_changed_server_knows_the_profiles_of_the_one_before_it_is_shown(kept: Kept) -> None:
+    generous(kept, is_modern=True)
+    old = await kept.ready()
+    await listed(kept)
+    seen: list[bool] = []
+    unwatch = kept.hub.watch(lambda: seen.append(ABLE in kept.standing.variants))
+    kept.supervisor.change(settings(OTHER))
+    await kept.until(lambda: old.is_closed)
+    unwatch()
+    assert all(seen)
+    assert kept.standing.variants[ABLE].tools[1].name == "ask"
+
+
+async def test_servers_that_cannot_ask_are_not_asked(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scripted, "can_ask", False)
+    generous(kept, is_modern=False)
+    link = await kept.ready()
+    assert await listed(kept) == ["files.read"]
+    running, _ = kept.start(call(profile=ABLE))
+    assert link.sent == [running]
+    assert (len(kept.links), link.profiled) == (1, [])
+    finish(running)
