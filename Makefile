@@ -1,6 +1,7 @@
 # Everything a checkout needs is Python 3.11+ and make: the targets build their own environments
 # (.venv, and .venv-mcp1 for the legacy SDK) from hash-pinned files and reuse them until those change.
-# With Node.js 18+ and npm the tests also reach the reference servers from npm, which are pinned likewise.
+# With npm the tests also reach the reference servers and clients from npm, which are pinned likewise, with the Node.js
+# that they run on.
 
 PYTHON ?= python3
 ARGS ?=
@@ -26,7 +27,7 @@ serve: $(VENV)/.serve ## run the hub; ARGS="--config mcp.json --port 8765"
 test: $(VENV)/.test $(MCP1)/.ready $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite through the hub
+conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite against the hub
 	$(VENV)/bin/python -m tests.conformance.run $(ARGS)
 
 soak: $(VENV)/.test ## cut the wire at every byte instead of every 16th (about eight minutes)
@@ -87,19 +88,19 @@ $(MCP1)/.ready: $(MCP1)/.made requirements/mcp1.txt
 # (a container) it fetches npm, and without the servers their tests fail.
 $(NPM)/node_modules/.ready: $(NPM)/package-lock.json
 	@if [ -n "$$CI" ] && [ "$$(id -u)" = 0 ] && ! command -v npm >/dev/null && command -v apt-get >/dev/null; then \
-	  echo "installing nodejs and npm, which the servers from npm need …"; \
+	  echo "installing nodejs and npm, which the peers from npm need …"; \
 	  export DEBIAN_FRONTEND=noninteractive; \
 	  install="apt-get install -qq -y --no-install-recommends nodejs npm"; \
 	  { $$install || { apt-get update -qq && $$install; }; } >/dev/null; \
 	fi
 	@if command -v npm >/dev/null; then \
-	  echo "installing the servers from npm into $(NPM)/node_modules …"; \
+	  echo "installing the servers and clients from npm into $(NPM)/node_modules …"; \
 	  cd $(NPM) && npm ci --silent --ignore-scripts && touch node_modules/.ready; \
 	else \
-	  echo "SKIPPED: the tests with the servers from npm, because there is no npm. Install Node.js 18 or newer." >&2; \
+	  echo "SKIPPED: the tests with servers and clients from npm, because there is no npm. Install Node.js 18 or newer." >&2; \
 	fi
 
-# The suite needs a Node.js of its own, which is one of its packages: npm of any Node.js will do.
+# The suite needs a newer Node.js than many machines have: it runs on the one beside the servers from npm.
 $(SUITE)/node_modules/.ready: $(SUITE)/package-lock.json | $(NPM)/node_modules/.ready
 	@command -v npm >/dev/null || { echo "The conformance suite is fetched with npm. Install Node.js 18 or newer." >&2; exit 1; }
 	@echo "installing the conformance suite into $(SUITE)/node_modules …"

@@ -33,6 +33,7 @@ from isthmus.model.events import Event
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import OnReply, Question
 from isthmus.wire import jsonrpc
 from isthmus.wire.mcp.messages import Implementation
 
@@ -110,6 +111,9 @@ class Silent:
 
     def emit(self, event: Event) -> None:
         raise AssertionError(f"nothing happens during this call, yet {event} came")
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        raise AssertionError(f"nobody asks during this call, yet {question} came")
 
     def end(self, outcome: Outcome) -> None:
         assert isinstance(outcome, Result), outcome

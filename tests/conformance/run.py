@@ -1,8 +1,10 @@
-"""`make conformance`: the protocol's conformance suite against the fixture, against nothing, and through the hub.
+"""`make conformance`: the protocol's conformance suite against the hub, in both of its roles.
 
-Each cell is a revision and a server behind the hub, which has a key, limits and a log. A server of the revision's own
-era must lose nothing; one of the other era shows what joining the eras can do. Ends with 1 when a check is lost that
-is no known gap, or a known gap is none any more, and with 2 when the suite could not be run.
+As a server: each cell is a revision and a server behind the hub, which has a key, limits and a log; the suite is run
+against the fixture, against nothing, and through the hub. A server of the revision's own era must lose nothing; one of
+the other era shows what joining the eras can do. As a client: the suite plays the server, and `client` calls the hub
+in front of it. Ends with 1 when a check is lost that is no known gap, or a known gap is none any more, and with 2 when
+the suite could not be run.
 """
 
 from __future__ import annotations
@@ -19,20 +21,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from tests.conformance.suite import Findings, NotRun, Revision, run_suite
-from tests.conformance.verdict import GAPS_FILE, Gap, Verdict, failures, judge, read_gaps
-from tests.hubs import HubProcess, serving, stdio
+from tests.conformance.suite import (
+    Findings,
+    NotRun,
+    Revision,
+    run_client_scenario,
+    run_client_suite,
+    run_suite,
+)
+from tests.conformance.verdict import GAPS_FILE, Gap, Verdict, failures, judge, judge_client, read_gaps
+from tests.hubs import META, HubProcess, Raw, serving, stdio
 from tests.peers.launch import CHECKOUT, listening_peer
 from tests.peers.serving import MODERN_VERSION, Era
 
 Server = Literal["legacy-http", "legacy-stdio", "modern-http", "modern-stdio"]
+Role = Literal["server", "client"]
 
 REVISIONS: tuple[Revision, ...] = get_args(Revision)
 SERVERS: tuple[Server, ...] = get_args(Server)
-NO_BREAKER = {"breaker_failures": 1000, "breaker_calls": 1000}
-"""A question that the hub cannot pass on yet counts as a failure of the server; with the breaker open, what the suite
-asks next would be lost too, and each run would lose something else."""
-LIMITS = {"listing_seconds": 30.0, "call_seconds": 20.0, "max_calls": 16, "max_queued": 32, **NO_BREAKER}
+ROLES: tuple[Role, ...] = get_args(Role)
+LIMITS = {"listing_seconds": 30.0, "call_seconds": 20.0, "max_calls": 16, "max_queued": 32}
+CLIENT = [sys.executable, "-m", "tests.conformance.client"]
+ASKABLE = {**META, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
+"""The envelope of a modern caller whom one can ask."""
+IDLE = ["true"]
+"""A client that does nothing: what passes with it says nothing of the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,15 @@ class Stage:
         """The suite against a port on which nobody listens."""
         return await run_suite(self.dead_url, revision, self.folder / f"{revision} dead")
 
+    async def warm(self, cell: Cell) -> None:
+        """Have a legacy process started for modern callers who can be asked: the suite gives its first call 0.6 s."""
+        if cell.revision == MODERN_VERSION and cell.server == "legacy-stdio":
+            method, name = "tools/call", "test_simple_text"
+            params = {"name": name, "arguments": {}, "_meta": ASKABLE}
+            headers = {"mcp-protocol-version": MODERN_VERSION, "mcp-method": method, "mcp-name": name}
+            async with Raw(self.hub.url_of(cell.server), key=self.key) as raw:
+                await raw.post({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, headers)
+
     async def through(self, cell: Cell, scenario: str | None = None) -> Findings:
         """The suite against the hub, at the server's own address."""
         folder = self.folder / (f"{cell}, {scenario}" if scenario else str(cell))
@@ -84,6 +106,7 @@ async def conform(stage: Stage, cells: Sequence[Cell], gaps: Sequence[Gap]) -> l
         if failed := failures(direct):
             raise NotRun(f"the fixture itself fails at {revision}: {', '.join(map(str, sorted(failed)))}")
         for cell in (cell for cell in cells if cell.revision == revision):
+            await stage.warm(cell)
             through = await again_if_surprised(stage, cell, direct, await stage.through(cell), gaps)
             verdicts.append(judge(str(cell), direct, dead, through, gaps))
             show(verdicts[-1], through)
@@ -100,6 +123,24 @@ async def again_if_surprised(
         print(f"{cell}: {scenario} once more")
         findings |= await stage.through(cell, scenario)
     return findings
+
+
+async def conform_as_client(folder: Path, revisions: Sequence[Revision], gaps: Sequence[Gap]) -> list[Verdict]:
+    """Examine the hub as the client of each revision."""
+    verdicts = []
+    for revision in revisions:
+        cell = f"{revision} client"
+        idle = await run_client_suite(IDLE, revision, folder / f"{cell}, idle")
+        through = dict(await run_client_suite(CLIENT, revision, folder / cell))
+        surprising = judge_client(cell, idle, through, gaps).surprising
+        for scenario in sorted({check.scenario for check in surprising}):
+            print(f"{cell}: {scenario} once more")
+            kept = {check: finding for check, finding in through.items() if check.scenario != scenario}
+            again = folder / f"{cell}, once more" / scenario
+            through = {**kept, **await run_client_scenario(CLIENT, revision, scenario, again)}
+        verdicts.append(judge_client(cell, idle, through, gaps))
+        show(verdicts[-1], through)
+    return verdicts
 
 
 def show(verdict: Verdict, through: Findings) -> None:
@@ -123,11 +164,11 @@ def show_gaps(verdicts: Sequence[Verdict], gaps: Sequence[Gap]) -> None:
             print(f"    {check}")
 
 
-def show_total(verdicts: Sequence[Verdict], cells: Sequence[Cell]) -> None:
-    """Print the two figures that matter: servers of the caller's own era, and of the other."""
-    for words, crossed in (("own era", False), ("other era", True)):
-        names = {str(cell) for cell in cells if cell.is_crossed == crossed}
-        chosen = [verdict for verdict in verdicts if verdict.cell in names]
+def show_totals(verdicts: Sequence[Verdict], cells: Sequence[Cell]) -> None:
+    """Print the figures that matter: servers of the caller's own era and of the other, and the hub as a client."""
+    crossed = {str(cell): cell.is_crossed for cell in cells}
+    for words, kind in (("own era", False), ("other era", True), ("as a client", None)):
+        chosen = [verdict for verdict in verdicts if crossed.get(verdict.cell) is kind]
         if chosen:
             print(f"{words:<26} {sum(v.kept for v in chosen):>3} of {sum(len(v.counted) for v in chosen)}")
 
@@ -168,13 +209,17 @@ def unused_port() -> int:
         return port
 
 
-async def main(revisions: Sequence[Revision], servers: Sequence[Server], folder: Path, gaps: Sequence[Gap]) -> int:
+async def main(chosen: argparse.Namespace, folder: Path, gaps: Sequence[Gap]) -> int:
     """Run the chosen cells and say how the command ends."""
-    cells = [Cell(revision, server) for revision in revisions for server in servers]
+    cells = [Cell(revision, server) for revision in chosen.revision for server in chosen.server]
     cells.sort(key=lambda cell: (cell.revision, cell.is_crossed))
-    async with set_stage(folder) as stage:
-        verdicts = await conform(stage, cells, gaps)
-    show_total(verdicts, cells)
+    verdicts: list[Verdict] = []
+    if "server" in chosen.role:
+        async with set_stage(folder) as stage:
+            verdicts += await conform(stage, cells, gaps)
+    if "client" in chosen.role:
+        verdicts += await conform_as_client(folder, chosen.revision, gaps)
+    show_totals(verdicts, cells)
     show_gaps(verdicts, gaps)
     return 0 if all(verdict.is_as_expected for verdict in verdicts) else 1
 
@@ -182,6 +227,7 @@ async def main(revisions: Sequence[Revision], servers: Sequence[Server], folder:
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="make conformance", description=__doc__)
+    parser.add_argument("--role", nargs="*", choices=ROLES, default=ROLES)
     parser.add_argument("--revision", nargs="*", choices=REVISIONS, default=REVISIONS)
     parser.add_argument("--server", nargs="*", choices=SERVERS, default=SERVERS)
     parser.add_argument("--keep", type=Path, help="a folder for everything that the suite wrote")
@@ -194,7 +240,7 @@ if __name__ == "__main__":
         kept = chosen.keep or Path(temporary)
         kept.mkdir(parents=True, exist_ok=True)
         try:
-            sys.exit(asyncio.run(main(chosen.revision, chosen.server, kept.resolve(), gaps)))
+            sys.exit(asyncio.run(main(chosen, kept.resolve(), gaps)))
         except NotRun as reason:
             print(f"not run: {reason}", file=sys.stderr)
             sys.exit(2)

@@ -1,4 +1,4 @@
-"""Run the conformance suite from npm against an address, and read what it found.
+"""Run the conformance suite from npm against an address or with a client's command, and read what it found.
 
 The suite writes a file of checks for each scenario. One scenario may make the same check several times, so a check is
 known by its scenario, its two names and its turn. `run` decides what the findings mean.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import platform
 import re
-import shutil
+import shlex
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,18 +20,49 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from tests.peers.node import find_node
+
 Revision = Literal["2025-06-18", "2025-11-25", "2026-07-28"]
 
 SCENARIOS: Mapping[Revision, int] = {"2025-06-18": 27, "2025-11-25": 33, "2026-07-28": 40}
 """How many scenarios the pinned suite has for a server of each revision."""
 
+CLIENT_SCENARIOS: Mapping[Revision, tuple[str, ...]] = {
+    "2025-06-18": ("initialize", "tools_call"),
+    "2025-11-25": (
+        "initialize",
+        "tools_call",
+        "elicitation-sep1034-client-defaults",
+        "sse-retry",
+        "json-schema-2020-12-preservation",
+    ),
+    "2026-07-28": (
+        "tools_call",
+        "request-metadata",
+        "sep-2322-client-request-state",
+        "http-standard-headers",
+        "http-custom-headers",
+        "http-invalid-tool-headers",
+        "json-schema-ref-no-deref",
+        "json-schema-2020-12-preservation",
+    ),
+}
+"""What the pinned suite has for a client of each revision and needs no authorisation server; `auth/*` is the rest."""
+
 FOLDER = Path(__file__).resolve().parent / "npm"
+CHECKOUT = FOLDER.parents[2]
 NODE_MAJOR = 22
 RUN_SECONDS = 180.0
 """For all scenarios of a revision; they take a few seconds, and one that hangs gives up by itself after thirty."""
 
+AT_ONCE = 2
+"""Clients at the same time: each is two processes that mostly start and end."""
+
 _STAMP = re.compile(r"-\d{4}-\d{2}-\d{2}T[\d-]+Z$")
-_MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}
+
+
+FAILED = frozenset({"FAILURE", "WARNING"})
+"""How the suite says that a check did not pass; what it only notes or leaves out is neither."""
 
 
 class NotRun(Exception):
@@ -87,11 +117,39 @@ async def run_suite(
     return findings
 
 
+async def run_client_suite(command: Sequence[str], revision: Revision, folder: Path) -> Findings:
+    """Run every scenario for a client of a revision, with the words that start the client; see `run_suite`."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def run(scenario: str) -> Findings:
+        async with turn:
+            return await run_client_scenario(command, revision, scenario, folder / scenario)
+
+    found = await asyncio.gather(*(run(scenario) for scenario in CLIENT_SCENARIOS[revision]))
+    return {check: finding for findings in found for check, finding in findings.items()}
+
+
+async def run_client_scenario(command: Sequence[str], revision: Revision, scenario: str, folder: Path) -> Findings:
+    """Run one scenario for a client; a client that fails although every check passed is a failure too."""
+    words = ["client", "--command", shlex.join(command), "--scenario", scenario, "--spec-version", revision]
+    code = await _run([*_node(None), str(_script()), *words, "--output-dir", str(folder)], os.environ, folder)
+    findings = dict(read_findings(folder))
+    if not _has_findings(folder):
+        raise NotRun(f"{scenario} of {revision} left no findings in {folder}")
+    if code and all(finding.status not in FAILED for finding in findings.values()):
+        findings[Check(scenario, "client-ends-well", "ClientEndsWell")] = Finding("FAILURE", f"see {folder}")
+    return findings
+
+
 def read_findings(folder: Path) -> Iterator[tuple[Check, Finding]]:
     """What every scenario in a folder found, without what the suite only notes."""
     for file in sorted(folder.glob("*/checks.json")):
         scenario = _STAMP.sub("", file.parent.name).removeprefix("server-")
         yield from _scenario_findings(scenario, json.loads(file.read_text()))
+
+
+def _has_findings(folder: Path) -> bool:
+    return any(folder.glob("*/checks.json"))
 
 
 def _scenario_findings(scenario: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Check, Finding]]:
@@ -103,15 +161,21 @@ def _scenario_findings(scenario: str, entries: Sequence[Mapping[str, Any]]) -> I
         yield check, Finding(entry["status"], entry.get("errorMessage") or "")
 
 
-async def _run(words: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
+async def _run(words: Sequence[str], env: Mapping[str, str], folder: Path) -> int:
     # It ends with 1 when a check fails, which is for the caller to see in the findings.
     with _open(folder / "said.txt") as said:
         process = await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said, env=env, start_new_session=True
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=env,
+            cwd=CHECKOUT,
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(RUN_SECONDS):
-                await process.wait()
+                return await process.wait()
         except TimeoutError:
             raise NotRun(f"the suite did not end within {RUN_SECONDS:g} s; see {folder / 'said.txt'}") from None
         finally:
@@ -139,10 +203,7 @@ def _script() -> Path:
 
 
 def _node(key: str | None) -> list[str]:
-    # What npm installed is the pinned one; a machine without a package for it needs a Node.js of its own.
-    machine = _MACHINES.get(platform.machine().lower(), platform.machine())
-    packaged = FOLDER / "node_modules" / f"node-{platform.system().lower()}-{machine}" / "bin" / "node"
-    node = str(packaged) if packaged.exists() else shutil.which("node")
+    node = find_node()
     if node is None:
         raise NotRun(f"there is no Node.js; install {NODE_MAJOR} or newer")
     return [node] if key is None else [node, "--require", str(FOLDER / "key.cjs")]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.conformance.suite import Check, Finding, Findings, read_findings
-from tests.conformance.verdict import GAPS_FILE, Gap, failures, judge, read_gaps
+from tests.conformance.client import SCRIPTS, filled
+from tests.conformance.suite import CLIENT_SCENARIOS, Check, Finding, Findings, read_findings
+from tests.conformance.verdict import GAPS_FILE, Gap, failures, judge, judge_client, read_gaps
 
 FAST = Check("speed", "is-fast", "IsFast")
 KIND = Check("manners", "is-kind", "IsKind")
@@ -88,3 +89,21 @@ def test_a_check_that_a_scenario_makes_twice_is_two_checks(tmp_path: Path) -> No
 def test_every_gap_that_is_written_down_says_where_what_and_why() -> None:
     gaps = read_gaps(GAPS_FILE.read_text())
     assert all(gap.why and gap.cells and gap.checks for gap in gaps)
+
+
+def test_a_client_must_pass_all_that_is_looked_at_and_idling_counts_for_nothing() -> None:
+    noted: Findings = {Check("manners", "is-noted", "IsNoted"): Finding("SKIPPED")}
+    verdict = judge_client("2025-06-18 client", found(THERE), {**found(KIND, THERE, failed=(FAST,)), **noted}, [])
+    assert verdict.counted == {FAST, KIND}
+    assert verdict.kept == 1
+    assert verdict.surprising == {FAST}
+
+
+def test_every_scenario_for_a_client_has_a_script_and_every_script_a_scenario() -> None:
+    assert {scenario for scenarios in CLIENT_SCENARIOS.values() for scenario in scenarios} == set(SCRIPTS)
+
+
+def test_a_form_is_filled_in_with_what_it_proposes() -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "default": 30}, "ok": {"type": "boolean"}}}
+    assert filled(schema) == {"age": 30, "ok": True}
+    assert filled({}) == {}

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.suite import Check, Findings
+from tests.conformance.suite import FAILED, Check, Finding, Findings
 
 GAPS_FILE = Path(__file__).resolve().parent / "gaps.toml"
 
@@ -74,6 +74,12 @@ def judge(cell: str, direct: Findings, dead: Findings, through: Findings, gaps: 
     return Verdict(cell, able - passes(dead) - exempt, able - passes(through), covered)
 
 
+def judge_client(cell: str, idle: Findings, through: Findings, gaps: Iterable[Gap]) -> Verdict:
+    """Compare what the hub does as a client with all that the suite looks at; `idle` passes without doing anything."""
+    wanted = {check: Finding("SUCCESS") for check in passes(through) | failures(through)}
+    return judge(cell, wanted, idle, through, gaps)
+
+
 def passes(findings: Findings) -> frozenset[Check]:
     """The checks that came out well."""
     return frozenset(check for check, finding in findings.items() if finding.passed)
@@ -81,7 +87,7 @@ def passes(findings: Findings) -> frozenset[Check]:
 
 def failures(findings: Findings) -> frozenset[Check]:
     """The checks that did not; what a scenario only notes or leaves out is none of them."""
-    return frozenset(check for check, finding in findings.items() if finding.status in {"FAILURE", "WARNING"})
+    return frozenset(check for check, finding in findings.items() if finding.status in FAILED)
 
 
 def read_gaps(text: str) -> list[Gap]:

@@ -7,35 +7,34 @@ reason, and in CI it fails.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
 
 import pytest
 
-from tests.peers.launch import CHECKOUT, HttpPeer, listening_peer
+from tests.peers.launch import HttpPeer, listening_peer
+from tests.peers.node import FOLDER, find_node
 
 NpmServer = Literal["everything", "filesystem", "memory"]
-
-FOLDER = CHECKOUT / "tests" / "peers" / "npm"
 
 
 def npm_command(server: NpmServer, *arguments: str) -> list[str]:
     """The words that start a server over stdio, without npx in between."""
-    return [_node(), _script(server), *arguments]
+    return [node(), _script(server), *arguments]
 
 
 @asynccontextmanager
 async def everything_over_http(transport: Literal["sse", "streamableHttp"]) -> AsyncIterator[HttpPeer]:
     """Run `server-everything` on a free port; its addresses are `/sse` and `/mcp`."""
-    words = [_node(), "--require", str(FOLDER / "say_port.cjs"), _script("everything"), transport]
+    words = [node(), "--require", str(FOLDER / "say_port.cjs"), _script("everything"), transport]
     async with listening_peer(words) as peer:
         yield peer
 
 
-def _node() -> str:
-    return shutil.which("node") or _missing("there is no node on PATH")
+def node() -> str:
+    """The Node.js that servers and clients from npm run on."""
+    return find_node() or _missing("there is no node on PATH")
 
 
 def _script(server: NpmServer) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.peers.client_sdk2 import client_over_http, client_over_sse, client_over_stdio
-from tests.peers.npm_servers import FOLDER, everything_over_http, npm_command
+from tests.peers.node import FOLDER
+from tests.peers.npm_servers import everything_over_http, npm_command
 
 LOCKED = json.loads((FOLDER / "package-lock.json").read_text(encoding="utf-8"))["packages"]
 
@@ -21,10 +22,11 @@ def test_every_package_is_pinned_by_its_hash() -> None:
     assert [path for path, package in packages.items() if not package.get("integrity", "").startswith("sha512-")] == []
 
 
-def test_the_servers_are_asked_for_by_exact_versions() -> None:
-    asked = json.loads((FOLDER / "package.json").read_text(encoding="utf-8"))["dependencies"]
+def test_everything_is_asked_for_by_exact_versions() -> None:
+    package = json.loads((FOLDER / "package.json").read_text(encoding="utf-8"))
+    asked = {**package["dependencies"], **package["optionalDependencies"]}
 
-    assert len(asked) == 3
+    assert len(asked) == 8
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in asked.values())
     assert {name: LOCKED[f"node_modules/{name}"]["version"] for name in asked} == asked
 

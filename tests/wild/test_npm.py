@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from mcp import Client
-from mcp_types import PromptReference, ResourceTemplateReference, TextContent
+from mcp_types import ListRootsResult, PromptReference, ResourceTemplateReference, Root, TextContent
+from pydantic import FileUrl
 
 from tests.hubs import HubProcess, serving, stdio
 from tests.matrix.field import until_complete
@@ -68,7 +69,7 @@ async def test_everything_shows_all_it_has(hub: HubProcess, server: str) -> None
         shown = plain(client.server_capabilities)
         found = await names_of(client)
 
-    assert shown.keys() == {"tools", "prompts", "resources", "completions", "logging"}
+    assert shown.keys() == {"tools", "prompts", "resources", "completions", "logging", "tasks"}
     assert shown["resources"] == {"listChanged": True, "subscribe": True}
     assert found["prompts"] == {"simple-prompt", "args-prompt", "completable-prompt", "resource-prompt"}
     assert DOCUMENT in found["resources"]
@@ -156,6 +157,25 @@ async def test_the_file_server_shows_only_tools_and_reads_files(hub: HubProcess)
     assert (refused.is_error, "denied" in text_of(refused)) == (True, True)
 
 
+async def test_the_file_server_asks_each_conversation_for_its_own_roots(hub: HubProcess, tmp_path: Path) -> None:
+    async def allowed(name: str) -> str:
+        (root := tmp_path / name).mkdir()
+
+        async def roots(context: Any) -> ListRootsResult:
+            return ListRootsResult(roots=[Root(uri=FileUrl(root.as_uri()))])
+
+        async with Client(hub.url_of("filesystem"), mode="legacy", list_roots_callback=roots) as client:
+            async with asyncio.timeout(HEARD_SECONDS):
+                while str(root) not in (  # noqa: ASYNC110 - it takes them up when it does
+                    told := text_of(await client.call_tool("list_allowed_directories", {}))
+                ):
+                    await asyncio.sleep(0.05)
+        return told
+
+    one, two = await asyncio.gather(allowed("one"), allowed("two"))
+    assert ("two" in one, "one" in two) == (False, False)
+
+
 async def test_the_memory_server_shows_tools_and_its_graph(hub: HubProcess) -> None:
     ear = Ear()
     async with (
@@ -182,7 +202,7 @@ async def test_at_the_common_address_all_are_there_and_nothing_more_is_shown_tha
         tools = {tool.name for tool in (await client.list_tools()).tools}
         found = await names_of(client)
 
-    assert shown.keys() == {"tools", "prompts", "resources", "completions", "logging"}
+    assert shown.keys() == {"tools", "prompts", "resources", "completions", "logging", "tasks"}
     assert {name.partition(".")[0] for name in tools} >= {*EVERYTHING, "filesystem", "memory"}
     assert {name.partition(".")[0] for name in found["prompts"]} == set(EVERYTHING)
     assert GRAPH in found["resources"]
