@@ -59,8 +59,10 @@ class CallWaiter:
     __slots__ = ("inflight", "server")
 
     def __init__(self, inflight: InFlight) -> None:
+        route = inflight.route
+        assert route is not None, "only what was found is sent"
         self.inflight = inflight
-        self.server = inflight.target.feature.server
+        self.server = route.feature.server
 
     def result(self, payload: msgspec.Raw) -> None:
         """End the call with the server's result, if it is one."""

@@ -152,7 +152,8 @@ class Lane:
                 self._judge(outcome)
             elif inflight.link is self._link:  # what a lost link's calls say was counted when it was lost
                 self._judge(outcome)
-            self._send_waiting()
+            if self._queue:
+                self._send_waiting()
         if self.on_idle is not None and not self.running and not self._queue:
             self.on_idle()
 

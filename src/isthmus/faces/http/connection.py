@@ -55,6 +55,8 @@ WATCHED_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"content-
 BLANKS = b" \t"
 """What may stand around a header's value and is no part of it; the parser leaves what stands behind."""
 
+_SPACE = ord(" ")
+
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -227,7 +229,9 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase != "head":
             return  # A trailer: merged into the headers it would speak after authorisation has read them.
-        name, value = name.lower(), value.strip(BLANKS)
+        name = name.lower()
+        if value and value[-1] <= _SPACE:
+            value = value.strip(BLANKS)
         if name in WATCHED_HEADERS:
             if name in self._watched:
                 _refuse_now(400, f"The header {name.decode()} is there twice.")
