@@ -135,8 +135,8 @@ def test_every_entry_becomes_a_server_or_a_finding_that_names_it(entries: dict[s
 @steady
 def test_what_is_imported_means_the_same_and_keeps_unknown_keys(entries: dict[str, Any], dialect: Dialect) -> None:
     around = Around(ENVIRONMENT, Path("/work"), HOME)
-    document = Document(Path("/work/x.json"), nested(dialect.roots[0], entries), dialect)
-    merging = Merging(Path("/work/isthmus.toml"), around, may_replace=False)
+    document = Document(Path("/srv/x.json"), nested(dialect.roots[0], entries), dialect)
+    merging = Merging(Path("/srv/isthmus.toml"), around, may_replace=False)
     merging.begin(None)
     merging.add([document])
     text = merging.merged_into("# mine\n")

@@ -14,7 +14,7 @@ from isthmus.config.entries import Entry, entries_of, has_place_for_servers
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding
 
-HOME, CWD = Path("/home/me"), Path("/work/shop")
+HOME, CWD = Path("/home/me"), Path("/srv/shop")
 X = {"command": "x"}
 
 
@@ -64,8 +64,8 @@ def test_servers_of_the_project_that_is_open_are_found_and_others_counted() -> N
     table = {
         "mcpServers": {"everywhere": X},
         "projects": {
-            "/work/shop": {"mcpServers": {"here": X}},
-            "/work": {"mcpServers": {"around": X}},
+            "/srv/shop": {"mcpServers": {"here": X}},
+            "/srv": {"mcpServers": {"around": X}},
             "/other": {"mcpServers": {"elsewhere": X}},
             "/empty": {"mcpServers": {}},
             "/odd": 5,
@@ -73,7 +73,7 @@ def test_servers_of_the_project_that_is_open_are_found_and_others_counted() -> N
     }
     entries, findings = found(table, CLAUDE_CODE)
     assert [entry.name for entry in entries] == ["everywhere", "here", "around"]
-    assert entries[1].place.path == 'projects."/work/shop".mcpServers.here'
+    assert entries[1].place.path == 'projects."/srv/shop".mcpServers.here'
     assert [str(finding) for finding in findings] == [
         "mcp.json: projects has servers for 1 other folders, which are left out"
     ]

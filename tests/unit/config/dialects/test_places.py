@@ -12,7 +12,7 @@ from isthmus.config.dialects.clients import CLIENTS
 from isthmus.config.dialects.dialect import OWN, STANDARD, Dialect
 from isthmus.config.dialects.places import dialect_of, places_of
 
-HOME, CWD = Path("/home/me"), Path("/work/shop")
+HOME, CWD = Path("/home/me"), Path("/srv/shop")
 
 
 @pytest.mark.parametrize(

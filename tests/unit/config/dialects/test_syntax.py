@@ -14,7 +14,7 @@ from isthmus.config.dialects.dialect import Dialect
 from isthmus.config.dialects.syntax import Surroundings, in_our_words, inputs_used
 
 AROUND = Surroundings(
-    Path("/work/shop"),
+    Path("/srv/shop"),
     Path("/home/me"),
     {"team": {"id": "team", "default": "blue"}, "odd": {"default": "{x}"}, "none": {}},
 )
@@ -24,7 +24,7 @@ AROUND = Surroundings(
     ("dialect", "text", "ours"),
     [
         (CURSOR, "${userHome}/bin", "/home/me/bin"),
-        (CURSOR, "${workspaceFolder}|${workspaceRoot}|${cwd}", "/work/shop|/work/shop|/work/shop"),
+        (CURSOR, "${workspaceFolder}|${workspaceRoot}|${cwd}", "/srv/shop|/srv/shop|/srv/shop"),
         (CURSOR, "${workspaceFolderBasename}", "shop"),
         (CURSOR, "a${pathSeparator}b${/}c", f"a{os.sep}b{os.sep}c"),
         (CURSOR, "${env:TOKEN} ${VAR:-x} ${file:/a}", "${env:TOKEN} ${VAR:-x} ${file:/a}"),
