@@ -18,12 +18,11 @@ from isthmus.core.crew import Crew
 from isthmus.faces.mcp.asker import Asker
 from isthmus.faces.mcp.asking import Asked
 from isthmus.faces.mcp.batches import BATCH_MAX, BATCHES_VERSION
+from isthmus.faces.mcp.caller_side import CallerSide
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.dialogue import (
     Answer,
     Dialogue,
-    answer_call,
-    event_notification,
     profile_of,
     refuse,
     updated_params,
@@ -32,13 +31,12 @@ from isthmus.faces.mcp.dialogue import (
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
-from isthmus.faces.mcp.tasks import shown
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call, Kind, Surface
-from isthmus.model.events import Event, Log, LogLevel, is_at_least
+from isthmus.model.calls import Call, Surface
+from isthmus.model.events import Event, LogLevel
 from isthmus.model.features import TOPICS, Topic
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, NOTHING, OnReply, Profile, Question
+from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import legacy, modern
@@ -224,10 +222,10 @@ class Conversation:
                 exchange.inflight = inflight
         return None
 
-    def ended(self, id: bytes, outcome: Outcome, era: Era, kind: Kind) -> None:
+    def ended(self, id: bytes, answer: Answer) -> None:
         """A call is over."""
         self._calls.pop(id, None)
-        self._reply(answer_call(id, outcome, era, kind))
+        self._reply(answer)
 
     async def _listen(self, request: Request) -> None:
         wanted = modern.read_wanted(request.params)
@@ -278,10 +276,9 @@ class Conversation:
         """Tell the caller something that it cannot do without."""
         self._say(message)
 
-    def say_event(self, event: Event, token: Payload | None) -> None:
-        """Tell the caller what happens during a call."""
-        message = event_notification(event, token)
-        if message is not None and not self._is_crowded():
+    def report(self, message: bytes) -> None:
+        """Tell the caller what a later report replaces, unless it reads slowly."""
+        if not self._is_crowded():
             self._say(message)
 
     def _reply(self, answer: Answer) -> None:
@@ -301,10 +298,10 @@ class Conversation:
         self._reply(refuse(id, jsonrpc.INTERNAL_ERROR, "Internal error; the hub's log says more"))
 
 
-class _Exchange:
+class _Exchange(CallerSide):
     """The caller's side of a call on this conversation."""
 
-    __slots__ = ("_asker", "_era", "_face", "_id", "_level", "_token", "call", "inflight")
+    __slots__ = ("_face",)
 
     def __init__(
         self,
@@ -323,28 +320,18 @@ class _Exchange:
         self._level = level
         self._asker = asker
         self.call = call
-        self.inflight: InFlight | None = None
+        self.inflight = None
 
     def emit(self, event: Event) -> None:
         """Pass an event on, if the caller asked for it."""
-        if isinstance(event, Log) and (self._level is None or not is_at_least(event.level, self._level)):
-            return
-        self._face.say_event(event, self._token)
+        message = self._told(event)
+        if message is not None:
+            self._face.report(message)
 
     def say(self, message: bytes) -> None:
         """Tell the caller something while the call runs."""
         self._face.say(message)
 
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """Ask the caller, in its era's way."""
-        if self._asker is None:
-            reply(NOT_ASKED)
-        else:
-            self._asker.ask(self, question, reply)
-
     def end(self, outcome: Outcome) -> None:
         """Answer."""
-        self.inflight = None
-        if isinstance(outcome, Result) and outcome.is_question and self._asker is not None:
-            outcome = self._asker.seal(self.call, outcome)
-        self._face.ended(self._id, shown(outcome, self.call), self._era, self.call.kind)
+        self._face.ended(bytes(self._id), self._answer_to(outcome))

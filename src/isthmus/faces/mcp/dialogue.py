@@ -198,7 +198,7 @@ class Dialogue:
 
     def start(self, call: Call, exchange: Askable) -> InFlight | None:
         """Start a call, or go on with the one that its caller comes back to; None if it has been answered already."""
-        if not call.comes_back or STATE not in call.extra or self.comebacks is None:
+        if not call.extra or not call.comes_back or STATE not in call.extra or self.comebacks is None:
             return self.hub.start(call, exchange)
         view = self.hub.snapshot.view(call.caller.grants, call.surface, call.profile)
         opened = self.comebacks.open(call, view)

@@ -13,18 +13,16 @@ from typing import Protocol
 import msgspec
 
 from isthmus.core.calls.deadlines import Bucket, Deadlines
-from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive
 from isthmus.faces.http.turn import Peer
 from isthmus.faces.mcp.asker import Asker
-from isthmus.faces.mcp.dialogue import Answer, answer_call, event_notification
+from isthmus.faces.mcp.caller_side import CallerSide
+from isthmus.faces.mcp.dialogue import Answer
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.sessions import Session
-from isthmus.faces.mcp.tasks import shown
 from isthmus.model.calls import Call
-from isthmus.model.events import Event, Log, LogLevel, is_at_least
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
+from isthmus.model.events import Event, LogLevel
+from isthmus.model.outcomes import Outcome
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp import modern
 
@@ -107,25 +105,10 @@ class Passing:
         return False
 
 
-class HttpExchange:
+class HttpExchange(CallerSide):
     """One call's caller. The answer is plain JSON unless an event precedes it; then it is a stream of events."""
 
-    __slots__ = (
-        "_asker",
-        "_bucket",
-        "_era",
-        "_id",
-        "_level",
-        "_loop",
-        "_patience",
-        "_peer",
-        "_stream",
-        "_token",
-        "call",
-        "inflight",
-        "on_end",
-        "session",
-    )
+    __slots__ = ("_bucket", "_loop", "_patience", "_peer", "_stream", "on_end", "session")
 
     def __init__(
         self,
@@ -152,8 +135,7 @@ class HttpExchange:
         self.call = call
         self.session: Session | None = None
         """Where the caller may come back to a stream of this call, if it may."""
-        self.inflight: InFlight | None = None
-        """The running call, where it may have to wait for its caller to come back."""
+        self.inflight = None
         self.on_end: Callable[[], None] | None = None
         self._stream: Stream | None = None
         self._bucket: Bucket | None = None
@@ -164,22 +146,13 @@ class HttpExchange:
 
     def emit(self, event: Event) -> None:
         """Pass an event on, if the caller asked for it; the first makes the answer a stream."""
-        if isinstance(event, Log) and (self._level is None or not is_at_least(event.level, self._level)):
-            return
-        message = event_notification(event, self._token)
+        message = self._told(event)
         if message is not None:
             self._streamed().report(message)
 
     def say(self, message: bytes) -> None:
         """Tell the caller something; the first time makes the answer a stream."""
         self._streamed().say(message)
-
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """Ask the caller, in its era's way."""
-        if self._asker is None:
-            reply(NOT_ASKED)
-        else:
-            self._asker.ask(self, question, reply)
 
     def pause(self, seconds: float) -> None:
         """The server let its stream of this call go for a while: the caller's goes too, if it knows of such."""
@@ -194,10 +167,7 @@ class HttpExchange:
             self.came_back()
         if self._bucket is not None:
             self._bucket.pop(self, None)
-        self.inflight = None
-        if isinstance(outcome, Result) and outcome.is_question and self._asker is not None:
-            outcome = self._asker.seal(self.call, outcome)
-        answer = answer_call(self._id, shown(outcome, self.call), self._era, self.call.kind)
+        answer = self._answer_to(outcome)
         if self._stream is None:
             self._peer.answer(status_of(answer, self._era), JSON, answer.body)
         else:

@@ -18,7 +18,6 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.bodies import JSON, STREAM, KeepAlive, is_json, joined, read_body
 from isthmus.faces.http.gate import Denied, Gate, Headers
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
-from isthmus.faces.mcp.asker import Asker
 from isthmus.faces.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.dialogue import Answer, Dialogue, profile_of, refuse, withdrawn
@@ -29,6 +28,7 @@ from isthmus.faces.mcp.marked import MarkedStream, follow_all
 from isthmus.faces.mcp.sessions import Listener, Session, Sessions
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
+from isthmus.model.events import LogLevel
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc, sse
@@ -353,36 +353,56 @@ class _Visit:
         if checked is None:
             return on_end() if on_end is not None else None
         era, session, meta = checked
-        level, profile = (None, NOTHING) if session is None else (_interests(session).level, session.profile)
-        claims = self._headers if era == "modern" else None
-        read = self._dialogue.read_call(request, self._caller, self._surface, meta, level, profile, claims)
-        if isinstance(read, Answer):
-            self._answer(read, status_of(read, era))
+        exchange = self._exchange(request, session, meta)
+        if isinstance(exchange, Answer):
+            self._answer(exchange, status_of(exchange, era))
             return on_end() if on_end is not None else None
+        exchange.on_end = on_end
+        inflight = self._dialogue.start(exchange.call, exchange)
+        if inflight is not None and inflight.outcome is None:
+            self._peer.on_disconnect(partial(self._left, inflight, exchange, era))
+            if exchange.call.profile or era == "legacy":
+                exchange.inflight = inflight
+            if session is not None:
+                self._hold(request, inflight, exchange, session)
+        return None
+
+    def _exchange(self, request: Request, session: Session | None, meta: Members | None) -> HttpExchange | Answer:
+        """The caller's side of the call that a request asks for; `meta` is the envelope of a modern one."""
+        if meta is None:
+            return self._earlier_exchange(request, session)
+        read = self._dialogue.read_call(request, self._caller, self._surface, meta, headers=self._headers)
+        if isinstance(read, Answer):
+            return read
+        call, token = read
+        level = call.log_level
+        if (token is not None or level is not None) and not self._accepts(b"text/event-stream"):
+            token = level = None
+        asker = self._dialogue.comebacks
+        return HttpExchange(self._peer, request.id, "modern", token, self._face.loop, call, level, asker)
+
+    def _earlier_exchange(self, request: Request, session: Session | None) -> HttpExchange | Answer:
+        """The same for a caller that said once for all, in a session if it has one, what it can be told and asked."""
+        level, profile = (None, NOTHING) if session is None else (_interests(session).level, session.profile)
+        read = self._dialogue.read_call(request, self._caller, self._surface, None, level, profile)
+        if isinstance(read, Answer):
+            return read
         call, token = read
         if call.profile and session is not None:
             call = msgspec.structs.replace(call, session=session.id)
-        level = call.log_level
-        if era == "legacy" and level is None:
-            level = "debug"  # who never chose hears what the server says by itself
-        asker: Asker | None = self._dialogue.comebacks if session is None else session.asked
-        back = session  # where the caller comes back to a stream
-        if (token is not None or level is not None) and not self._accepts(b"text/event-stream"):
-            token = level = back = None
-            asker = asker if era == "modern" else None
-        exchange = HttpExchange(self._peer, request.id, era, token, self._face.loop, call, level, asker)
-        exchange.on_end = on_end
-        exchange.session = back
-        inflight = self._dialogue.start(call, exchange) if call.extra else self._hub.start(call, exchange)
-        if inflight is not None and inflight.outcome is None:
-            if call.profile or era == "legacy":
-                exchange.inflight = inflight
-            self._peer.on_disconnect(partial(self._left, inflight, exchange, era))
-            if session is not None:
-                session.hold(bytes(request.id), inflight, exchange)
-            if back is not None and back.can_poll:
-                self._make_resumable(exchange, back)
-        return None
+        if not self._accepts(b"text/event-stream"):
+            return HttpExchange(self._peer, request.id, "legacy", None, self._face.loop, call)
+        hears: LogLevel = level or "debug"  # who never chose hears what the server says by itself
+        asker = None if session is None else session.asked
+        exchange = HttpExchange(self._peer, request.id, "legacy", token, self._face.loop, call, hears, asker)
+        exchange.session = session
+        return exchange
+
+    def _hold(self, request: Request, inflight: InFlight, exchange: HttpExchange, session: Session) -> None:
+        """Keep a call so that the caller can cancel it by its id, and come back to it if it knows how."""
+        session.hold(bytes(request.id), inflight, exchange)
+        if exchange.session is not None and session.can_poll:
+            self._make_resumable(exchange, session)
 
     def _make_resumable(self, exchange: HttpExchange, session: Session) -> None:
         """Let the answer be a stream, to which the caller can come back: at once if it likes, else if it takes long."""
