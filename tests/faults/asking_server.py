@@ -29,8 +29,9 @@ def main() -> None:
             case "initialize":
                 say(message["id"], HELLO)
             case "tools/list":
-                say(message["id"], TOOLS)
+                # Asked before the list: whoever has read the list has read all that was asked.
                 ask()
+                say(message["id"], TOOLS)
             case "tools/call":
                 say(message["id"], {"content": [{"type": "text", "text": str(answers)}]})
             case None:
