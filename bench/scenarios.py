@@ -85,13 +85,13 @@ def encode_both() -> Iterator[Work]:
 def find_caller() -> Iterator[Work]:
     """Whose key a request carries, among a hundred callers."""
     ring = KeyRing([(digest_of(f"a-key-for-caller-{number}"), CALLER) for number in range(100)])
-    headers = [
-        (b"host", b"127.0.0.1"),
-        (b"content-type", b"application/json"),
-        (b"accept", b"application/json, text/event-stream"),
-        (b"authorization", b"Bearer a-key-for-caller-50"),
-    ]
-    yield lambda: ring.caller_of(credential_of(headers) or b"")
+    fields = {
+        b"host": b"127.0.0.1",
+        b"content-type": b"application/json",
+        b"accept": b"application/json, text/event-stream",
+        b"authorization": b"Bearer a-key-for-caller-50",
+    }
+    yield lambda: ring.caller_of(credential_of(fields) or b"")
 
 
 @scenario
@@ -227,5 +227,5 @@ async def face_with_instant_server() -> McpHttp:
     """Return the MCP face of a hub with one server and one caller."""
     hub = await hub_with_instant_server()
     ring = KeyRing([(digest_of("a-key-for-the-bench"), CALLER)])
-    gate = Gate(OriginGuard(bind_host="127.0.0.1"), lambda headers: ring.caller_of(credential_of(headers) or b""))
+    gate = Gate(OriginGuard(bind_host="127.0.0.1"), lambda fields: ring.caller_of(credential_of(fields) or b""))
     return McpHttp(Dialogue(hub, Implementation("isthmus", "0")), gate)

@@ -23,7 +23,7 @@ from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.crew import Crew
 from isthmus.faces.http.door import Door, DoorSettings
-from isthmus.faces.http.gate import Gate, Headers, Identify
+from isthmus.faces.http.gate import Fields, Gate, Identify
 from isthmus.faces.http.health import PATHS as HEALTH_PATHS
 from isthmus.faces.http.health import Health
 from isthmus.faces.http.origin import OriginGuard
@@ -131,11 +131,11 @@ def identify(configuration: Configuration) -> Identify:
         ConfigError: the hub would be open to a network.
     """
     if access_mode(configuration.hub, configuration.callers) == "open":
-        return lambda _headers: LOCAL
+        return lambda _fields: LOCAL
     ring = KeyRing(configuration.callers)
 
-    def by_key(headers: Headers) -> Caller | None:
-        key = credential_of(headers)
+    def by_key(fields: Fields) -> Caller | None:
+        key = credential_of(fields)
         return None if key is None else ring.caller_of(key)
 
     return by_key

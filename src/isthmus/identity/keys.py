@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from isthmus.model.callers import Caller
 
@@ -87,25 +87,16 @@ def weakness_of(text: str) -> str | None:
     return None
 
 
-def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+def credential_of(fields: Mapping[bytes, bytes]) -> bytes | None:
     """Return the one key that a request carries, as `Authorization: Bearer` or `X-Api-Key`.
 
-    `headers` are as ASGI gives them, names in lower case. None if there is no key, or if more than one could
-    be meant: two of a header, or both with different keys. Guessing would let a proxy and the hub disagree on
-    who calls.
+    `fields` are headers by their names in lower case, those given twice as one list. None if there is no key, or if
+    more than one could be meant: two of a header, or both with different keys. Guessing would let a proxy and the hub
+    disagree on who calls.
     """
-    bearer: bytes | None = None
-    api_key: bytes | None = None
-    for name, value in headers:
-        if name == b"authorization":
-            if bearer is not None:
-                return None
-            bearer = value
-        elif name == b"x-api-key":
-            if api_key is not None:
-                return None
-            api_key = value
-    return _one_of(_token_of(bearer), api_key.strip() if api_key is not None else None)
+    api_key = fields.get(b"x-api-key")
+    key = _one_of(_token_of(fields.get(b"authorization")), None if api_key is None else api_key.strip())
+    return None if key is None or b" " in key else key  # a list of two keys, or what nobody's key can be
 
 
 def _token_of(authorization: bytes | None) -> bytes | None:

@@ -47,13 +47,13 @@ def gate() -> Gate:
 
 
 def test_without_callers_everybody_on_this_machine_is_the_local_one() -> None:
-    assert identify(OPEN)([HOST]) == LOCAL
+    assert identify(OPEN)(dict([HOST])) == LOCAL
     assert callers_of(OPEN) == {LOCAL}
 
 
 def test_with_callers_everybody_needs_a_key() -> None:
-    assert identify(CLOSED)([HOST]) is None
-    assert identify(CLOSED)([HOST, (b"x-api-key", KEY.encode())]) == PLANNER
+    assert identify(CLOSED)(dict([HOST])) is None
+    assert identify(CLOSED)(dict([HOST, (b"x-api-key", KEY.encode())])) == PLANNER
     assert callers_of(CLOSED) == {PLANNER}
 
 
@@ -64,10 +64,10 @@ def test_a_hub_is_not_opened_to_a_network() -> None:
 
 async def test_a_new_configuration_holds_for_the_next_request(running: RunningHub, gate: Gate) -> None:
     face = Face()
-    assert gate.admit([HOST]) == LOCAL
+    assert gate.admit(dict([HOST])) == LOCAL
     change_access(running, gate, [face], replace(CLOSED, hub=HubSettings(allowed_hosts=("hub.example",))))
-    assert isinstance(gate.admit([HOST]), Denied)
-    assert gate.admit([(b"host", b"hub.example"), (b"x-api-key", KEY.encode())]) == PLANNER
+    assert isinstance(gate.admit(dict([HOST])), Denied)
+    assert gate.admit({b"host": b"hub.example", b"x-api-key": KEY.encode()}) == PLANNER
     assert face.kept == {PLANNER}
 
 
@@ -79,7 +79,7 @@ async def test_one_that_cannot_be_taken_changes_nothing(running: RunningHub, gat
     face = Face()
     with pytest.raises((ConfigError, ValueError)):
         change_access(running, gate, [face], replace(OPEN, hub=hub))
-    assert gate.admit([HOST]) == LOCAL
+    assert gate.admit(dict([HOST])) == LOCAL
     assert face.kept == ()
 
 
@@ -88,7 +88,7 @@ async def test_a_hub_that_wants_keys_is_not_opened_by_a_file(gate: Gate) -> None
     gate.change(OriginGuard(bind_host="127.0.0.1"), identify(CLOSED))
     with pytest.raises(ConfigError, match="restart the hub if it is to be open"):
         change_access(running, gate, [face], OPEN)
-    assert isinstance(gate.admit([HOST]), Denied)
+    assert isinstance(gate.admit(dict([HOST])), Denied)
     assert face.kept == ()
     await running.aclose()
 

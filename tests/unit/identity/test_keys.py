@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.faces.http.bodies import joined
 from isthmus.identity.keys import KeyRing, credential_of, digest_of, parse_key, weakness_of
 from isthmus.model.callers import Caller, Grants
 
@@ -95,4 +96,4 @@ def test_a_weak_key_is_told_why(text: str, weakness: str | None) -> None:
     ],
 )
 def test_a_request_has_one_key_or_none(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
-    assert credential_of(headers) == key
+    assert credential_of(joined(headers)) == key

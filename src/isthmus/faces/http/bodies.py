@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from isthmus.faces.http.gate import Headers
+from isthmus.faces.http.gate import Fields, Headers
 from isthmus.faces.http.turn import Peer, Receive, header_lines
 from isthmus.wire import sse
 
@@ -54,7 +54,7 @@ def joined(headers: Headers) -> dict[bytes, bytes]:
     return found
 
 
-def is_json(headers: dict[bytes, bytes]) -> bool:
+def is_json(headers: Fields) -> bool:
     """Whether a request says that its body is JSON."""
     content_type = headers.get(b"content-type", b"")
     return content_type == b"application/json" or content_type.partition(b";")[0].strip().lower() == b"application/json"

@@ -143,6 +143,7 @@ class Connection(HttpToolsProtocol):
         self._window_bytes = 0
         self._body_bytes = 0
         self._watched: dict[bytes, bytes] = {}
+        self._announced_bytes = 0
         self._written_bytes = 0
         self._stalled_since: float | None = None
         self._stall_goal_bytes = 0
@@ -224,6 +225,7 @@ class Connection(HttpToolsProtocol):
             self._received_bytes = 1  # Its first byte, whose read may have been counted for the request before.
         self.url = b""
         self._watched = {}
+        self._announced_bytes = 0
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -283,14 +285,17 @@ class Connection(HttpToolsProtocol):
 
     def _check_watched(self, version: str) -> None:
         watched = self._watched
+        self._announced_bytes = int(watched.get(b"content-length", b"0"))
+        if self._announced_bytes > self._settings.max_body_bytes:
+            self._refuse_long_body()
+        if len(watched) == 1 and self._announced_bytes:
+            return  # as nearly every request: a length, and nothing else that could matter
         if watched.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             _refuse_now(415, "Request bodies must not be compressed.")
         if watched.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
             _refuse_now(501, "Request bodies may be chunked and nothing else.")
         if b"transfer-encoding" in watched and (b"content-length" in watched or version == "1.0"):
             _refuse_now(400, "A body has a length or, from HTTP 1.1 on, is chunked.")
-        if int(watched.get(b"content-length", b"0")) > self._settings.max_body_bytes:
-            self._refuse_long_body()
 
     def _refuse_long_body(self) -> NoReturn:
         _refuse_now(413, f"The request's body is longer than {self._settings.max_body_bytes} bytes.")
@@ -307,8 +312,7 @@ class Connection(HttpToolsProtocol):
 
     def _is_body_short(self) -> bool:
         """Whether the body can be awaited without a reader: its client sends it unasked, and it fits."""
-        length = int(self._watched.get(b"content-length", b"0"))
-        return 0 < length <= AT_ONCE_BYTES and b"expect" not in self._watched
+        return 0 < self._announced_bytes <= AT_ONCE_BYTES and b"expect" not in self._watched
 
     def _admit(self, turn: Turn) -> None:
         if len(self._waiting) >= MAX_PIPELINED:

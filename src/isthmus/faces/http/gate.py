@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -11,7 +11,9 @@ from isthmus.faces.http.origin import OriginGuard
 from isthmus.model.callers import Caller
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
-Identify: TypeAlias = Callable[[Headers], Caller | None]
+Fields: TypeAlias = Mapping[bytes, bytes]
+"""Headers by their names; those given twice as one list (see `bodies.joined`), which is no host, origin or key."""
+Identify: TypeAlias = Callable[[Fields], Caller | None]
 """Makes a caller of a request's headers; None if they hold no valid credential."""
 
 CHALLENGE = (b"www-authenticate", b'Bearer realm="isthmus"')
@@ -37,12 +39,12 @@ class Gate:
         self._origins = origins
         self._identify = identify
 
-    def admit(self, headers: Headers) -> Caller | Denied:
+    def admit(self, fields: Fields) -> Caller | Denied:
         """The caller, or why there is none."""
-        refusal = self._origins.check(headers)
+        refusal = self._origins.check(fields)
         if refusal is not None:
             return Denied(refusal.status, refusal.message)
-        caller = self._identify(headers)
+        caller = self._identify(fields)
         if caller is None:
             return Denied(401, "A valid key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY", (CHALLENGE,))
         return caller

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -72,22 +72,15 @@ class OriginGuard:
         if self._hosts is not None:
             self._hosts.add(_configured_host(parts.netloc))
 
-    def check(self, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
-        """None if a request with these ASGI headers (lower-case names) may go on, else how to refuse it."""
-        host: bytes | None = None
-        origin: bytes | None = None
-        for name, value in headers:
-            if name == b"host":
-                if host is not None:
-                    return Refusal(400, "The request has more than one Host header.")
-                host = value
-            elif name == b"origin":
-                if origin is not None:
-                    return Refusal(403, "The request has more than one Origin header.")
-                origin = value
+    def check(self, fields: Mapping[bytes, bytes]) -> Refusal | None:
+        """None if a request with these headers (lower-case names) may go on, else how to refuse it.
+
+        A header that was given twice is here once, with both values; such a list is neither host nor origin.
+        """
+        host = fields.get(b"host")
         if host is None:
             return Refusal(400, "The request has no Host header.")
-        return self._recall(host, origin)
+        return self._recall(host, fields.get(b"origin"))
 
     def _recall(self, host: bytes, origin: bytes | None) -> Refusal | None:
         pair = (host, origin)

@@ -16,7 +16,7 @@ import msgspec
 from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.bodies import JSON, STREAM, KeepAlive, is_json, joined, read_body
-from isthmus.faces.http.gate import Denied, Gate, Headers
+from isthmus.faces.http.gate import Denied, Fields, Gate, Headers
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
 from isthmus.faces.mcp.changes import ChangeFeed
@@ -107,10 +107,11 @@ class McpHttp:
         scope = arrival.scope
         if scope["method"] != "POST" or self.hub.is_settling():
             return False
-        caller = self._gate.admit(scope["headers"])
+        fields = joined(scope["headers"])
+        caller = self._gate.admit(fields)
         if isinstance(caller, Denied):
             return False
-        visit = _Visit(self, caller, surface, scope, arrival)
+        visit = _Visit(self, caller, surface, scope["headers"], fields, arrival)
         if visit.is_refused():
             return False
         request = jsonrpc.decode(arrival.body, max_depth=self.hub.limits.depth)
@@ -122,11 +123,12 @@ class McpHttp:
     async def serve(self, surface: Surface, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        caller = self._gate.admit(scope["headers"])
+        fields = joined(scope["headers"])
+        caller = self._gate.admit(fields)
         if isinstance(caller, Denied):
             say(peer, caller.status, caller.message, caller.headers)
             return
-        visit = _Visit(self, caller, surface, scope, peer)
+        visit = _Visit(self, caller, surface, scope["headers"], fields, peer)
         if not visit.is_welcome():
             say(peer, 404, NOT_FOUND)
             return
@@ -146,15 +148,17 @@ class _Visit:
 
     __slots__ = ("_caller", "_dialogue", "_face", "_headers", "_hub", "_peer", "_raw", "_surface")
 
-    def __init__(self, face: McpHttp, caller: Caller, surface: Surface, scope: Message, peer: Peer) -> None:
+    def __init__(
+        self, face: McpHttp, caller: Caller, surface: Surface, raw: Headers, fields: Fields, peer: Peer
+    ) -> None:
         self._face = face
         self._hub = face.hub
         self._dialogue = face.dialogue
         self._caller = caller
         self._surface = surface
         self._peer = peer
-        self._raw: Headers = scope["headers"]
-        self._headers = joined(self._raw)
+        self._raw = raw
+        self._headers = fields
 
     def is_welcome(self) -> bool:
         """Whether the caller may see the server that the path names; if not, there is no such path for it."""
@@ -234,7 +238,7 @@ class _Visit:
 
     def _alone(self, reply: BatchReply) -> _Visit:
         """This visit, as if it had brought one message only."""
-        return _Visit(self._face, self._caller, self._surface, {"headers": self._raw}, reply.part())
+        return _Visit(self._face, self._caller, self._surface, self._raw, self._headers, reply.part())
 
     async def request_now(self, request: Request) -> None:
         """Answer a request, or start the call that it is."""

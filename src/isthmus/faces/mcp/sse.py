@@ -16,7 +16,7 @@ from functools import partial
 from urllib.parse import parse_qs
 
 from isthmus.core.crew import Crew
-from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive, is_json, read_body
+from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive, is_json, joined, read_body
 from isthmus.faces.http.gate import Denied, Gate
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send
 from isthmus.faces.mcp.conversation import Conversation
@@ -113,7 +113,7 @@ class McpSse:
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        caller = self._gate.admit(scope["headers"])
+        caller = self._gate.admit(joined(scope["headers"]))
         if isinstance(caller, Denied):
             say(peer, caller.status, caller.message, caller.headers)
             return

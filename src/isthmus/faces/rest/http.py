@@ -18,7 +18,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.faces.http.bodies import JSON, is_json, joined, read_body
-from isthmus.faces.http.gate import Denied, Gate
+from isthmus.faces.http.gate import Denied, Fields, Gate
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send
 from isthmus.faces.rest import openapi
 from isthmus.faces.rest.exchange import RestExchange, answer_problem
@@ -62,10 +62,11 @@ class RestHttp:
         operation = None if place is None else place.methods.get(scope["method"])
         if place is None or operation is None or not operation.is_call or self.hub.is_settling():
             return False
-        caller = self._gate.admit(scope["headers"])
+        fields = joined(scope["headers"])
+        caller = self._gate.admit(fields)
         if isinstance(caller, Denied):
             return False
-        visit = _Visit(self, caller, operation, place, scope, arrival)
+        visit = _Visit(self, caller, operation, place, scope, fields, arrival)
         if (problem := visit.check()) is not None:
             answer_problem(arrival, problem)
         else:
@@ -80,7 +81,8 @@ class RestHttp:
             answer_problem(peer, problem)
 
     async def _serve(self, scope: Message, receive: Receive, peer: Peer) -> Problem | None:
-        caller = self._gate.admit(scope["headers"])
+        fields = joined(scope["headers"])
+        caller = self._gate.admit(fields)
         if isinstance(caller, Denied):
             return denial(caller)
         place = ROUTER.find(scope["path"])
@@ -90,7 +92,7 @@ class RestHttp:
         if operation is None:
             text = f"Use {place.allow.decode()}"
             return refusal("method_not_allowed", text, ((b"allow", place.allow),))
-        visit = _Visit(self, caller, operation, place, scope, peer)
+        visit = _Visit(self, caller, operation, place, scope, fields, peer)
         if (problem := visit.check()) is not None:
             return problem
         if operation.is_call:
@@ -105,12 +107,19 @@ class _Visit:
     __slots__ = ("_face", "_headers", "_hub", "_is_head", "_peer", "_query", "argument", "caller", "operation")
 
     def __init__(
-        self, face: RestHttp, caller: Caller, operation: Operation, place: Place, scope: Message, peer: Peer
+        self,
+        face: RestHttp,
+        caller: Caller,
+        operation: Operation,
+        place: Place,
+        scope: Message,
+        fields: Fields,
+        peer: Peer,
     ) -> None:
         self._face = face
         self._hub = face.hub
         self._peer = peer
-        self._headers = joined(scope["headers"])
+        self._headers = fields
         self._is_head = scope["method"] == "HEAD"
         self._query = _read_query(scope["query_string"], operation)
         self.caller = caller

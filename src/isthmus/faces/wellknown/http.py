@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.faces.http.bodies import JSON
+from isthmus.faces.http.bodies import JSON, joined
 from isthmus.faces.http.gate import Denied, Gate, Headers
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.wellknown.cards import CARD_TYPE, CATALOG_TYPE, SUFFIX, Cards
@@ -56,7 +56,7 @@ class WellKnown:
     async def serve(self, scope: Message, _: Receive, __: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        admitted = self._gate.admit(scope["headers"])
+        admitted = self._gate.admit(joined(scope["headers"]))
         match scope["method"]:
             case "OPTIONS":
                 peer.answer(204, header_lines(PUBLIC), b"")

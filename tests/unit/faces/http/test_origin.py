@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.faces.http.bodies import joined
 from isthmus.faces.http.origin import CACHED_PAIRS, OriginGuard, is_loopback
 
 
@@ -12,7 +13,7 @@ def status(guard: OriginGuard, host: str | None, *origins: str) -> int | None:
     if host is not None:
         headers.append((b"host", host.encode("latin-1")))
     headers.extend((b"origin", origin.encode("latin-1")) for origin in origins)
-    refusal = guard.check(headers)
+    refusal = guard.check(joined(headers))
     return None if refusal is None else refusal.status
 
 
@@ -86,7 +87,7 @@ def test_a_malformed_host_is_refused_everywhere(guard: OriginGuard, host: str) -
 
 def test_no_host_and_two_hosts_are_refused() -> None:
     assert status(WIDE, None) == 400
-    refusal = LOCAL.check([(b"host", b"localhost"), (b"host", b"localhost")])
+    refusal = LOCAL.check(joined([(b"host", b"localhost"), (b"host", b"localhost")]))
     assert refusal is not None
     assert refusal.status == 400
 
@@ -204,7 +205,7 @@ def test_verdicts_stay_right_when_the_cache_overflows_or_values_are_long() -> No
 
 
 def test_a_refusal_shows_the_value_cut_and_without_control_characters() -> None:
-    refusal = LOCAL.check([(b"host", b"evil.test\x1b[2J" + b"x" * 500)])
+    refusal = LOCAL.check({b"host": b"evil.test\x1b[2J" + b"x" * 500})
     assert refusal is not None
     assert "evil.test\\x1b" in refusal.message
     assert len(refusal.message) < 200

@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.settings import Limits
-from isthmus.faces.http.gate import Gate, Headers
+from isthmus.faces.http.gate import Fields, Gate
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.rest.http import RestHttp, is_rest
 from isthmus.model.callers import Caller, Grants
@@ -29,8 +29,8 @@ CALL = "/v1/tools/files.read"
 CALLERS = {b"all": ANYONE, b"some": Caller("some", "default", Grants(("files.read",)))}
 
 
-def identify(headers: Headers) -> Caller | None:
-    return CALLERS.get(dict(headers).get(b"x-api-key", b"all"))
+def identify(fields: Fields) -> Caller | None:
+    return CALLERS.get(fields.get(b"x-api-key", b"all"))
 
 
 class Hall:

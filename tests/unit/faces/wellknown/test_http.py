@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.faces.http.gate import Gate, Headers
+from isthmus.faces.http.gate import Fields, Gate
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.http.turn import PEER, Message
 from isthmus.faces.wellknown.cards import Cards
@@ -17,8 +17,8 @@ from tests.unit.core.doubles import ANYONE, SERVER, Stage
 from tests.unit.faces.mcp.doubles import OFFER, Client
 
 
-def identify(headers: Headers) -> Caller | None:
-    return ANYONE if (b"x-api-key", b"k") in headers else None
+def identify(fields: Fields) -> Caller | None:
+    return ANYONE if fields.get(b"x-api-key") == b"k" else None
 
 
 def face() -> WellKnown:
