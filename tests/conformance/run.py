@@ -15,13 +15,14 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from tests.conformance.suite import (
+    CLIENT_SCENARIOS,
     Findings,
     NotRun,
     Revision,
@@ -132,13 +133,13 @@ async def conform_as_client(folder: Path, revisions: Sequence[Revision], gaps: S
         cell = f"{revision} client"
         idle = await run_client_suite(IDLE, revision, folder / f"{cell}, idle")
         through = dict(await run_client_suite(CLIENT, revision, folder / cell))
-        surprising = judge_client(cell, idle, through, gaps).surprising
+        surprising = judge_client(cell, CLIENT_SCENARIOS[revision], idle, through, gaps).surprising
         for scenario in sorted({check.scenario for check in surprising}):
             print(f"{cell}: {scenario} once more")
             kept = {check: finding for check, finding in through.items() if check.scenario != scenario}
             again = folder / f"{cell}, once more" / scenario
             through = {**kept, **await run_client_scenario(CLIENT, revision, scenario, again)}
-        verdicts.append(judge_client(cell, idle, through, gaps))
+        verdicts.append(judge_client(cell, CLIENT_SCENARIOS[revision], idle, through, gaps))
         show(verdicts[-1], through)
     return verdicts
 
@@ -194,7 +195,8 @@ async def set_stage(folder: Path) -> AsyncIterator[Stage]:
             log={"level": "info", "format": "json"},
         ) as hub,
     ):
-        yield Stage(folder, both.url, f"http://127.0.0.1:{unused_port()}/mcp", hub, key)
+        with deaf_port() as port:
+            yield Stage(folder, both.url, f"http://127.0.0.1:{port}/mcp", hub, key)
 
 
 def fixture(transport: Literal["http", "stdio"], era: Era) -> list[str]:
@@ -202,11 +204,12 @@ def fixture(transport: Literal["http", "stdio"], era: Era) -> list[str]:
     return [sys.executable, str(CHECKOUT / "tests" / "conformance"), "--transport", transport, "--era", era]
 
 
-def unused_port() -> int:
-    """A port that nobody had a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+@contextmanager
+def deaf_port() -> Iterator[int]:
+    """A port on which nobody listens, and nobody can begin to."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 async def main(chosen: argparse.Namespace, folder: Path, gaps: Sequence[Gap]) -> int:

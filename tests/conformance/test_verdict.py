@@ -93,10 +93,21 @@ def test_every_gap_that_is_written_down_says_where_what_and_why() -> None:
 
 def test_a_client_must_pass_all_that_is_looked_at_and_idling_counts_for_nothing() -> None:
     noted: Findings = {Check("manners", "is-noted", "IsNoted"): Finding("SKIPPED")}
-    verdict = judge_client("2025-06-18 client", found(THERE), {**found(KIND, THERE, failed=(FAST,)), **noted}, [])
+    through = {**found(KIND, THERE, failed=(FAST,)), **noted}
+    verdict = judge_client("2025-06-18 client", {"speed": 1}, found(THERE), through, [])
     assert verdict.counted == {FAST, KIND}
     assert verdict.kept == 1
     assert verdict.surprising == {FAST}
+
+
+def test_a_check_of_a_client_that_was_not_come_to_is_lost() -> None:
+    verdict = judge_client("2025-06-18 client", {"speed": 3, "absent": 1}, found(THERE), found(FAST, THERE), [])
+    assert verdict.kept == 1
+    assert sorted(map(str, verdict.surprising)) == [
+        "absent: not-reached NotReached",
+        "speed: not-reached NotReached",
+        "speed: not-reached NotReached (2)",
+    ]
 
 
 def test_every_scenario_for_a_client_has_a_script_and_every_script_a_scenario() -> None:

@@ -6,6 +6,7 @@ Plain values in, plain values out. `run` gets the findings and prints the verdic
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -74,10 +75,25 @@ def judge(cell: str, direct: Findings, dead: Findings, through: Findings, gaps: 
     return Verdict(cell, able - passes(dead) - exempt, able - passes(through), covered)
 
 
-def judge_client(cell: str, idle: Findings, through: Findings, gaps: Iterable[Gap]) -> Verdict:
-    """Compare what the hub does as a client with all that the suite looks at; `idle` passes without doing anything."""
-    wanted = {check: Finding("SUCCESS") for check in passes(through) | failures(through)}
+def judge_client(
+    cell: str, scenarios: Mapping[str, int], idle: Findings, through: Findings, gaps: Iterable[Gap]
+) -> Verdict:
+    """Compare what the hub does as a client with all that the suite looks at; `idle` passes without doing anything.
+
+    `scenarios` says how many checks each makes at least; those that it did not come to are lost.
+    """
+    made = passes(through) | failures(through)
+    wanted = {check: Finding("SUCCESS") for check in made | _not_reached(scenarios, made - passes(idle))}
     return judge(cell, wanted, idle, through, gaps)
+
+
+def _not_reached(scenarios: Mapping[str, int], made: frozenset[Check]) -> frozenset[Check]:
+    reached = Counter(check.scenario for check in made)
+    return frozenset(
+        Check(scenario, "not-reached", "NotReached", turn)
+        for scenario, count in scenarios.items()
+        for turn in range(1, count - reached[scenario] + 1)
+    )
 
 
 def passes(findings: Findings) -> frozenset[Check]:
