@@ -1,14 +1,15 @@
 """Arguments that a modern server wants repeated in `Mcp-Param-*` headers, so that a middleman can route on them.
 
-A tool says so by `x-mcp-header` on a property of its input schema. Only what is reached through `properties` alone
-counts, and only strings, integers and booleans can be written; an absent or null argument has no header. Links write
-these headers for calls over HTTP, and faces hold those of a caller against its arguments.
+A tool says so by `x-mcp-header` on a property of its input schema. That is a mark where a schema's keywords stand; a
+property of that name, or a default that has one, is none. Only what is reached through `properties` alone counts, and
+only strings, integers and booleans can be written; an absent or null argument has no header. Links write these headers
+for calls over HTTP, and faces hold those of a caller against its arguments.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -28,23 +29,37 @@ DEPTH_MAX = 16
 KINDS = frozenset({"string", "integer", "boolean"})
 """What may be annotated: how any other kind is written differs from one program to the next."""
 
+BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"})
+"""Keywords of JSON Schema, old ones too, that hold schemas by names; these are the server's own, and none is a mark."""
+
+OF_ITEMS = frozenset({"items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"})
+OF_MEMBERS = frozenset({"additionalProperties", "unevaluatedProperties", "propertyNames", "contentSchema"})
+OF_THE_SAME = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else"})
+UNNAMED = OF_ITEMS | OF_MEMBERS | OF_THE_SAME
+"""Those that hold one schema or a list of them."""
+
+_Schema: TypeAlias = dict[str, Any]
+_Path: TypeAlias = tuple[str, ...] | None
+
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_KEY = re.compile(rb'"x-mcp-header"\s*:')
 _INTEGER = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 
 
 class _Mark(NamedTuple):
-    """An annotated property: where it is, its header, and the kind of its values."""
+    """An annotated schema: where its values are, if the place counts, the header, if it names one, and their kind."""
 
-    path: tuple[str, ...]
-    header: str
+    path: _Path
+    header: str | None
     kind: object
+
+
+_UNREADABLE = _Mark(None, None, None)
 
 
 def annotated(schema: Payload | None) -> Places:
     """The places that a tool's input schema marks; none for nearly every tool, and that is found out cheaply."""
-    return _places(_marks(schema))
+    return tuple((mark.path, mark.header) for mark in _marks(schema) if mark.path and mark.header)
 
 
 def demanded(schema: Payload | None) -> Places:
@@ -57,39 +72,51 @@ def demanded(schema: Payload | None) -> Places:
 
 def is_well_marked(schema: Payload | None) -> bool:
     """Whether every mark is on its own header, of a kind that can be written, and in a place that counts."""
-    if schema is None or ANNOTATION.encode() not in bytes(schema):
-        return True
     marks = _marks(schema)
-    is_unique = len(marks) == len({mark.header for mark in marks})
-    is_scalar = all(isinstance(mark.kind, str) and mark.kind in KINDS for mark in marks)
-    # A mark too many is one in a place that does not count, or one that names no header.
-    return is_unique and is_scalar and len(_KEY.findall(bytes(schema))) == len(marks)
+    return all(map(_is_writable, marks)) and len(marks) == len({mark.header for mark in marks})
 
 
-def _places(marks: list[_Mark]) -> Places:
-    return tuple((mark.path, mark.header) for mark in marks)
+def _is_writable(mark: _Mark) -> bool:
+    return bool(mark.path and mark.header) and isinstance(mark.kind, str) and mark.kind in KINDS
 
 
 def _marks(schema: Payload | None) -> list[_Mark]:
     if schema is None or ANNOTATION.encode() not in bytes(schema):
         return []
     try:
-        decoded = msgspec.json.decode(schema)
+        root = msgspec.json.decode(schema)
     except (msgspec.MsgspecError, RecursionError):
-        return []
-    return list(_found(decoded, ()))
+        return [_UNREADABLE]
+    return [_mark_of(part, path) for part, path in _schemas(root) if ANNOTATION in part]
 
 
-def _found(schema: Any, path: tuple[str, ...]) -> Iterator[_Mark]:
-    if not isinstance(schema, dict) or len(path) > DEPTH_MAX:
-        return
-    token = schema.get(ANNOTATION)
-    if path and isinstance(token, str) and _TOKEN.fullmatch(token):
-        yield _Mark(path, PREFIX + token.lower(), schema.get("type"))
-    properties = schema.get("properties")
-    if isinstance(properties, dict):
-        for name, part in properties.items():
-            yield from _found(part, (*path, name))
+def _mark_of(schema: _Schema, path: _Path) -> _Mark:
+    token = schema[ANNOTATION]
+    is_token = isinstance(token, str) and _TOKEN.fullmatch(token)
+    return _Mark(path, PREFIX + token.lower() if is_token else None, schema.get("type"))
+
+
+def _schemas(root: Any) -> list[tuple[_Schema, _Path]]:
+    """Every schema within a schema and where its values are; None for those not reached through `properties` alone.
+
+    What stands under any other keyword, such as `default` or `enum`, is data.
+    """
+    found: list[tuple[_Schema, _Path]] = [(root, ())] if isinstance(root, dict) else []
+    for schema, path in found:  # which grows meanwhile: a schema is a server's word, and too deep to recurse
+        for keyword, value in schema.items():
+            found += [(part, below) for part, below in _parts(keyword, value, path) if isinstance(part, dict)]
+    return found
+
+
+def _parts(keyword: str, value: Any, path: _Path) -> list[tuple[Any, _Path]]:
+    """What may be schemas under a keyword."""
+    if keyword in BY_NAME and isinstance(value, dict):
+        if keyword == "properties" and path is not None and len(path) < DEPTH_MAX:
+            return [(part, (*path, name)) for name, part in value.items()]
+        return [(part, None) for part in value.values()]
+    if keyword in UNNAMED:
+        return [(part, None) for part in (value if isinstance(value, list) else [value])]
+    return []
 
 
 def param_headers(places: Places, arguments: Payload) -> dict[str, str]:

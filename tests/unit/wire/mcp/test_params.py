@@ -7,9 +7,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from mcp.shared.inbound import mcp_param_headers, validate_mcp_param_headers, x_mcp_header_map
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp.shared.inbound import (
+    find_invalid_x_mcp_header,
+    mcp_param_headers,
+    validate_mcp_param_headers,
+    x_mcp_header_map,
+)
 
-from isthmus.wire.mcp.params import annotated, contradiction, demanded, param_headers
+from isthmus.wire.mcp.params import DEPTH_MAX, annotated, contradiction, demanded, is_well_marked, param_headers
 
 REGION = {"type": "string", "x-mcp-header": "Region"}
 SCHEMA: dict[str, Any] = {
@@ -158,3 +165,129 @@ def test_a_description_that_speaks_of_the_annotation_is_none() -> None:
     schema = annotated_with({"type": "string", "description": 'see "x-mcp-header": it is new', "const": "x-mcp-header"})
     assert demanded(raw(schema)) == ((("region",), "mcp-param-region"),)
     assert demanded(None) == ()
+
+
+# -- what is a mark, and what only has its name --------------------------------------------------------------------
+
+NAMED = {"x-mcp-header": {"type": "string"}}
+"""Members of which one has the name of the mark."""
+
+NAMESAKES: list[dict[str, Any]] = [
+    {"properties": NAMED},
+    {"properties": {"outer": {"type": "object", "properties": NAMED}}},
+    {"properties": {"properties": {"type": "object", "properties": NAMED}}},
+    {"properties": {"items": {"type": "array", "items": {"properties": NAMED}}}},
+    {"$defs": NAMED, "definitions": NAMED, "patternProperties": NAMED, "dependentSchemas": NAMED},
+    {"dependencies": NAMED, "dependentRequired": {"x-mcp-header": ["region"]}},
+    {"default": {"x-mcp-header": "Data"}, "const": {"x-mcp-header": 7}},
+    {"enum": [{"x-mcp-header": "Data"}], "examples": [{"properties": {"a": {"x-mcp-header": "Data"}}}]},
+    {"properties": {"a": {"type": "object", "default": {"x-mcp-header": "Data"}}}},
+    {"properties": {"$defs": {"type": "string", "const": "x-mcp-header"}}},
+    {"vendor": {"x-mcp-header": "Other"}, "required": ["x-mcp-header"]},
+]
+
+
+@pytest.mark.parametrize("schema", NAMESAKES)
+def test_a_name_or_a_value_is_no_mark(schema: dict[str, Any]) -> None:
+    assert find_invalid_x_mcp_header(schema) is None
+    assert is_well_marked(raw(schema))
+    assert annotated(raw(schema)) == ()
+
+
+@pytest.mark.parametrize("schema", NAMESAKES)
+def test_a_mark_beside_its_namesakes_counts(schema: dict[str, Any]) -> None:
+    marked = {**schema, "properties": {**schema.get("properties", {}), "region": REGION}}
+    assert demanded(raw(marked)) == ((("region",), "mcp-param-region"),)
+
+
+def test_a_property_with_the_name_of_the_mark_can_be_marked_itself() -> None:
+    schema = {"properties": {"x-mcp-header": REGION}}
+    assert demanded(raw(schema)) == ((("x-mcp-header",), "mcp-param-region"),)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        REGION,
+        {"properties": {"a": {"type": "string", "x-mcp-header": {"type": "string"}}}},
+        {"properties": {"a": {"properties": NAMED, **REGION, "type": "object"}}},
+        {"properties": {"a": {"items": [REGION]}}},
+        {"properties": {"a": {"additionalItems": REGION}}},
+        {"properties": {"a": {"items": {"properties": {"b": REGION}}}}},
+        {"dependencies": {"a": REGION}},
+        {"anyOf": [{"properties": {"a": REGION}}]},
+        {"$defs": {"a": REGION}},
+        {"patternProperties": {"x-mcp-header": REGION}},
+        {"if": REGION},
+        {"additionalProperties": {"properties": NAMED, "not": {"contentSchema": REGION}}},
+    ],
+)
+def test_a_mark_in_a_place_that_does_not_count_spoils_its_tool(schema: dict[str, Any]) -> None:
+    assert not is_well_marked(raw(schema))
+    assert demanded(raw(schema)) == ()
+
+
+def nested(depth: int, part: dict[str, Any]) -> msgspec.Raw:
+    """A property as many objects deep."""
+    opened = b'{"properties":{"a":' * depth
+    return msgspec.Raw(opened + json.dumps(part).encode() + b"}}" * depth)
+
+
+def test_a_mark_counts_down_to_a_depth_and_spoils_its_tool_below() -> None:
+    assert demanded(nested(DEPTH_MAX, REGION)) == ((("a",) * DEPTH_MAX, "mcp-param-region"),)
+    assert not is_well_marked(nested(DEPTH_MAX + 1, REGION))
+    assert annotated(nested(DEPTH_MAX + 1, REGION)) == ()
+    assert is_well_marked(nested(DEPTH_MAX + 1, {"properties": NAMED}))
+
+
+def test_a_schema_too_deep_to_read_is_not_well_marked() -> None:
+    assert not is_well_marked(nested(100_000, REGION))
+    assert demanded(nested(100_000, REGION)) == ()
+
+
+WORDS = st.sampled_from(["x-mcp-header", "properties", "items", "$defs", "default", "region", "type"])
+TOKENS = st.sampled_from(["Region", "region", "Zone", "Dry-Run", "no token", "", 7, None, {"type": "string"}])
+KEYWORDS_OF_DATA = st.sampled_from(["default", "const", "enum", "examples", "vendor"])
+DATA = st.recursive(
+    st.sampled_from(["x-mcp-header", 7, None]),
+    lambda part: st.lists(part, max_size=2) | st.dictionaries(WORDS, part, max_size=3),
+    max_leaves=6,
+)
+
+
+def larger(part: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas around schemas: by name, in lists and alone."""
+    by_name = st.sampled_from(["properties", "properties", "patternProperties", "$defs", "dependentSchemas"])
+    in_lists = st.sampled_from(["allOf", "anyOf", "oneOf", "prefixItems"])
+    alone = st.sampled_from(["items", "not", "if", "additionalProperties", "propertyNames"])
+    below = st.dictionaries(by_name, st.dictionaries(WORDS, part, max_size=3), max_size=2)
+    listed = st.dictionaries(in_lists, st.lists(part, max_size=2), max_size=1)
+    single = st.dictionaries(alone, part, max_size=1)
+    return st.builds(
+        lambda *parts: {key: value for each in parts for key, value in each.items()}, below, listed, single
+    )
+
+
+SCHEMAS = st.recursive(
+    st.fixed_dictionaries(
+        {},
+        optional={"type": st.sampled_from(["string", "integer", "number", ["string"]]), "x-mcp-header": TOKENS},
+    )
+    | st.dictionaries(KEYWORDS_OF_DATA, DATA, max_size=2),
+    larger,
+    max_leaves=8,
+)
+
+
+@given(SCHEMAS)
+def test_marks_are_read_where_the_official_client_reads_them(schema: dict[str, Any]) -> None:
+    is_well = find_invalid_x_mcp_header(schema) is None
+    assert is_well_marked(raw(schema)) == is_well
+    official = {(path, f"mcp-param-{token.lower()}") for path, token in x_mcp_header_map(schema).items()}
+    assert set(demanded(raw(schema))) == (official if is_well else set())
+
+
+@given(DATA)
+def test_no_schema_however_odd_breaks_the_reading(schema: object) -> None:
+    assert annotated(raw(schema)) is not None
+    assert is_well_marked(raw(schema)) or demanded(raw(schema)) == ()
