@@ -94,21 +94,20 @@ def credential_of(fields: Mapping[bytes, bytes]) -> bytes | None:
     more than one could be meant: two of a header, or both with different keys. Guessing would let a proxy and the hub
     disagree on who calls.
     """
-    api_key = fields.get(b"x-api-key")
-    key = _one_of(_token_of(fields.get(b"authorization")), None if api_key is None else api_key.strip())
-    return None if key is None or b" " in key else key  # a list of two keys, or what nobody's key can be
+    authorization, api_key = fields.get(b"authorization"), fields.get(b"x-api-key")
+    token = None if authorization is None else _token_of(authorization)
+    if api_key is not None:
+        api_key = api_key.strip()
+        if token is not None and token != api_key:
+            return None
+        token = api_key
+    # An empty value is no key, and one with a space in it is nobody's: a list of two, for instance.
+    return token if token and b" " not in token else None
 
 
-def _token_of(authorization: bytes | None) -> bytes | None:
-    """Return the token after `Bearer`; None if the header is absent or speaks of another scheme."""
-    if authorization is None:
-        return None
+def _token_of(authorization: bytes) -> bytes | None:
+    """Return the token after `Bearer`; None if the header speaks of another scheme."""
+    if authorization.startswith(b"Bearer "):  # as nearly everybody writes it
+        return authorization[7:].strip()
     scheme, _, token = authorization.strip().partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
-
-
-def _one_of(token: bytes | None, api_key: bytes | None) -> bytes | None:
-    if token is not None and api_key is not None and token != api_key:
-        return None
-    # An empty value is no key.
-    return token or api_key or None

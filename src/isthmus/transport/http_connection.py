@@ -88,6 +88,11 @@ class Ticket:
             return self._may_have_left
         return self._connection.may_have_left
 
+    @property
+    def has_boarded(self) -> bool:
+        """Whether a connection has taken it, which may be over by now; else it still waits for one."""
+        return not self._data
+
     def abort(self) -> None:
         """Give the request up: from now on no byte of it is written and no callback made. Always harmless."""
         if self._sink is None:

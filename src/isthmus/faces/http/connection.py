@@ -7,6 +7,8 @@ connection has no timer of its own: the door's patrol calls `inspect`. Only the 
 from __future__ import annotations
 
 import asyncio
+import select
+import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast
@@ -362,8 +364,12 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
         self._received_bytes = 0
         turn.end_body()
-        if turn is self._running and turn.is_short:
+        if turn is not self._running:
+            return
+        if turn.is_short:
             self._begin(turn)
+        elif turn.pending_bytes > HIGH_WATER_LIMIT:
+            self.read_on()  # Nobody asks for more of a body that is whole, and only who reads sees a client go.
 
     def _check_unfinished(self) -> None:
         """Bound what a message may cost before its end: an endless head, trailer or chunk extension."""
@@ -507,8 +513,15 @@ class Connection(HttpToolsProtocol):
         elif self._is_held_up_by_us():
             self._since = now
             self._window_bytes = self._received_bytes
+            self._inspect_departure()
         elif not self.transport.is_closing():
             self._inspect_reading(now, now - self._since)
+
+    def _inspect_departure(self) -> None:
+        """Let a client go that left while it was not read from: what it sent before stands between us and its end."""
+        if self.flow.read_paused and not self.transport.is_closing() and has_hung_up(self.transport):
+            self._dismiss_turns()
+            self.transport.close()
 
     def _is_held_up_by_us(self) -> bool:
         """Whether the client cannot go on: we do not read, or have not yet told it to send its body."""
@@ -576,6 +589,15 @@ def refusal_for(error: httptools.HttpParserError) -> Refused:
     if cause is not None:
         log.error("the door failed to read a request", exc_info=cause)
     return Refused(400, "This is not a valid HTTP request.")
+
+
+def has_hung_up(transport: asyncio.Transport) -> bool:
+    """Whether a client has closed its side, whatever of its bytes is still unread; only Linux tells."""
+    if sys.platform != "linux":
+        return False
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _split_target(target: bytes) -> tuple[bytes, bytes]:

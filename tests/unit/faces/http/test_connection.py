@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack
 
 import httptools
 import pytest
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from isthmus.faces.http.connection import LINGER_SECONDS, MAX_PIPELINED, refusal_for
+from isthmus.faces.http.connection import LINGER_SECONDS, MAX_PIPELINED, MAX_WAITING, refusal_for
 from isthmus.faces.http.door import DoorSettings
 from isthmus.faces.http.turn import Message, Receive, Send
 from tests.unit.faces.http.visiting import (
@@ -587,6 +589,56 @@ async def test_when_a_pipelining_client_goes_the_running_request_is_told_and_the
         visit.peer.on_disconnect(bell)
         visitor.leave()
         await bell.wait()
+        visit.released.set()
+        assert await door.drain(within=PATIENCE_SECONDS)
+        assert app.arrived.empty()
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_client_that_goes_is_noticed_however_long_its_body_was(pieces: int) -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (door, port), visiting(port) as visitor:
+        visitor.say(request("/first"))
+        await (await app.next_visit()).answer(b"")
+        await visitor.hear()
+        whole = request("/long", b"x" * 3 * HIGH_WATER_LIMIT)
+        cut = 2 * HIGH_WATER_LIMIT if pieces == 2 else len(whole)
+        (connection,) = inside(door)
+        connection.data_received(whole[:cut])
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        if pieces == 1:
+            assert visit.peer.take_body() == b"x" * 3 * HIGH_WATER_LIMIT
+        else:
+            assert (await visit.receive())["more_body"]
+            rest = asyncio.ensure_future(visit.receive())
+            await asyncio.sleep(0)  # it waits, and asks for no more once it has all
+            connection.data_received(whole[cut:])
+            assert not (await rest)["more_body"]
+        look_later(door, 0)  # from now on nobody patrols
+        visitor.leave()
+        await bell.wait()
+        visit.released.set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+async def test_a_client_that_goes_is_noticed_although_it_is_not_read_from() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (door, port), visiting(port) as visitor:
+        visitor.say(request() * (MAX_WAITING + 1))
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        (connection,) = inside(door)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not connection.flow.read_paused:  # noqa: ASYNC110 - it arrives over a socket
+                await asyncio.sleep(0)
+        look_later(door, 0)
+        assert not bell.rung.is_set()
+        visitor.leave()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not bell.rung.is_set():
+                await asyncio.sleep(0)
+                connection.inspect(0)
         visit.released.set()
         assert await door.drain(within=PATIENCE_SECONDS)
         assert app.arrived.empty()
