@@ -1,11 +1,13 @@
 """A server over stdio that runs its tool as a task, in the era that it is started in; ids are counted from one.
 
-Two of them give the same ids, and each says when asked what it was asked before.
+Two of them give the same ids, and each says when asked what it was asked before. Its tool `do` makes it tell how a task
+stands, say nothing more about tasks, forget them all, or die.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -15,6 +17,8 @@ VERSION = "2026-07-28"
 TIMES = {"createdAt": "2026-01-01T00:00:00Z", "lastUpdatedAt": "2026-01-01T00:00:00Z"}
 TOOL = {"name": "slow", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "optional"}}
 SEEN = {"name": "seen", "inputSchema": {"type": "object"}}
+DO = {"name": "do", "inputSchema": {"type": "object"}}
+STATUS = "notifications/tasks/status"
 DONE = {"content": [{"type": "text", "text": "done"}]}
 INFO = {"name": "tasks", "version": "1"}
 LEGACY_TASKS: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
@@ -35,6 +39,9 @@ class Server:
     def __init__(self) -> None:
         self.tasks: dict[str, str] = {}
         self.seen: list[list[Any]] = []
+        self.is_mute = False
+        self.tokens: dict[str, Any] = {}
+        """Of the progress that was asked for with each task."""
 
     def take(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """The answer to one message; None if there is none."""
@@ -43,6 +50,8 @@ class Server:
         params = message.get("params", {})
         if message["method"].startswith("tasks/"):
             self.seen.append([message["method"], params.get("taskId"), params.get("inputResponses")])
+            if self.is_mute:
+                return None
         try:
             end = {"result": self.answer(message["method"], params)}
         except Refusal as refusal:
@@ -53,9 +62,10 @@ class Server:
         """The result of a request."""
         raise NotImplementedError
 
-    def created(self) -> str:
+    def created(self, params: dict[str, Any]) -> str:
         """A new task's id."""
         id = f"task-{len(self.tasks) + 1}"
+        self.tokens[id] = params.get("_meta", {}).get("progressToken")
         self.tasks[id] = "working"
         return id
 
@@ -64,6 +74,25 @@ class Server:
         if params["taskId"] not in self.tasks:
             raise Refusal(-32602, "no such task here")
         return str(params["taskId"])
+
+    def do(self, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+        """Do what is wanted, and say with what `_meta` that was asked."""
+        match arguments["what"]:
+            case "hush":
+                self.is_mute = True
+            case "forget":
+                self.tasks.clear()
+            case "die":
+                os._exit(1)
+            case "tell":
+                self.tell(arguments["taskId"], arguments["status"], meta.get("progressToken"))
+            case what:
+                raise Refusal(-32602, f"do {what}?")
+        return {"content": [], "structuredContent": {"meta": meta}}
+
+    def tell(self, id: str, status: str, token: Any) -> None:
+        """Say how a task stands from now on, and progress that relates to it."""
+        self.tasks[id] = status
 
     def told(self) -> dict[str, Any]:
         """What was asked about tasks so far."""
@@ -80,11 +109,13 @@ class LegacyServer(Server):
                 capabilities = {"tools": {}, "tasks": LEGACY_TASKS}
                 return {"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": INFO}
             case "tools/list":
-                return {"tools": [TOOL, SEEN]}
+                return {"tools": [TOOL, SEEN, DO]}
             case "tools/call" if params["name"] == "seen":
                 return self.told()
+            case "tools/call" if params["name"] == "do":
+                return self.do(params["arguments"], params.get("_meta", {}))
             case "tools/call":
-                return {"task": self.state(self.created())} if "task" in params else DONE
+                return {"task": self.state(self.created(params))} if "task" in params else DONE
             case "tasks/get":
                 return self.state(self.known(params))
             case "tasks/cancel":
@@ -97,18 +128,36 @@ class LegacyServer(Server):
             case _:
                 raise Refusal(-32601, "no")
 
+    def tell(self, id: str, status: str, token: Any) -> None:
+        """See `Server`."""
+        super().tell(id, status, token)
+        say({"jsonrpc": "2.0", "method": STATUS, "params": self.state(id)})
+        for name in {token, self.tokens[id]} - {None}:
+            params = {"progressToken": name, "progress": 1, "_meta": {RELATED: {"taskId": id}}}
+            say({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+
     def state(self, id: str) -> dict[str, Any]:
         """A task as it is told."""
-        return {"taskId": id, "status": self.tasks[id], "ttl": 60_000, "pollInterval": 10, **TIMES}
+        return {"taskId": id, "status": self.tasks[id], "ttl": 600_000, "pollInterval": 10, **TIMES}
 
     def result(self, id: str) -> dict[str, Any]:
         """Ask before the result is given, and give the answer with it."""
         meta = {RELATED: {"taskId": id}}
         params = {"message": "go on?", "requestedSchema": FORM, "_meta": meta}
         say({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params})
-        answer = json.loads(sys.stdin.readline())
+        answer = self.heard("q")
         self.tasks[id] = "completed"
         return {**DONE, "structuredContent": {"heard": answer.get("result", "nothing")}, "_meta": meta}
+
+    def heard(self, id: str) -> dict[str, Any]:
+        """The answer to what was asked; whatever else comes meanwhile is taken as always."""
+        for line in sys.stdin:
+            message: dict[str, Any] = json.loads(line)
+            if message.get("id") == id and "method" not in message:
+                return message
+            if (answer := self.take(message)) is not None:
+                say(answer)
+        return {}
 
 
 class ModernServer(Server):
@@ -121,12 +170,14 @@ class ModernServer(Server):
             kept = {"ttlMs": 0, "cacheScope": "private"}
             return typed({"supportedVersions": [VERSION], "capabilities": capabilities, **kept})
         if method == "tools/list":
-            return typed({"tools": [TOOL, SEEN], "ttlMs": 60_000, "cacheScope": "private"})
+            return typed({"tools": [TOOL, SEEN, DO], "ttlMs": 60_000, "cacheScope": "private"})
+        if method == "tools/call" and params["name"] == "do":
+            return typed(self.do(params["arguments"], params.get("_meta", {})))
         if method == "tools/call" and params["name"] == "seen":
             return typed(self.told())
         told = params["_meta"]["io.modelcontextprotocol/clientCapabilities"].get("extensions", {})
         if method == "tools/call":
-            return self.state(self.created(), "task") if TASKS in told else typed(DONE)
+            return self.state(self.created(params), "task") if TASKS in told else typed(DONE)
         if TASKS not in told:
             raise Refusal(-32021, "the extension is needed")
         return self.about(method, self.known(params))
@@ -146,7 +197,7 @@ class ModernServer(Server):
 
     def state(self, id: str, kind: str) -> dict[str, Any]:
         """A task as it is told."""
-        told = {"taskId": id, "status": self.tasks[id], "ttlMs": 60_000, "pollIntervalMs": 10, **TIMES}
+        told = {"taskId": id, "status": self.tasks[id], "ttlMs": 600_000, "pollIntervalMs": 10, **TIMES}
         end = {"result": typed(DONE)} if self.tasks[id] == "completed" else {}
         return {"resultType": kind, **told, **end}
 

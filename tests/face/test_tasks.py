@@ -166,7 +166,7 @@ async def asked_then_answered(wire: Wire, back: Wire, body: bytes, headers: Any)
 
 async def test_what_is_claimed_is_what_the_servers_have(hub: HubProcess) -> None:
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-    claimed: dict[str, Any] = {"cancel": {}, "requests": {"tools": {"call": {}}}}
+    claimed: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     for path, tasks in (("/mcp", claimed), ("/mcp/old", claimed), ("/mcp/new", None), ("/mcp/brief", None)):
         told = (await ask_legacy(hub, "initialize", hello, path=path))["result"]["capabilities"]
         assert told.get("tasks") == tasks
@@ -181,9 +181,9 @@ async def test_what_is_claimed_is_what_the_servers_have(hub: HubProcess) -> None
         assert "tasks" not in told
 
 
-@pytest.mark.parametrize("method", ["tasks/list", "tasks/update"])
-async def test_what_is_not_claimed_is_not_found(hub: HubProcess, method: str) -> None:
-    assert (await ask_legacy(hub, method, {"taskId": "x"}))["error"]["code"] == -32601
+async def test_what_is_not_claimed_is_not_found(hub: HubProcess) -> None:
+    for method, path in (("tasks/update", "/mcp"), ("tasks/list", "/mcp/new"), ("tasks/list", "/mcp/brief")):
+        assert (await ask_legacy(hub, method, {"taskId": "x"}, path=path))["error"]["code"] == -32601
 
 
 @pytest.mark.parametrize("server", ["new", "brief"])

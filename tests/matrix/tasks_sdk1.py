@@ -1,4 +1,4 @@
-"""Both ends of tasks on the official SDK, mcp 1.x: `serve` is a server over stdio, anything else a hub to visit.
+"""Both ends of tasks on the official SDK, mcp 1.x: `serve` is a server over stdio, `visit` and `hear` visit a hub.
 
 It runs in an environment of its own; `test_tasks` starts it.
 """
@@ -37,6 +37,7 @@ async def call(name: str, arguments: dict[str, Any]) -> types.CreateTaskResult:
     async def work(task: ServerTaskContext) -> types.CallToolResult:
         if arguments.get("for_ever"):
             await anyio.sleep_forever()
+        await task.update_status("about to ask")
         answer = await task.elicit("go on?", FORM)
         return types.CallToolResult(content=[types.TextContent(type="text", text=f"{name}: {answer.content}")])
 
@@ -63,7 +64,7 @@ async def visit(url: str, tool: str) -> dict[str, Any]:
     """Run a tool as a task and take its result, then another and give it up."""
     async with (
         streamable_http_client(url) as (read, write, _),
-        ClientSession(read, write, elicitation_callback=answer) as me,
+        ClientSession(read, write, elicitation_callback=answer, message_handler=heard) as me,
     ):
         greeted = await me.initialize()
         made = await me.experimental.call_tool_as_task(tool, {})
@@ -72,6 +73,7 @@ async def visit(url: str, tool: str) -> dict[str, Any]:
         state = await me.experimental.get_task(id)
         endless = (await me.experimental.call_tool_as_task(tool, {"for_ever": True})).task.taskId
         cancelled = await me.experimental.cancel_task(endless)
+        listed = await me.experimental.list_tasks()
         return {
             "tasks": greeted.capabilities.tasks.model_dump(exclude_none=True) if greeted.capabilities.tasks else None,
             "id": id,
@@ -81,6 +83,41 @@ async def visit(url: str, tool: str) -> dict[str, Any]:
             "state": [state.taskId, state.status],
             "cancelled": [cancelled.taskId == endless, cancelled.status],
             "unknown": await refused(me, endless[:-1]),
+            "listed": {task.taskId: task.status for task in listed.tasks} == {id: "completed", endless: "cancelled"},
+            "next": listed.nextCursor,
+            "told": sorted({told.taskId == id for told in statuses}),
+        }
+
+
+statuses: list[types.TaskStatusNotificationParams] = []
+ended = anyio.Event()
+
+
+async def heard(message: Any) -> None:
+    """Take down how tasks stand, as it is announced."""
+    if isinstance(message, types.ServerNotification) and isinstance(message.root, types.TaskStatusNotification):
+        statuses.append(message.root.params)
+        if message.root.params.status == "completed":
+            ended.set()
+
+
+async def hear(url: str, tool: str) -> dict[str, Any]:
+    """Run a tool as a task and only listen until it has ended."""
+    async with (
+        streamable_http_client(url) as (read, write, _),
+        ClientSession(read, write, message_handler=heard) as me,
+    ):
+        await me.initialize()
+        id = (await me.experimental.call_tool_as_task(tool, {"topic": "straits"})).task.taskId
+        running = await me.experimental.list_tasks()
+        await ended.wait()
+        listed = await me.experimental.list_tasks()
+        result = await me.experimental.get_task_result(id, types.CallToolResult)
+        return {
+            "told": [[told.taskId == id, told.status] for told in statuses],
+            "running": [[task.taskId == id, task.status] for task in running.tasks],
+            "listed": [[task.taskId == id, task.status] for task in listed.tasks],
+            "is_error": result.isError,
         }
 
 
@@ -93,10 +130,10 @@ async def refused(me: ClientSession, id: str) -> int:
     return 0
 
 
-async def bounded(url: str, tool: str) -> None:
+async def bounded(mode: str, url: str, tool: str) -> None:
     """Visit, and say what was found."""
     with anyio.fail_after(CLIENT_SECONDS):
-        found = await visit(url, tool)
+        found = await (visit if mode == "visit" else hear)(url, tool)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -1,8 +1,8 @@
 """Tasks as callers know them: ids that say whose task it is, and that nobody else can use.
 
 An id that the hub gives out holds the server and that server's own id, and is signed for the caller it is given to.
-So two servers' ids cannot be confused, nothing has to be remembered, and an id that was overheard, guessed or made up
-leads nowhere. The dialogue reads ids, exchanges write them.
+So two servers' ids cannot be confused, none has to be remembered to be used, and an id that was overheard, guessed or
+made up leads nowhere. The dialogue reads ids, exchanges write them. Which tasks there are, `core.watch.tasks` knows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,27 @@ from functools import partial
 import msgspec
 
 from isthmus.core.catalog.view import View
+from isthmus.core.watch.tasks import Task, Tasks
 from isthmus.faces.mcp.faults import Era
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Surface
+from isthmus.model.events import Event
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.tasks import LEGACY_METHODS, MODERN_METHODS, TASK, with_ids
+from isthmus.model.questions import Question
+from isthmus.wire.jsonrpc import Payload, notification, object_members, render
+from isthmus.wire.mcp.messages import Members
+from isthmus.wire.mcp.tasks import (
+    LEGACY_METHODS,
+    MODERN_METHODS,
+    RELATED,
+    STATUS,
+    TASK,
+    related_meta,
+    with_ids,
+    with_related,
+)
 
 NOT_FOUND = "Task not found"
 
@@ -63,12 +76,17 @@ def _signature(caller: Caller, server: ServerName, own: str) -> str:
     return hashlib.blake2b(signed, digest_size=16, key=_KEY).hexdigest()
 
 
-def aimed(call: Call, view: View) -> Call | None:
-    """A call about a task, as a call to the server whose it is; None if that is nobody's that this caller may know."""
+def aimed(call: Call, view: View, known: Tasks) -> Call | None:
+    """A call about a task, as a call to the server whose it is; None if that is nobody's that this caller may know.
+
+    An id may have outlived its task: by what is `known`, its server may have given its own id to another caller.
+    """
     found = own_id(call.caller, call.name)
     if found is None or found[0] not in view.servers or call.surface.server not in (None, found[0]):
         return None
     server, own = found
+    if known.is_anothers(call.caller, server, own):
+        return None
     return msgspec.structs.replace(call, name=own, surface=Surface("own", server))
 
 
@@ -89,9 +107,48 @@ def shown(outcome: Outcome, call: Call) -> Outcome:
     return msgspec.structs.replace(outcome, payload=msgspec.Raw(payload))
 
 
-def shown_params(params: Payload, call: Call) -> Payload:
-    """The parameters of what a server asks while the result of a task is waited for."""
-    server = call.surface.server
-    if call.kind != "task_result" or server is None:
-        return params
-    return with_ids(params, partial(shown_id, call.caller, server))
+def shown_params(question: Question, call: Call) -> Payload:
+    """The parameters of what a server asks, with the task that it is about, if any, as the caller knows it."""
+    if question.task_of is None:
+        return question.params
+    return with_ids(question.params, partial(shown_id, call.caller, question.task_of))
+
+
+def shown_event(event: Event, caller: Caller) -> Event:
+    """An event with the task to which it relates, if any, as the caller knows it."""
+    if event.task_of is None:
+        return event
+    members = with_related(event.members, partial(shown_id, caller, event.task_of))
+    return msgspec.structs.replace(event, members=members)
+
+
+def own_meta(meta: Members, caller: Caller) -> Members:
+    """Members of a caller's `_meta`, with the task to which they relate, if any, as its server knows it."""
+    return related_meta(meta, partial(_own, caller)) if RELATED in meta else meta
+
+
+def own_result(result: msgspec.Raw, caller: Caller) -> msgspec.Raw:
+    """What a caller answers, with the task to which it relates, if any, as its server knows it."""
+    members = object_members(result) or {}
+    renamed = with_related(members, partial(_own, caller))
+    return result if renamed is members else msgspec.Raw(render(renamed))
+
+
+def _own(caller: Caller, shown: str) -> str | None:
+    found = own_id(caller, shown)
+    return None if found is None else found[1]
+
+
+def status_message(task: Task, caller: Caller) -> bytes:
+    """How a task stands, as a caller of the earlier era is told that nobody asked."""
+    return notification(STATUS, stated(task, caller))
+
+
+def stated(task: Task, caller: Caller) -> Payload:
+    """How a task stands, under the id by which its caller knows it."""
+    return with_ids(render(task.state.members), partial(shown_id, caller, task.server))
+
+
+def is_seen(task: Task, view: View, surface: Surface) -> bool:
+    """Whether a caller of the earlier era can ask about a task of its own here."""
+    return surface.server in (None, task.server) and "tasks" in view.servers.get(task.server, ())

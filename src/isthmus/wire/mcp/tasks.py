@@ -1,18 +1,19 @@
 """Tasks: what a tool is run as when its result takes long, in the words of both eras.
 
 Before 2026-07-28 the caller asks for one (`task` beside the arguments) and the result holds it; since then the server
-decides, for callers that know the extension, and the result is it. Ids are renamed here, on the way to a caller; what
-they mean is for others to say.
+decides, for callers that know the extension, and the result is it. Ids are renamed here, on the way to a caller and
+back; what they mean is for others to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from isthmus.model.tasks import TaskState
 from isthmus.wire.jsonrpc import Payload, render
-from isthmus.wire.mcp.messages import read_string
+from isthmus.wire.mcp.messages import Members, read_seconds, read_string
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 KNOWN = f"extensions.{EXTENSION}"
@@ -29,10 +30,83 @@ TASK = "task"
 
 ID = "taskId"
 
-LEGACY_METHODS = frozenset({"tasks/get", "tasks/result", "tasks/cancel"})
+LIST = "tasks/list"
+LEGACY_METHODS = frozenset({"tasks/get", "tasks/result", "tasks/cancel", LIST})
 MODERN_METHODS = frozenset({"tasks/get", "tasks/update", "tasks/cancel"})
 
+STATUS = "notifications/tasks/status"
+"""How a server of the earlier era tells by itself how a task stands."""
+
+TOLD = "notifications/tasks"
+"""The same since 2026-07-28, to who listens for it."""
+
+ENDS = frozenset({"completed", "failed", "cancelled"})
+STATUSES = ENDS | {"working", "input_required"}
+
+ID_LENGTH_MAX = 1024
+STATE_BYTES_MAX = 4096
+"""How much of a task's state is remembered; of a larger one, only what the earlier era says that a task has."""
+
+MEMBER_BYTES_MAX = 1024
+
+_PLAIN = (ID, "status", "statusMessage", "createdAt", "lastUpdatedAt", "ttl", "pollInterval")
+
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def read_state(payload: Payload) -> TaskState | None:
+    """How a task stands, from a result or a notification; None if it does not say."""
+    members = _read(payload)
+    return state_of(_read(members[TASK]) if TASK in members else members)
+
+
+def state_of(members: Members) -> TaskState | None:
+    """The same from the members that say it."""
+    id, status = read_string(members.get(ID)), read_string(members.get("status"))
+    if id is None or len(id) > ID_LENGTH_MAX or status not in STATUSES:
+        return None
+    ttl = members.get("ttl", members.get("ttlMs"))
+    kept = {key: value.copy() for key, value in _remembered(members).items()}
+    return TaskState(id, status, status in ENDS, None if ttl is None else read_seconds(ttl), kept)
+
+
+def _remembered(members: Members) -> Members:
+    if sum(len(key) + len(memoryview(value)) for key, value in members.items()) <= STATE_BYTES_MAX:
+        return members
+    short = {key for key, value in members.items() if len(memoryview(value)) <= MEMBER_BYTES_MAX} | {ID}
+    return {key: members[key] for key in _PLAIN if key in members and key in short}
+
+
+def read_poll_seconds(payload: Payload) -> float | None:
+    """How long a server wants to be left alone before it is asked again how a task stands; None if it does not say."""
+    told = _read(payload).get("pollIntervalMs")
+    return None if told is None else read_seconds(told)
+
+
+def list_result(states: Iterable[Payload], cursor: str | None) -> bytes:
+    """A page of tasks; `cursor` leads to the next one."""
+    members: dict[str, Payload] = {"tasks": b"[" + b",".join(states) + b"]"}
+    if cursor is not None:
+        members["nextCursor"] = msgspec.json.encode(cursor)
+    return render(members)
+
+
+def with_related(members: Members, rename: Callable[[str], str | None]) -> Members:
+    """Members of a message with the id renamed of the task to which it relates; a task without a name is left out."""
+    meta = _read(members.get("_meta", msgspec.Raw(b"{}")))
+    if RELATED not in meta:
+        return members
+    return {**members, "_meta": msgspec.Raw(render(related_meta(meta, rename)))}
+
+
+def related_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
+    """The same for the members of `_meta`."""
+    related = _read(meta.get(RELATED, msgspec.Raw(b"{}")))
+    id = read_string(related.get(ID))
+    name = None if id is None else rename(id)
+    if name is None:
+        return {key: value for key, value in meta.items() if key != RELATED}
+    return {**meta, RELATED: msgspec.Raw(render({**related, ID: msgspec.json.encode(name)}))}
 
 
 def with_ids(payload: Payload, rename: Callable[[str], str]) -> Payload:

@@ -8,7 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.wire.mcp.tasks import RELATED, with_ids
+from isthmus.wire.mcp.tasks import (
+    ID_LENGTH_MAX,
+    RELATED,
+    STATE_BYTES_MAX,
+    list_result,
+    read_poll_seconds,
+    read_state,
+    related_meta,
+    with_ids,
+    with_related,
+)
+from tests.unit.core.doubles import raw
 
 
 def renamed(told: object) -> Any:
@@ -47,3 +58,93 @@ def test_what_is_no_id_is_left_alone(told: object) -> None:
 def test_a_message_without_an_id_stays_as_it_was_written() -> None:
     written = msgspec.Raw(b'{ "content" : [ ] , "n" : 1.50 }')
     assert with_ids(written, str.upper) is written
+
+
+# -- how a task stands ---------------------------------------------------------------------------------------------
+
+STATE = {"taskId": "t", "status": "working", "ttl": 1500, "x": 1}
+
+
+@pytest.mark.parametrize("told", [STATE, {"task": STATE}])
+def test_a_state_is_read_from_what_holds_it_or_is_it(told: object) -> None:
+    state = read_state(raw(told))
+    assert state is not None
+    assert (state.id, state.status, state.is_over, state.ttl_seconds) == ("t", "working", False, 1.5)
+    assert {key: json.loads(bytes(value)) for key, value in state.members.items()} == STATE
+
+
+@pytest.mark.parametrize(
+    ("status", "is_over"),
+    [("working", False), ("input_required", False), ("completed", True), ("failed", True), ("cancelled", True)],
+)
+def test_a_task_is_over_by_its_status(status: str, *, is_over: bool) -> None:
+    state = read_state(raw({"taskId": "t", "status": status}))
+    assert state is not None
+    assert (state.status, state.is_over) == (status, is_over)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"),
+    [({"ttl": None}, None), ({"ttl": "x"}, None), ({}, None), ({"ttlMs": 2000}, 2.0), ({"ttl": -5}, 0.0)],
+)
+def test_how_long_it_is_kept_may_not_be_said(ttl: dict[str, Any], seconds: float | None) -> None:
+    state = read_state(raw({"taskId": "t", "status": "working", **ttl}))
+    assert state is not None
+    assert state.ttl_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"taskId": "t"},
+        {"status": "working"},
+        {"taskId": 7, "status": "working"},
+        {"taskId": "t", "status": "dreaming"},
+        {"taskId": "t" * (ID_LENGTH_MAX + 1), "status": "working"},
+        {"task": 7},
+        [],
+    ],
+)
+def test_what_says_no_status_of_a_task_is_no_state(told: object) -> None:
+    assert read_state(raw(told)) is None
+
+
+def test_of_a_large_state_only_what_is_needed_is_remembered() -> None:
+    large = {**STATE, "statusMessage": "m" * STATE_BYTES_MAX, "result": "r" * STATE_BYTES_MAX, "createdAt": "now"}
+    state = read_state(raw(large))
+    assert state is not None
+    assert state.members.keys() == {"taskId", "status", "ttl", "createdAt"}
+    wide = read_state(raw({**STATE, "taskId": "\x01" * ID_LENGTH_MAX}))
+    assert wide is not None
+    assert "taskId" in wide.members
+
+
+def test_a_server_may_say_how_often_it_likes_to_be_asked() -> None:
+    assert read_poll_seconds(raw({"pollIntervalMs": 250})) == 0.25
+    assert [read_poll_seconds(msgspec.Raw(told)) for told in (b"{}", b'{"pollIntervalMs":"x"}', b"[]")] == [None] * 3
+
+
+def test_a_page_names_the_next_if_there_is_one() -> None:
+    assert json.loads(list_result([b'{"a":1}', b"{}"], "c")) == {"tasks": [{"a": 1}, {}], "nextCursor": "c"}
+    assert json.loads(list_result([], None)) == {"tasks": []}
+
+
+# -- what relates to a task ----------------------------------------------------------------------------------------
+
+
+def test_what_relates_to_a_task_names_it_anew() -> None:
+    members = {"x": raw(1), "_meta": raw({"a": 1, RELATED: {"taskId": "t", "b": 2}})}
+    told = with_related(members, str.upper)
+    assert told["x"] == raw(1)
+    assert json.loads(bytes(told["_meta"])) == {"a": 1, RELATED: {"taskId": "T", "b": 2}}
+
+
+@pytest.mark.parametrize("related", [{"taskId": "t"}, {"taskId": 7}, {}, "t"])
+def test_what_relates_to_a_task_without_a_name_does_not_relate_to_it(related: object) -> None:
+    assert related_meta({"a": raw(1), RELATED: raw(related)}, lambda _id: None) == {"a": raw(1)}
+
+
+@pytest.mark.parametrize("members", [{}, {"_meta": raw({"a": 1})}, {"_meta": raw(7)}])
+def test_what_relates_to_no_task_is_left_alone(members: dict[str, msgspec.Raw]) -> None:
+    assert with_related(members, str.upper) is members

@@ -1,0 +1,284 @@
+"""Which tasks callers were given, so that these can be listed, and told only to whom they belong.
+
+It lives in this process and knows what its servers said last; who wants to know more asks them. Links tell what they
+hear (a task was made, how one stands), faces list and listen. Ids are the servers' own here, and mean something in one
+life of a link only: a server that counts its tasks begins anew with each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import structlog
+
+from isthmus.core.ports.exchange import Report
+from isthmus.model.callers import Caller
+from isthmus.model.events import Progress
+from isthmus.model.names import ServerName
+from isthmus.model.tasks import TaskState
+
+log = structlog.get_logger(__name__)
+
+EACH_MAX = 1_000
+ALL_MAX = 10_000
+"""Tasks known of one caller, and in all. For one more, the one goes that ended first, or the oldest if none has."""
+
+KEEP_SECONDS = 86_400.0
+"""How long a task is known after it was last heard of, if its server does not say how long it keeps it."""
+
+Owner: TypeAlias = tuple[str, str]
+
+
+class Place:
+    """One life of a link. What is said there of a task is about one that was made there."""
+
+    __slots__ = ("is_lost", "is_process")
+
+    def __init__(self, *, is_process: bool = False) -> None:
+        """`is_process` says that what is behind it ends with it, its tasks included."""
+        self.is_process = is_process
+        self.is_lost = False
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """A task that a caller was given."""
+
+    number: int
+    """Counts its caller's."""
+    owner: Owner
+    server: ServerName
+    place: Place | None
+    """Where it was made; None if that is not known."""
+    session: str
+    """The conversation that asked for it, where that may have a link of its own."""
+    state: TaskState
+    until: float
+    """When it is forgotten."""
+    made_at: float
+    is_end_told: bool = False
+    request: int = -1
+    """The id of the request that it was made by, under which its server goes on to report progress."""
+    report: Report | None = None
+
+    @property
+    def name(self) -> tuple[ServerName, str]:
+        """What a caller's id for it stands for."""
+        return self.server, self.state.id
+
+
+Tell: TypeAlias = Callable[[Task, bool], None]
+"""Hears of a task, and whether its status is another one than before."""
+
+
+class _Queue:
+    """Tasks in the order in which they are given up: those that ended, as they did, then the others, as they came."""
+
+    def __init__(self) -> None:
+        self._over: dict[Task, None] = {}
+        self._open: dict[Task, None] = {}
+        self.last = 0
+        """The number of the latest."""
+
+    def __len__(self) -> int:
+        return len(self._over) + len(self._open)
+
+    def __iter__(self) -> Iterator[Task]:
+        yield from self._over
+        yield from self._open
+
+    def put(self, task: Task) -> None:
+        queue = self._over if task.state.is_over else self._open
+        if task not in queue:
+            self._open.pop(task, None)
+            queue[task] = None
+
+    def drop(self, task: Task) -> None:
+        self._over.pop(task, None)
+        self._open.pop(task, None)
+
+    def first(self) -> Task:
+        return next(iter(self._over or self._open))
+
+
+class Tasks:
+    """The tasks of all callers of one hub."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._all = _Queue()
+        self._of: dict[Owner, _Queue] = {}
+        self._named: dict[tuple[ServerName, str], list[Task]] = {}
+        self._reporting: dict[tuple[Place, int], Task] = {}
+        self._listeners: dict[Owner, dict[object, tuple[str, Tell]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    # -- what links hear -------------------------------------------------------------------------------------------
+
+    def made(
+        self,
+        caller: Caller,
+        server: ServerName,
+        place: Place | None,
+        state: TaskState,
+        *,
+        session: str = "",
+        request: int = -1,
+        report: Report | None = None,
+    ) -> None:
+        """A caller was given a task; `report` is called with progress of the `request` that it was made by."""
+        owner = _owner(caller)
+        self._supersede(owner, place, self._named.get((server, state.id), []))
+        own = self._of.setdefault(owner, _Queue())
+        self._make_room(own)
+        own.last += 1
+        now = self._clock()
+        until = _until(state, now, now)
+        task = Task(own.last, owner, server, place, session, state, until, now, request=request, report=report)
+        if report is not None and place is not None:
+            self._reporting[place, request] = task
+        self._named.setdefault(task.name, []).append(task)
+        own.put(task)
+        self._all.put(task)
+
+    def _supersede(self, owner: Owner, place: Place | None, before: list[Task]) -> None:
+        """Forget who bore the same name: a server that gives an id anew has forgotten whom it gave it to before."""
+        for task in list(before):
+            is_given_anew = task.place is place and (task.owner == owner or task.state.is_over)
+            if is_given_anew or not self._is_there(task) or _is_lost(task.place):
+                self._drop(task)
+
+    def _make_room(self, own: _Queue) -> None:
+        while len(own) >= EACH_MAX:
+            self._drop(own.first())
+        while len(self._all) >= ALL_MAX:
+            self._drop(self._all.first())
+
+    def answered(self, caller: Caller, server: ServerName, place: Place | None, state: TaskState) -> None:
+        """A server answered its task's own caller how it stands."""
+        owner = _owner(caller)
+        own = [task for task in self._named.get((server, state.id), ()) if task.owner == owner]
+        here = [task for task in own if task.place is place]
+        for task in here or [task for task in own if _is_lost(task.place)]:
+            self._learn(task, state)
+
+    def told(self, server: ServerName, place: Place, state: TaskState) -> None:
+        """A server says by itself how a task stands: whoever listens for its caller hears it, and nobody else.
+
+        If it is not known whose it is, nobody does; nor does anybody hear twice that it has ended.
+        """
+        here = [task for task in self._named.get((server, state.id), ()) if task.place is place]
+        if len(here) != 1 or here[0].is_end_told or not self._is_there(here[0]):
+            return
+        task, before = here[0], here[0].state
+        self._learn(task, state)
+        if before.is_over and not state.is_over:
+            return  # old news
+        task.is_end_told = state.is_over
+        self._tell(task, is_other=state.is_over or state.status != before.status)
+
+    def progressed(self, place: Place, request: int, event: Callable[[], Progress]) -> None:
+        """A server reports progress of a request that it has answered: with a task, if anybody is to hear it."""
+        task = self._reporting.get((place, request))
+        if task is None or task.report is None or task.state.is_over or not self._is_there(task):
+            return
+        try:
+            task.report(event())
+        except Exception:  # as in `_tell`
+            log.exception("a listener of a task failed", server=task.server)
+
+    def _learn(self, task: Task, state: TaskState) -> None:
+        if task.state.is_over and not state.is_over:
+            return  # it was said before the end, and heard after it
+        task.state = state
+        task.until = _until(state, task.made_at, self._clock())
+        self._of[task.owner].put(task)
+        self._all.put(task)
+
+    def _drop(self, task: Task) -> None:
+        self._of[task.owner].drop(task)
+        self._all.drop(task)
+        if task.place is not None and self._reporting.get((task.place, task.request)) is task:
+            del self._reporting[task.place, task.request]
+        named = self._named[task.name]
+        named.remove(task)
+        if not named:
+            del self._named[task.name]
+
+    # -- what faces ask --------------------------------------------------------------------------------------------
+
+    def of(self, caller: Caller, session: str = "") -> list[Task]:
+        """The tasks that a caller can ask about in this conversation, in the order in which they were made."""
+        owner = _owner(caller)
+        own = list(self._of.get(owner, ()))
+        for task in own:
+            if not self._is_there(task):
+                self._drop(task)
+        meant = [task for task in own if self._meant(owner, session, task.name) is task]
+        return sorted(meant, key=lambda task: task.number)
+
+    def forget(self, task: Task) -> None:
+        """Its server does not know it any more."""
+        if task in self._named.get(task.name, ()):
+            self._drop(task)
+
+    def is_anothers(self, caller: Caller, server: ServerName, id: str) -> bool:
+        """Whether an id that a caller was given stands by now for a task of somebody else alone."""
+        owner = _owner(caller)
+        named = self._named.get((server, id), ())
+        owners = {task.owner for task in named if self._is_there(task) and not _is_lost(task.place)}
+        return bool(owners) and owner not in owners
+
+    def listen(self, caller: Caller, session: str, tell: Tell) -> Callable[[], None]:
+        """Have `tell` called with every task of a caller of which its server tells, until the returned is called."""
+        owner, key = _owner(caller), object()
+        self._listeners.setdefault(owner, {})[key] = (session, tell)
+        return lambda: self._leave(owner, key)
+
+    def _leave(self, owner: Owner, key: object) -> None:
+        listeners = self._listeners.get(owner, {})
+        listeners.pop(key, None)
+        if not listeners:
+            self._listeners.pop(owner, None)
+
+    def _tell(self, task: Task, *, is_other: bool) -> None:
+        """Tell the conversation that asked for it, if that is known and listens; else all of its caller's."""
+        listeners = list(self._listeners.get(task.owner, {}).values())
+        own = [listener for listener in listeners if task.session and listener[0] == task.session]
+        for session, tell in own or listeners:
+            if self._meant(task.owner, session, task.name) is not task:
+                continue
+            try:
+                tell(task, is_other)
+            except Exception:  # one broken listener must not keep the others, or the link, from the news
+                log.exception("a listener of a task failed", server=task.server)
+
+    def _meant(self, owner: Owner, session: str, name: tuple[ServerName, str]) -> Task | None:
+        """What a caller's id stands for in one of its conversations; None if that cannot be known.
+
+        Conversations may have processes of their own, which count their tasks alike.
+        """
+        found = [task for task in self._named.get(name, ()) if task.owner == owner and self._is_there(task)]
+        if len(found) > 1:
+            found = [task for task in found if task.session == session]
+        return found[0] if len(found) == 1 else None
+
+    def _is_there(self, task: Task) -> bool:
+        has_died = task.place is not None and task.place.is_process and task.place.is_lost
+        return task.until > self._clock() and not has_died
+
+
+def _is_lost(place: Place | None) -> bool:
+    return place is None or place.is_lost
+
+
+def _until(state: TaskState, made_at: float, heard_at: float) -> float:
+    return heard_at + KEEP_SECONDS if state.ttl_seconds is None else made_at + state.ttl_seconds
+
+
+def _owner(caller: Caller) -> Owner:
+    return caller.tenant, caller.name

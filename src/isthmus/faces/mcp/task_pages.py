@@ -1,0 +1,121 @@
+"""A caller's own tasks, page by page: what is known of them, and of those that run how they stand now.
+
+Only the earlier era has such a list. The dialogue asks for pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.view import View
+from isthmus.core.ports.exchange import Aside
+from isthmus.core.watch.tasks import Task
+from isthmus.faces.mcp.tasks import is_seen, stated
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Call, Surface
+from isthmus.model.events import Event
+from isthmus.model.faults import ServerError
+from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOT_ASKED, NOTHING, OnReply, Profile, Question
+from isthmus.wire.jsonrpc import INVALID_PARAMS
+from isthmus.wire.mcp.requests import EMPTY_OBJECT
+from isthmus.wire.mcp.tasks import list_result
+
+PAGE_MAX = 50
+"""Tasks on a page, which is also how many servers are asked about for it."""
+
+ASK_SECONDS = 2.0
+"""How long a server has to say how a task stands; then what it said last is listed."""
+
+
+class TaskPages:
+    """The list of one caller's tasks, as one of its conversations sees it."""
+
+    def __init__(
+        self, hub: Hub, caller: Caller, surface: Surface, *, profile: Profile = NOTHING, session: str = ""
+    ) -> None:
+        self._hub = hub
+        self._caller = caller
+        self._surface = surface
+        self._profile = profile
+        self._session = session
+
+    async def page(self, view: View, cursor: str | None) -> bytes | None:
+        """The result with the page that a cursor leads to, the first without one; None if it leads nowhere."""
+        after = 0 if cursor is None else _read_cursor(cursor)
+        if after is None:
+            return None
+        own = self._hub.tasks.of(self._caller, self._session)
+        found = [task for task in own if task.number > after and is_seen(task, view, self._surface)]
+        page = found[:PAGE_MAX]
+        gone = await self._ask_about([task for task in page if not task.state.is_over])
+        listed = [stated(task, self._caller) for task in page if task not in gone]
+        return list_result(listed, _write_cursor(page[-1]) if len(found) > len(page) else None)
+
+    async def _ask_about(self, tasks: Sequence[Task]) -> set[Task]:
+        """Ask how tasks stand, all at once; what is answered is noted by the hub. Returns those that are not there."""
+        glances = [_Glance(task) for task in tasks]
+        asked = [self._hub.start(self._call_about(glance.task), glance) for glance in glances]
+        try:
+            if glances:
+                await asyncio.wait([glance.over for glance in glances], timeout=ASK_SECONDS)
+        finally:
+            for inflight in asked:  # not by their deadlines, which would speak against the server
+                inflight.cancel("the list does not wait for it")
+        gone = {glance.task for glance in glances if glance.is_gone}
+        self._forget(gone)
+        return gone
+
+    def _call_about(self, task: Task) -> Call:
+        return Call(
+            self._caller,
+            Surface("own", task.server),
+            task.state.id,
+            EMPTY_OBJECT,
+            kind="task",
+            profile=self._profile,
+            session=self._session if self._profile else "",
+        )
+
+    def _forget(self, gone: Iterable[Task]) -> None:
+        for task in gone:
+            if task.session in ("", self._session):  # else another conversation's process may have it
+                self._hub.tasks.forget(task)
+
+
+class _Glance(Aside):
+    """Asks how one task stands."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.is_gone = False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def emit(self, event: Event) -> None:
+        """Nobody wants to hear it."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """The caller asked for a list only."""
+        reply(NOT_ASKED)
+
+    def end(self, outcome: Outcome) -> None:
+        """The server answered, or did not."""
+        self.is_gone = isinstance(outcome, ServerError) and outcome.code == INVALID_PARAMS
+        self.over.set_result(None)
+
+
+def _write_cursor(last: Task) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(last.number)).decode()
+
+
+def _read_cursor(cursor: str) -> int | None:
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=int)
+    except (binascii.Error, UnicodeError, ValueError):  # what msgspec raises is a ValueError too
+        return None

@@ -1,0 +1,295 @@
+"""Which tasks callers were given: listed and told to their own, forgotten in time, and never confused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import structlog
+
+from isthmus.core.watch import tasks as module
+from isthmus.core.watch.tasks import KEEP_SECONDS, Place, Task, Tasks
+from isthmus.model.callers import Caller
+from isthmus.model.events import Progress
+from isthmus.model.names import ServerName
+from isthmus.model.tasks import TaskState
+from tests.unit.core.doubles import ANYONE
+
+OTHER = Caller("other", ANYONE.tenant, ANYONE.grants)
+NAMESAKE = Caller(ANYONE.name, "another tenant", ANYONE.grants)
+A, B = ServerName("a"), ServerName("b")
+HERE = Place()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def state(id: str, status: str = "working", ttl: float | None = None) -> TaskState:
+    return TaskState(id, status, status in ("completed", "failed", "cancelled"), ttl, {})
+
+
+def registered(*ids: str, caller: Caller = ANYONE, place: Place | None = HERE) -> Tasks:
+    tasks = Tasks(Clock())
+    for id in ids:
+        tasks.made(caller, A, place, state(id))
+    return tasks
+
+
+def listed(tasks: Tasks, caller: Caller = ANYONE, session: str = "") -> list[tuple[str, str]]:
+    return [(task.state.id, task.state.status) for task in tasks.of(caller, session)]
+
+
+Heard = list[tuple[str, str, bool]]
+
+
+def listening(tasks: Tasks, caller: Caller = ANYONE, session: str = "") -> tuple[Heard, Callable[[], None]]:
+    heard: Heard = []
+
+    def tell(task: Task, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
+        heard.append((task.state.id, task.state.status, is_other))
+
+    return heard, tasks.listen(caller, session, tell)
+
+
+# -- listing -------------------------------------------------------------------------------------------------------
+
+
+def test_everybody_is_listed_its_own_in_the_order_in_which_they_were_made() -> None:
+    tasks = registered("2", "1")
+    tasks.made(OTHER, A, HERE, state("3"))
+    tasks.made(NAMESAKE, B, HERE, state("1"))
+    assert listed(tasks) == [("2", "working"), ("1", "working")]
+    assert (listed(tasks, OTHER), listed(tasks, NAMESAKE)) == ([("3", "working")], [("1", "working")])
+    assert [task.number for task in tasks.of(ANYONE)] == [1, 2]
+
+
+def test_what_a_server_answers_is_known_afterwards() -> None:
+    tasks = registered("1", "2")
+    tasks.answered(ANYONE, A, HERE, state("1", "input_required"))
+    tasks.answered(ANYONE, A, HERE, state("2", "completed"))
+    tasks.answered(ANYONE, A, HERE, state("2"))  # said before the end, and heard after it
+    tasks.answered(ANYONE, A, HERE, state("3"))
+    tasks.answered(OTHER, A, HERE, state("1", "failed"))
+    assert listed(tasks) == [("1", "input_required"), ("2", "completed")]
+
+
+def test_an_answer_of_another_link_counts_only_if_the_first_is_lost() -> None:
+    tasks = registered("1", place=(place := Place()))
+    tasks.answered(ANYONE, A, Place(), state("1", "input_required"))
+    assert listed(tasks) == [("1", "working")]
+    place.is_lost = True
+    tasks.answered(ANYONE, A, Place(), state("1", "input_required"))
+    assert listed(tasks) == [("1", "input_required")]
+
+
+def test_a_task_ends_with_the_process_that_it_was_made_in() -> None:
+    place = Place(is_process=True)
+    tasks = registered("1", place=place)
+    place.is_lost = True
+    tasks.told(A, place, state("1", "completed"))
+    assert (listed(tasks), len(tasks)) == ([], 0)
+
+
+def test_a_task_is_forgotten_when_its_server_says() -> None:
+    clock = Clock()
+    tasks = Tasks(clock)
+    tasks.made(ANYONE, A, HERE, state("1", ttl=10.0))
+    tasks.made(ANYONE, A, HERE, state("2"))
+    clock.now += 9.0
+    tasks.answered(ANYONE, A, HERE, state("1", ttl=10.0))
+    assert len(listed(tasks)) == 2
+    clock.now += 1.0
+    heard, _ = listening(tasks)
+    tasks.told(A, HERE, state("1", ttl=10.0))
+    assert (listed(tasks), heard) == ([("2", "working")], [])
+    clock.now += KEEP_SECONDS - 11.0
+    tasks.answered(ANYONE, A, HERE, state("2"))
+    clock.now += KEEP_SECONDS - 1.0
+    assert len(listed(tasks)) == 1
+    clock.now += 1.0
+    assert (listed(tasks), len(tasks)) == ([], 0)
+
+
+def test_what_its_server_forgot_is_forgotten() -> None:
+    tasks = registered("1")
+    (task,) = tasks.of(ANYONE)
+    tasks.forget(task)
+    tasks.forget(task)
+    assert (listed(tasks), len(tasks)) == ([], 0)
+
+
+def test_for_one_more_the_first_that_ended_goes_and_else_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EACH_MAX", 3)
+    tasks = registered("1", "2", "3")
+    for ended in ("3", "2"):
+        tasks.answered(ANYONE, A, HERE, state(ended, "completed"))
+    found = []
+    for id in "4567":
+        tasks.made(ANYONE, A, HERE, state(id))
+        found.append("".join(task.state.id for task in tasks.of(ANYONE)))
+    assert found == ["124", "145", "456", "567"]
+
+
+def test_nobody_has_so_many_that_others_are_forgotten_before_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "EACH_MAX", 3)
+    monkeypatch.setattr(module, "ALL_MAX", 5)
+    tasks = registered("1", "2")
+    for id in "abcdef":
+        tasks.made(OTHER, A, HERE, state(id))
+    assert (len(tasks.of(ANYONE)), len(tasks.of(OTHER)), len(tasks)) == (2, 3, 5)
+    tasks.made(NAMESAKE, A, HERE, state("x"))
+    assert (listed(tasks), len(tasks)) == ([("2", "working")], 5)
+
+
+# -- telling -------------------------------------------------------------------------------------------------------
+
+
+def test_who_listens_for_its_caller_is_told_and_nobody_else() -> None:
+    tasks = registered("1")
+    (mine, leave), (others, _), (namesakes, _) = (listening(tasks, who) for who in (ANYONE, OTHER, NAMESAKE))
+    tasks.told(A, HERE, state("1"))
+    tasks.told(A, HERE, state("1", "input_required"))
+    assert mine == [("1", "working", False), ("1", "input_required", True)]
+    leave()
+    leave()
+    tasks.told(A, HERE, state("1"))
+    assert (len(mine), others, namesakes) == (2, [], [])
+    assert listed(tasks) == [("1", "working")]
+
+
+def test_an_end_is_told_once_and_what_comes_after_it_not_at_all() -> None:
+    tasks = registered("1", "2")
+    heard, _ = listening(tasks)
+    tasks.answered(ANYONE, A, HERE, state("1", "completed"))  # one conversation asked, which another does not hear
+    for status in ("working", "completed", "completed", "failed", "working"):
+        tasks.told(A, HERE, state("1", status))
+    assert heard == [("1", "completed", True)]
+    assert listed(tasks)[0] == ("1", "completed")
+
+
+@pytest.mark.parametrize("server", [A, B])
+def test_what_is_said_on_another_link_or_of_another_server_is_about_another_task(server: ServerName) -> None:
+    tasks = registered("1")
+    heard, _ = listening(tasks)
+    tasks.told(server, Place() if server == A else HERE, state("1", "failed"))
+    assert (heard, listed(tasks)) == ([], [("1", "working")])
+
+
+def test_if_a_link_gives_one_id_to_two_callers_neither_is_told() -> None:
+    tasks = registered("1")
+    tasks.made(OTHER, A, HERE, state("1"))
+    (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
+    tasks.told(A, HERE, state("1", "completed"))
+    assert (mine, others) == ([], [])
+    assert (listed(tasks), listed(tasks, OTHER)) == ([("1", "working")], [("1", "working")])
+
+
+def test_an_id_that_is_given_anew_is_of_whom_it_was_given_to_last() -> None:
+    tasks = registered("1")
+    tasks.answered(ANYONE, A, HERE, state("1", "completed"))
+    tasks.made(OTHER, A, HERE, state("1"))
+    heard, _ = listening(tasks, OTHER)
+    tasks.told(A, HERE, state("1", "failed"))
+    assert (listed(tasks), heard) == ([], [("1", "failed", True)])
+    tasks.made(OTHER, A, HERE, state("1"))
+    assert listed(tasks, OTHER) == [("1", "working")]
+
+
+def test_an_id_that_a_new_link_gives_anew_is_not_the_earlier_callers_any_more() -> None:
+    place, later = Place(), Place()
+    tasks = registered("1", "2", place=place)
+    assert not tasks.is_anothers(ANYONE, A, "1")
+    place.is_lost = True
+    tasks.made(OTHER, A, later, state("1"))
+    assert listed(tasks) == [("2", "working")]
+    assert tasks.is_anothers(ANYONE, A, "1")
+    assert not tasks.is_anothers(ANYONE, A, "2")
+    assert not tasks.is_anothers(OTHER, A, "1")
+    later.is_lost = True
+    assert not tasks.is_anothers(ANYONE, A, "1")
+
+
+def test_links_that_count_alike_are_not_confused() -> None:
+    places = {ANYONE: Place(), OTHER: Place()}
+    tasks = Tasks(Clock())
+    for caller, place in places.items():
+        tasks.made(caller, A, place, state("1"))
+    (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
+    tasks.told(A, places[OTHER], state("1", "failed"))
+    assert (mine, others) == ([], [("1", "failed", True)])
+    assert not any(tasks.is_anothers(caller, A, "1") for caller in places)
+
+
+def test_the_conversation_that_asked_is_told_while_it_listens_and_then_the_callers_others() -> None:
+    tasks = Tasks(Clock())
+    tasks.made(ANYONE, A, HERE, state("1"), session="x")
+    (asked, leave), (another, _) = listening(tasks, session="x"), listening(tasks, session="y")
+    tasks.told(A, HERE, state("1"))
+    assert (len(asked), len(another)) == (1, 0)
+    leave()
+    tasks.told(A, HERE, state("1"))
+    assert (len(asked), len(another)) == (1, 1)
+
+
+def test_conversations_with_processes_of_their_own_know_their_own_tasks_by_the_same_id() -> None:
+    tasks, places = Tasks(Clock()), {"x": Place(), "y": Place()}
+    for session, place in places.items():
+        tasks.made(ANYONE, A, place, state("1"), session=session)
+    ears = {session: listening(tasks, session=session) for session in ("x", "y", "z")}
+    tasks.told(A, places["x"], state("1", "failed"))
+    ears["y"][1]()
+    tasks.told(A, places["y"], state("1"))
+    assert {session: heard for session, (heard, _) in ears.items()} == {"x": [("1", "failed", True)], "y": [], "z": []}
+    found = [listed(tasks, session=session) for session in ("x", "y", "z")]
+    assert found == [[("1", "failed")], [("1", "working")], []]
+
+
+def test_a_broken_listener_costs_only_itself() -> None:
+    tasks = registered("1")
+
+    def broken(_task: Task, _is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
+        raise RuntimeError("broken")
+
+    tasks.listen(ANYONE, "", broken)
+    heard, _ = listening(tasks)
+    with structlog.testing.capture_logs() as logs:
+        tasks.told(A, HERE, state("1"))
+    assert [entry["event"] for entry in logs] == ["a listener of a task failed"]
+    assert len(heard) == 1
+
+
+# -- progress ------------------------------------------------------------------------------------------------------
+
+
+def test_progress_of_the_request_that_a_task_was_made_by_is_reported_until_it_ends() -> None:
+    tasks, heard = Tasks(Clock()), list[Progress]()
+    tasks.made(ANYONE, A, HERE, state("1"), request=7, report=heard.append)
+    tasks.made(ANYONE, A, HERE, state("2"), request=8)
+    for place, request in ((HERE, 7), (HERE, 8), (Place(), 7), (HERE, -1)):
+        tasks.progressed(place, request, lambda: Progress({}))
+    assert len(heard) == 1
+    tasks.told(A, HERE, state("1", "completed"))
+    tasks.progressed(HERE, 7, lambda: Progress({}))
+    assert len(heard) == 1
+    (task, _) = tasks.of(ANYONE)
+    tasks.forget(task)
+    tasks.progressed(HERE, 7, lambda: Progress({}))
+    assert (len(heard), tasks._reporting) == (1, {})
+
+
+def test_a_report_that_fails_costs_only_itself() -> None:
+    def broken(_event: Progress) -> None:
+        raise RuntimeError("broken")
+
+    tasks = Tasks(Clock())
+    tasks.made(ANYONE, A, HERE, state("1"), request=7, report=broken)
+    with structlog.testing.capture_logs() as logs:
+        tasks.progressed(HERE, 7, lambda: Progress({}))
+    assert [entry["event"] for entry in logs] == ["a listener of a task failed"]
