@@ -10,14 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.faults import storm_server
 from tests.faults.ears import TOOLS_CHANGED, Ear, listening
 from tests.faults.storm_server import URI
 from tests.faults.watching import eventually, with_mark
 from tests.hubs import HubProcess, Raw, serving, stdio
+from tests.matrix import choosy_server
 from tests.matrix.field import until_complete
 
 STORM = [sys.executable, str(Path(storm_server.__file__))]
+GOOD, OTHER, BAD = choosy_server.URIS
+REFUSED_OFTEN = 12
 CALLERS = {"one": {"key": "key-of-one", "allow": ["first"]}, "two": {"key": "key-of-two", "allow": ["second"]}}
 PROMPT_SECONDS = 10.0
 """What a busy machine may add to the 100 ms within which a first change is told."""
@@ -83,14 +88,14 @@ async def test_after_a_lost_server_each_followed_resource_is_told_once_and_follo
         ):
             await heard_after(hub, "one", own, URI)
             await common.wait_for(f"isthmus://hub/one/{URI}")
-            before = common.told.count(URI)
+            await common.wait_for(URI)
             (process,) = with_mark(hub.pid, "storm_server")
             os.kill(process, signal.SIGKILL)
             await own.wait_for(URI, 1)
             await common.wait_for(f"isthmus://hub/one/{URI}", 1)
+            await common.wait_for(URI, 1)
             await until_complete(hub.url)
-            assert own.told.count(URI) == 2
-            assert common.told.count(URI) == before + 1
+            assert (own.told.count(URI), common.told.count(URI)) == (2, 2)
             await heard_after(hub, "one", own, URI)
             assert own.told.count(URI) == 3
 
@@ -99,7 +104,45 @@ async def test_a_server_that_does_not_answer_costs_only_its_own_subscription(tmp
     async with serving(tmp_path, {"mute": stdio([*STORM, "silent"]), "good": stdio(STORM)}) as hub:
         await until_complete(hub.url)
         asked = [f"isthmus://hub/{server}/{URI}" for server in ("mute", "good")]
-        async with listening(hub.url, asked) as ear:
+        async with listening(hub.url, asked, without=asked[:1]) as ear:
             assert ear.honoured == asked[1:]
             await heard_after(hub, "good", ear, asked[1])
             assert asked[0] not in ear.told
+
+
+def choosy(manner: str, unwanted: Path, *uris: str) -> dict[str, Any]:
+    """A modern server that does not tell of these."""
+    unwanted.write_text(" ".join(uris), encoding="utf-8")
+    return stdio([sys.executable, str(Path(choosy_server.__file__)), manner, str(unwanted)])
+
+
+@pytest.mark.parametrize("manner", ["refuse", "rest"])
+async def test_a_resource_that_is_refused_costs_nobody_what_they_follow(tmp_path: Path, manner: str) -> None:
+    async with serving(tmp_path, {"choosy": choosy(manner, tmp_path / "unwanted", BAD)}) as hub:
+        await until_complete(hub.url)
+        url = hub.url_of("choosy")
+        async with listening(url, [GOOD]) as first:
+            for _ in range(REFUSED_OFTEN):
+                async with listening(url, [BAD], without=[BAD]) as refused:
+                    assert refused.honoured == []
+            async with listening(url, [BAD, OTHER], without=[BAD]) as second:
+                assert second.honoured == [OTHER]
+                await heard_after(hub, "choosy", first, GOOD, uri=GOOD)
+                await heard_after(hub, "choosy", second, OTHER, uri=OTHER)
+            await heard_after(hub, "choosy", first, GOOD, uri=GOOD)
+
+
+@pytest.mark.parametrize("manner", ["refuse", "rest"])
+async def test_what_a_new_process_refuses_costs_only_those_who_follow_it(tmp_path: Path, manner: str) -> None:
+    async with serving(tmp_path, {"choosy": choosy(manner, tmp_path / "unwanted")}) as hub:
+        await until_complete(hub.url)
+        async with listening(hub.url_of("choosy"), [GOOD, OTHER, BAD]) as ear:
+            await heard_after(hub, "choosy", ear, BAD, uri=BAD)
+            (tmp_path / "unwanted").write_text(BAD, encoding="utf-8")
+            (process,) = with_mark(hub.pid, "choosy_server")
+            os.kill(process, signal.SIGKILL)
+            await ear.wait_for(GOOD)
+            await ear.wait_for(OTHER)
+            await until_complete(hub.url)
+            await heard_after(hub, "choosy", ear, GOOD, uri=GOOD)
+            await heard_after(hub, "choosy", ear, OTHER, uri=OTHER)

@@ -1,15 +1,37 @@
-"""A link that can be asked to tell of updates of single resources. `upstream` implements it."""
+"""Links that can be asked to tell of updates of single resources, and whose they are. `upstream` implements them."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from isthmus.model.callers import Caller
+from isthmus.model.questions import NOTHING, Profile
+
+
+class Follower(NamedTuple):
+    """Who follows a resource: a caller, what it can be asked, and which of its conversations it does so in."""
+
+    caller: Caller
+    profile: Profile = NOTHING
+    session: str = ""
 
 
 class Announcer(Protocol):
-    """Asks one server."""
+    """Asks one server, on one link."""
 
     async def subscribe(self, uri: str) -> None:
         """Have the server tell when this resource is updated; raises `Fault` if it refuses or cannot be reached."""
 
     def unsubscribe(self, uri: str) -> None:
         """Tell it that nobody wants to know any more; what it answers is of no interest."""
+
+
+class Owners(Protocol):
+    """Those links of one server that not everybody shares."""
+
+    def __len__(self) -> int:
+        """How many there are, or will be soon."""
+
+    def own(self, follower: Follower) -> Sequence[Announcer]:
+        """Those on which this one's calls go, as far as they are there."""

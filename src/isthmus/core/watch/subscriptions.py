@@ -1,14 +1,20 @@
-"""Who wants to hear that a resource was updated. However many they are, its server is asked once."""
+"""Who wants to hear that a resource was updated, and from which link. However many they are, a link is asked once.
+
+A caller hears it from the process that it would read the resource from. Where its calls go on a link of its own, that
+is this link, as soon as it is there and has agreed to tell; until then, and for everybody else, it is the link that all
+share. So one update is told once, though both links may know of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import structlog
 
-from isthmus.core.ports.announcer import Announcer
+from isthmus.core.ports.announcer import Announcer, Follower, Owners
 from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
 
@@ -17,6 +23,7 @@ log = structlog.get_logger(__name__)
 Tell: TypeAlias = Callable[[], None]
 Key: TypeAlias = tuple[ServerName, str]
 """A server, and what it calls the resource."""
+Answer: TypeAlias = "asyncio.Future[Fault | None]"
 
 LEVELS_MAX = 32
 LENGTH_MAX = 2048
@@ -27,90 +34,154 @@ class Subscriptions:
     """The subscriptions of all callers of one hub. They outlast a lost link: the next one is asked again."""
 
     def __init__(self) -> None:
-        self._listeners: dict[Key, list[Tell]] = {}
-        self._announcers: dict[ServerName, Announcer] = {}
-        self._asked: dict[Key, asyncio.Future[Fault | None]] = {}
-        """What a server is being asked just now: who comes meanwhile waits for the same answer."""
+        self._listeners: dict[Key, dict[Tell, Follower | None]] = {}
+        self._common: dict[ServerName, Announcer] = {}
+        self._owners: dict[ServerName, Owners] = {}
+        self._asked: WeakKeyDictionary[Announcer, dict[str, Answer]] = WeakKeyDictionary()
+        """What each link was asked to tell and has not refused: who comes before it answers waits for the same."""
 
     # -- callers ---------------------------------------------------------------------------------------------------
 
-    async def add(self, key: Key, tell: Tell) -> Fault | None:
-        """Have `tell` called at every update from now on; the fault if the server does not agree."""
-        listeners = self._listeners.setdefault(key, [])
-        is_first = not listeners
-        listeners.append(tell)  # before the server is asked: it may tell of an update together with its answer
-        fault = await (self._ask_for_all(key) if is_first else self._answer(key))
-        if fault is not None:
-            self._drop(key, tell)
+    async def add(self, key: Key, tell: Tell, follower: Follower | None = None) -> Fault | None:
+        """Have `tell` called at every update from now on; the fault if the server does not agree.
+
+        Without a `follower` it is somebody who has no link of its own.
+        """
+        listeners = self._listeners.setdefault(key, {})
+        listeners[tell] = follower  # before the server is asked: it may tell of an update together with its answer
+        links = self._links(key[0], follower)
+        if links:
+            fault = await self._ask_all(links, key[1])
+        else:  # the next link is asked for what is followed already
+            why = NotConnected(key[0], "it cannot be asked to tell of updates now")
+            fault = why if len(listeners) == 1 else None
+        if fault is not None and self._drop(key, tell):
+            self._release(key, [link for link in links if key[1] in self._asked.get(link, {})])
         return fault
 
-    async def _answer(self, key: Key) -> Fault | None:
-        """What the server says to who asked first."""
-        while (asked := self._asked.get(key)) is not None:
-            await asyncio.wait({asked})
-            if not asked.cancelled():
-                return asked.result()
-            if key not in self._asked:  # who asked has left before it heard: ask in its place
-                return await self._ask_for_all(key)
-        return None
-
-    async def _ask_for_all(self, key: Key) -> Fault | None:
-        asked = self._asked[key] = asyncio.get_running_loop().create_future()
-        try:
-            fault = await self._ask(key)
-            asked.set_result(fault)
-        finally:
-            asked.cancel()
-            if self._asked.get(key) is asked:
-                del self._asked[key]
-        return fault
-
-    async def _ask(self, key: Key) -> Fault | None:
-        server, uri = key
-        announcer = self._announcers.get(server)
-        if announcer is None:
-            return NotConnected(server, "it cannot be asked to tell of updates now")
-        try:
-            await announcer.subscribe(uri)
-        except Fault as fault:
-            return fault
-        return None
+    async def _ask_all(self, links: Sequence[Announcer], uri: str) -> Fault | None:
+        """The answer of the first link, from which the resource would be read; the others may stand in for it later."""
+        if len(links) == 1:
+            return await self.ask(links[0], uri)
+        answers = await asyncio.gather(*(self.ask(link, uri) for link in links))
+        return answers[0]
 
     def remove(self, key: Key, tell: Tell) -> None:
         """Stop telling; the last one to leave has the server told so too."""
-        is_last = self._drop(key, tell) and key not in self._listeners
-        if is_last and (announcer := self._announcers.get(key[0])) is not None:
-            announcer.unsubscribe(key[1])
+        follower = self._listeners.get(key, {}).get(tell)
+        if self._drop(key, tell):
+            self._release(key, self._links(key[0], follower))
 
     def _drop(self, key: Key, tell: Tell) -> bool:
-        listeners = self._listeners.get(key, [])
+        listeners = self._listeners.get(key, {})
         if tell not in listeners:
             return False
-        listeners.remove(tell)
+        del listeners[tell]
         if not listeners:
             del self._listeners[key]
         return True
 
-    # -- servers ---------------------------------------------------------------------------------------------------
+    def _release(self, key: Key, links: Sequence[Announcer]) -> None:
+        """Have those links tell no more of a resource of whom nobody is left to hear it."""
+        server, uri = key
+        others = self._listeners.get(key, {}).values()
+        for link in links:
+            if not any(link in self._links(server, other) for other in others):
+                self._asked.get(link, {}).pop(uri, None)
+                link.unsubscribe(uri)
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    def attach(self, server: ServerName, announcer: Announcer | None, owners: Owners | None = None) -> None:
+        """Ask `announcer` from now on; None when there is nobody to ask.
+
+        `owners` are the links on which not everybody's calls go. They may be there while the common one is not.
+        """
+        self._common.pop(server, None)
+        if announcer is not None:
+            self._common[server] = announcer
+        if owners is not None:
+            self._owners[server] = owners
+
+    def detach(self, server: ServerName) -> None:
+        """Forget a server's links: it is removed."""
+        self._common.pop(server, None)
+        self._owners.pop(server, None)
 
     def wanted(self, server: ServerName) -> list[str]:
-        """What a new link to this server has to ask for."""
+        """What a new link to this server has to ask for, if everybody shares it."""
         return [uri for name, uri in self._listeners if name == server]
 
-    def attach(self, server: ServerName, announcer: Announcer | None) -> None:
-        """Ask `announcer` from now on; None when there is nobody to ask."""
-        if announcer is None:
-            self._announcers.pop(server, None)
-        else:
-            self._announcers[server] = announcer
+    def followers(self, server: ServerName) -> Iterator[tuple[str, Follower]]:
+        """What is followed by those who may have a link of their own: that is asked for it too."""
+        for (name, uri), listeners in self._listeners.items():
+            if name == server:
+                yield from ((uri, follower) for follower in listeners.values() if follower is not None)
 
-    def updated(self, server: ServerName, uri: str) -> None:
-        """A server says that a resource of its was updated, perhaps a part of one that was asked about."""
-        self._tell(server, [tell for whole in _and_above(uri) for tell in self._listeners.get((server, whole), ())])
+    async def ask(self, link: Announcer, uri: str) -> Fault | None:
+        """Have a link tell of a resource, unless it was asked already; the fault if it does not agree."""
+        asked = self._asked.setdefault(link, {})
+        while (answer := asked.get(uri)) is not None:
+            if not answer.done():
+                await asyncio.wait({answer})
+            if not answer.cancelled():
+                return answer.result()
+        # Nobody has asked, or who asked has left before it heard.
+        return await self._ask(link, uri, asked)
 
-    def missed(self, server: ServerName, uri: str) -> None:
-        """A server could not be heard for a while: whoever follows this resource is told once, to look at it."""
-        self._tell(server, list(self._listeners.get((server, uri), ())))
+    async def _ask(self, link: Announcer, uri: str, asked: dict[str, Answer]) -> Fault | None:
+        answer = asked[uri] = asyncio.get_running_loop().create_future()
+        try:
+            fault = await _subscribe(link, uri)
+            answer.set_result(fault)
+        finally:
+            answer.cancel()
+            if not _is_yes(answer) and asked.get(uri) is answer:
+                del asked[uri]
+        return fault
+
+    def asked(self, link: Announcer) -> list[str]:
+        """What a link tells, or is being asked to."""
+        return list(self._asked.get(link, ()))
+
+    def forget(self, link: Announcer) -> None:
+        """A link is lost, or its server has forgotten what it was asked."""
+        self._asked.pop(link, None)
+
+    # -- news ------------------------------------------------------------------------------------------------------
+
+    def updated(self, server: ServerName, uri: str, link: Announcer | None = None) -> None:
+        """A server says that a resource of its was updated, perhaps a part of one that was asked about.
+
+        It says so on a link that not everybody shares, or on the common one.
+        """
+        self._tell(server, [tell for whole in _and_above(uri) for tell in self._hearing(server, whole, link)])
+
+    def missed(self, server: ServerName, uri: str, link: Announcer | None = None) -> None:
+        """A link could not be heard for a while: who hears of this resource from it is told once, to look at it."""
+        self._tell(server, self._hearing(server, uri, link))
+
+    def _hearing(self, server: ServerName, uri: str, link: Announcer | None) -> list[Tell]:
+        """Who hears of a resource from this link, or from the common one."""
+        listeners = self._listeners.get((server, uri))
+        if listeners is None:
+            return []
+        owners = self._owners.get(server)
+        if not owners:  # as nearly everywhere, so that a storm of news costs less
+            return list(listeners) if link is None else []
+        return [tell for tell, follower in listeners.items() if self._hears(owners, follower, uri, link)]
+
+    def _hears(self, owners: Owners, follower: Follower | None, uri: str, link: Announcer | None) -> bool:
+        own = () if follower is None else owners.own(follower)
+        if link is not None:
+            return link in own
+        return not any(_is_yes(self._asked.get(each, {}).get(uri)) for each in own)
+
+    def _links(self, server: ServerName, follower: Follower | None) -> list[Announcer]:
+        """Where a follower can hear from, its own first."""
+        owners, common = self._owners.get(server), self._common.get(server)
+        own = [] if owners is None or follower is None else owners.own(follower)
+        return [*own, *(() if common is None else (common,))]
 
     def _tell(self, server: ServerName, listeners: list[Tell]) -> None:
         for tell in listeners:
@@ -118,6 +189,18 @@ class Subscriptions:
                 tell()
             except Exception:  # one broken listener must not keep the others, or the link, from the news
                 log.exception("a listener of a resource failed", server=server)
+
+
+async def _subscribe(link: Announcer, uri: str) -> Fault | None:
+    try:
+        await link.subscribe(uri)
+    except Fault as fault:
+        return fault
+    return None
+
+
+def _is_yes(answer: Answer | None) -> bool:
+    return answer is not None and answer.done() and not answer.cancelled() and answer.result() is None
 
 
 def _and_above(uri: str) -> Iterator[str]:

@@ -5,20 +5,26 @@ Held by whatever lasts on a face (a session, a conversation, a subscription's st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 
 from isthmus.core.calls.hub import Hub
+from isthmus.core.ports.announcer import Follower
 from isthmus.core.watch.subscriptions import Key, Tell
 from isthmus.faces.mcp.changes import UpdateFeed
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.events import LogLevel
-from isthmus.model.faults import Fault, TooManySubscriptions, UnknownResource
+from isthmus.model.faults import BadArguments, Fault, TooManySubscriptions, UnknownResource
+from isthmus.model.features import Topic
 from isthmus.model.questions import NOTHING, Profile
+from isthmus.wire.mcp.lists import URI_LENGTH_MAX
 
 SUBSCRIPTIONS_MAX = 1_000
 """Resources that one session may follow."""
+
+FOLLOWED_LENGTH_MAX = 256 * 1024
+"""What their names may come to: what one session follows must leave room for others in what servers are asked."""
 
 
 class Interests:
@@ -32,16 +38,24 @@ class Interests:
         tell: Callable[[str], None],
         *,
         profile: Profile = NOTHING,
+        session: str = "",
         is_crowded: Callable[[], bool] = lambda: False,
+        on_unfollow: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`is_crowded` says that the caller has not taken yet what it was told."""
+        """`session` is what its calls name, if they do; `is_crowded` says that it has not taken what it was told.
+
+        `on_unfollow` is called with the URI of whatever is not followed any more, or could not be.
+        """
         self._hub = hub
         self._caller = caller
         self._surface = surface
         self.profile = profile
         """What the caller can be asked."""
+        self._session = session
         self._feed = UpdateFeed(tell, is_crowded)
+        self._on_unfollow = on_unfollow
         self._followed: dict[str, tuple[Key, Tell]] = {}
+        self._followed_length = 0
         self.level: LogLevel | None = None
         self._is_closed = False
 
@@ -56,8 +70,15 @@ class Interests:
         if not self._is_closed:  # a request may be read after its caller has left
             self._hub.levels.want(self, level)
 
+    async def topics(self, asked: Set[Topic]) -> frozenset[Topic]:
+        """Those lists of which the caller can be told that they changed, since some server that it sees has one."""
+        view = await self._hub.view_for(self._caller, self._surface, self.profile)
+        return frozenset(topic for topic in asked if topic in view.claimed)
+
     async def follow(self, uri: str) -> Fault | None:
         """Hear of updates of a resource; the fault if it cannot be found or its server does not agree."""
+        if len(uri) > URI_LENGTH_MAX:
+            return BadArguments("a subscription", f"a URI may have {URI_LENGTH_MAX} characters")
         view = await self._hub.view_for(self._caller, self._surface, self.profile)
         found = view.find_resource(uri)
         if found is None:
@@ -65,21 +86,33 @@ class Interests:
         server = found.route.feature.server
         if uri in self._followed or self._is_closed:
             return None
-        if len(self._followed) >= SUBSCRIPTIONS_MAX:
+        if len(self._followed) >= SUBSCRIPTIONS_MAX or self._followed_length + len(uri) > FOLLOWED_LENGTH_MAX:
             return TooManySubscriptions(len(self._followed))
         key, tell = (server, found.name), partial(self._feed.updated, uri)
         self._followed[uri] = (key, tell)
-        fault = await self._hub.subscriptions.add(key, tell)
+        self._followed_length += len(uri)
+        follower = Follower(self._caller, self.profile, self._session)
+        fault = await self._hub.subscriptions.add(key, tell, follower)
         if fault is not None:
-            self._followed.pop(uri, None)
+            self._pop(uri)
+            self._forget(uri)
         return fault
 
     def unfollow(self, uri: str) -> None:
         """Hear no more of a resource."""
-        followed = self._followed.pop(uri, None)
-        self._feed.forget(uri)
+        followed = self._pop(uri)
+        self._forget(uri)
         if followed is not None:
             self._hub.subscriptions.remove(*followed)
+
+    def _pop(self, uri: str) -> tuple[Key, Tell] | None:
+        followed = self._followed.pop(uri, None)
+        self._followed_length -= 0 if followed is None else len(uri)
+        return followed
+
+    def _forget(self, uri: str) -> None:
+        self._feed.forget(uri)
+        self._on_unfollow(uri)
 
     def close(self) -> None:
         """Want nothing any more, nor anything that is asked for later."""

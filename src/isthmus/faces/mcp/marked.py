@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -11,15 +11,17 @@ from isthmus.faces.mcp.dialogue import updated_params
 from isthmus.faces.mcp.interests import SUBSCRIPTIONS_MAX, Interests
 from isthmus.model.features import Topic
 from isthmus.wire import jsonrpc, sse
+from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.messages import CHANGED, UPDATED
+from isthmus.wire.mcp.tasks import TOLD
 
 FOLLOW_SECONDS = 2.0
 """How long servers have to agree; what one agrees to later can be asked for again."""
 
 
 async def follow_all(interests: Interests, wanted: modern.Wanted) -> modern.Wanted:
-    """Follow every resource that is asked for; returns what will be honoured, without those that cannot be.
+    """Follow every resource that is asked for; returns what will be honoured, without what nobody can tell of.
 
     All servers are asked at once: one that says nothing holds up the others no longer than `FOLLOW_SECONDS`, and
     what it has is not followed.
@@ -38,7 +40,7 @@ async def follow_all(interests: Interests, wanted: modern.Wanted) -> modern.Want
         for uri in asked:
             if uri not in agreed:
                 interests.unfollow(uri)
-    return modern.Wanted(wanted.topics, tuple(uri for uri in asked if uri in agreed))
+    return modern.Wanted(await interests.topics(wanted.topics), tuple(uri for uri in asked if uri in agreed))
 
 
 class MarkedStream:
@@ -73,6 +75,10 @@ class MarkedStream:
             return
         params = modern.marked_params(self._id, updated_params(uri))
         self._push(self._frame(jsonrpc.notification(UPDATED, params)))
+
+    def tell_task(self, members: Mapping[str, Payload]) -> None:
+        """How a task stands."""
+        self._push(self._frame(jsonrpc.notification(TOLD, modern.marked_params(self._id, members))))
 
     def last_word(self) -> bytes:
         """What ends the stream in good order."""

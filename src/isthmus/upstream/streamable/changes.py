@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, Protocol
 
 from isthmus.core.settings import Limits
@@ -12,6 +12,7 @@ from isthmus.transport.http_connection import Lost, Ticket
 from isthmus.upstream.replies import EVENT_STREAM, OK, media_type
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request
+from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.messages import Members
 from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder
@@ -33,8 +34,8 @@ class ChangesOwner(Protocol):
     server: ServerName
     limits: Limits
 
-    def heard(self, changes: Changes) -> None:
-        """The server tells on the stream from now on."""
+    def heard(self, changes: Changes, honoured: Collection[str] | None = None) -> None:
+        """The server tells on the stream from now on; of resources only these, if it says which."""
 
     def unheard(self, changes: Changes, refusal: Fault) -> None:
         """The server gives no such stream."""
@@ -101,7 +102,7 @@ class Changes:
     def _read(self, data: bytes) -> None:
         match jsonrpc.decode(data, max_depth=self._link.limits.depth):
             case Notification(method=method, params=params):
-                self._link.heard(self)
+                self._link.heard(self, modern.read_honoured(params) if method == modern.ACKNOWLEDGED else None)
                 self._link.noted(method, params)
             case Request() as request:
                 self._link.asked(request)

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from structlog.testing import capture_logs
 
+from isthmus.core.ports.announcer import Follower
 from isthmus.core.watch.subscriptions import LENGTH_MAX, Subscriptions
 from isthmus.model.faults import Fault, NotConnected, ServerError
-from tests.unit.core.doubles import SERVER
+from isthmus.model.names import ServerName
+from tests.unit.core.doubles import ANYONE, SERVER
 
 KEY = (SERVER, "file:///notes")
 REFUSED = ServerError(SERVER, -32601, "no such method")
@@ -213,3 +215,154 @@ async def test_after_a_gap_who_follows_a_resource_is_told_and_nobody_above_it() 
     subscriptions.missed(SERVER, "file:///a/b")
     subscriptions.missed(SERVER, "file:///nobody")
     assert [ear.count for ear in ears.values()] == [1, 0]
+
+
+# -- followers with a link of their own ----------------------------------------------------------------------------
+
+SOMEBODY = Follower(ANYONE, frozenset({"roots"}), "one")
+ANOTHER = Follower(ANYONE, frozenset({"roots"}), "two")
+NOTES = KEY[1]
+
+
+class Links:
+    """A server's common link, and those of single followers that are there."""
+
+    def __init__(self) -> None:
+        self.common = Server()
+        self.links: dict[Follower, Server] = {}
+        self.subscriptions = Subscriptions()
+        self.subscriptions.attach(SERVER, self.common, self)
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    def own(self, follower: Follower) -> list[Server]:
+        return [self.links[follower]] if follower in self.links else []
+
+    async def add(self, follower: Follower | None) -> Ear:
+        ear = Ear()
+        assert await self.subscriptions.add(KEY, ear, follower) is None
+        return ear
+
+
+async def test_an_update_on_a_followers_own_link_is_told_to_nobody_else() -> None:
+    links = Links()
+    links.links = {SOMEBODY: Server(), ANOTHER: Server()}
+    ears = [await links.add(follower) for follower in (SOMEBODY, ANOTHER, None)]
+    links.subscriptions.updated(SERVER, NOTES, links.links[SOMEBODY])
+    assert [ear.count for ear in ears] == [1, 0, 0]
+    links.subscriptions.missed(SERVER, NOTES, links.links[ANOTHER])
+    assert [ear.count for ear in ears] == [1, 1, 0]
+    links.subscriptions.updated(SERVER, NOTES)
+    assert [ear.count for ear in ears] == [1, 1, 1]
+
+
+async def test_until_it_has_a_link_of_its_own_a_follower_hears_from_the_common_one() -> None:
+    links = Links()
+    ear = await links.add(SOMEBODY)
+    links.subscriptions.updated(SERVER, NOTES)
+    own = links.links[SOMEBODY] = Server()
+    links.subscriptions.updated(SERVER, NOTES)  # it has not been asked yet
+    assert ear.count == 2
+    assert await links.subscriptions.ask(own, NOTES) is None
+    links.subscriptions.updated(SERVER, NOTES)
+    assert ear.count == 2
+    del links.links[SOMEBODY]
+    links.subscriptions.updated(SERVER, NOTES)
+    assert ear.count == 3
+
+
+async def test_the_answer_is_that_of_the_link_from_which_the_resource_would_be_read() -> None:
+    async def refuse(_uri: str) -> None:
+        raise REFUSED
+
+    links = Links()
+    links.links = {SOMEBODY: Server(refuse)}
+    assert await links.subscriptions.add(KEY, Ear(), SOMEBODY) is REFUSED
+    assert links.common.asked == [f"+{NOTES}", f"-{NOTES}"]  # it need not tell what nobody hears
+    links.links, links.common.answer = {SOMEBODY: Server()}, refuse
+    ear = await links.add(SOMEBODY)
+    links.subscriptions.updated(SERVER, NOTES, links.links[SOMEBODY])
+    assert ear.count == 1
+
+
+async def test_while_its_own_link_is_asked_a_follower_hears_from_both() -> None:
+    links, gate, ear = Links(), Gate(), Ear()
+    own = links.links[SOMEBODY] = Server(gate)
+    adding = asyncio.ensure_future(links.subscriptions.add(KEY, ear, SOMEBODY))
+    await gate.asked.wait()
+    links.subscriptions.updated(SERVER, NOTES)
+    links.subscriptions.updated(SERVER, NOTES, own)
+    assert ear.count == 2
+    gate.open.set()
+    assert await adding is None
+
+
+async def test_each_link_is_asked_once_and_told_when_its_last_follower_leaves() -> None:
+    links = Links()
+    shared = Server()
+    links.links = {SOMEBODY: shared, ANOTHER: shared}
+    one, two, common = [await links.add(follower) for follower in (SOMEBODY, ANOTHER, None)]
+    assert (shared.asked, links.common.asked) == ([f"+{NOTES}"], [f"+{NOTES}"])
+    links.subscriptions.remove(KEY, one)
+    assert shared.asked == [f"+{NOTES}"]
+    links.subscriptions.remove(KEY, two)
+    assert (shared.asked, links.common.asked) == ([f"+{NOTES}", f"-{NOTES}"], [f"+{NOTES}"])
+    links.subscriptions.remove(KEY, common)
+    assert links.common.asked == [f"+{NOTES}", f"-{NOTES}"]
+
+
+async def test_a_followers_own_link_is_heard_while_the_common_one_is_away() -> None:
+    links = Links()
+    own = links.links[SOMEBODY] = Server()
+    ear = await links.add(SOMEBODY)
+    links.subscriptions.attach(SERVER, None)
+    links.subscriptions.updated(SERVER, NOTES, own)
+    assert ear.count == 1
+    late = await links.add(SOMEBODY)  # it can be asked, though the other cannot
+    links.subscriptions.detach(SERVER)
+    links.subscriptions.updated(SERVER, NOTES, own)
+    assert (ear.count, late.count) == (1, 0)
+
+
+async def test_what_is_followed_already_can_be_followed_while_nobody_can_be_asked() -> None:
+    subscriptions, one, two = following(Server()), Ear(), Ear()
+    await subscriptions.add(KEY, one)
+    subscriptions.attach(SERVER, None)
+    assert await subscriptions.add(KEY, two) is None  # the next link is asked for it anyway
+    subscriptions.updated(*KEY)
+    assert (one.count, two.count) == (1, 1)
+
+
+async def test_a_link_that_forgot_what_it_was_asked_is_asked_again() -> None:
+    server = Server()
+    subscriptions = following(server)
+    await subscriptions.add(KEY, Ear())
+    assert await subscriptions.ask(server, NOTES) is None
+    assert (server.asked, subscriptions.asked(server)) == ([f"+{NOTES}"], [NOTES])
+    subscriptions.forget(server)
+    assert subscriptions.asked(server) == []
+    assert await subscriptions.ask(server, NOTES) is None
+    assert server.asked == [f"+{NOTES}"] * 2
+
+
+async def test_a_link_given_up_while_it_is_asked_is_asked_again_by_the_next() -> None:
+    gate, one = Gate(), Ear()
+    server = Server(gate)
+    subscriptions = following(server)
+    first = asyncio.ensure_future(subscriptions.add(KEY, one))
+    await gate.asked.wait()
+    subscriptions.remove(KEY, one)
+    gate.open.set()
+    second = asyncio.ensure_future(subscriptions.add(KEY, Ear()))
+    assert (await first, await second) == (None, None)
+    assert server.asked == [f"+{NOTES}", f"-{NOTES}", f"+{NOTES}"]
+    assert subscriptions.asked(server) == [NOTES]
+
+
+async def test_only_those_who_may_have_a_link_of_their_own_are_its_followers() -> None:
+    links = Links()
+    for follower in (SOMEBODY, None):
+        await links.add(follower)
+    assert list(links.subscriptions.followers(SERVER)) == [(NOTES, SOMEBODY)]
+    assert list(links.subscriptions.followers(ServerName("other"))) == []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from isthmus.core.ports.announcer import Follower
 from isthmus.faces.mcp import interests as module
 from isthmus.faces.mcp.interests import Interests
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import ServerError, TooManySubscriptions, UnknownResource
+from isthmus.model.faults import BadArguments, ServerError, TooManySubscriptions, UnknownResource
+from isthmus.wire.mcp.lists import URI_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, SERVER
 from tests.unit.faces.mcp.doubles import NOTES, Hosted
 
@@ -46,6 +48,18 @@ async def test_following_twice_is_following_once() -> None:
     assert hosted.is_forgotten()
 
 
+async def test_what_is_not_followed_any_more_or_could_not_be_is_to_be_forgotten() -> None:
+    hosted, forgotten = Hosted(), list[str]()
+    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _: None, on_unfollow=forgotten.append)
+    assert await interests.follow(NOTES) is None
+    assert forgotten == []
+    interests.unfollow(NOTES)
+    assert forgotten == [NOTES]
+    hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
+    assert await interests.follow(NOTES) is hosted.announcer.refusal
+    assert forgotten == [NOTES, NOTES]
+
+
 async def test_a_refusal_can_be_followed_by_another_try() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted)
@@ -62,6 +76,27 @@ async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest
     ends = [await interests.follow(f"file:///{n}") for n in range(3)]
     assert [type(end) for end in ends] == [type(None), type(None), TooManySubscriptions]
     assert len(hosted.announcer.asked) == 2
+
+
+async def test_there_is_an_end_to_the_names_of_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLLOWED_LENGTH_MAX", 100)
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    long, short = "file:///" + "x" * 80, "file:///" + "y" * 10
+    assert await interests.follow(long) is None
+    assert isinstance(await interests.follow(short), TooManySubscriptions)
+    interests.unfollow(long)
+    hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
+    assert await interests.follow(long) is hosted.announcer.refusal
+    hosted.announcer.refusal = None
+    assert (await interests.follow(short), await interests.follow(short[:-1])) == (None, None)
+
+
+async def test_a_name_longer_than_any_that_is_listed_cannot_be_followed() -> None:
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    assert isinstance(await interests.follow("file:///" + "x" * URI_LENGTH_MAX), BadArguments)
+    assert hosted.announcer.asked == []
 
 
 async def test_two_callers_want_their_own() -> None:
@@ -124,3 +159,13 @@ async def test_too_much_is_said_in_words_that_help(monkeypatch: pytest.MonkeyPat
     assert fault is not None
     assert fault.message == "Too many subscriptions: 1 resources are followed; unsubscribe from some first"
     assert (fault.server, fault.retry_after) == (None, None)
+
+
+async def test_a_server_is_told_who_follows_as_its_calls_say_it() -> None:
+    hosted = Hosted()
+    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None, session="s")
+    interests.profile = frozenset({"roots"})
+    assert await interests.follow(NOTES) is None
+    assert list(hosted.hub.subscriptions.followers(SERVER)) == [(NOTES, Follower(ANYONE, frozenset({"roots"}), "s"))]
+    interests.close()
+    assert list(hosted.hub.subscriptions.followers(SERVER)) == []

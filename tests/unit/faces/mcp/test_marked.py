@@ -71,10 +71,17 @@ async def test_only_what_its_servers_agree_to_is_honoured() -> None:
     assert await follow_all(interests, Wanted(frozenset(), (NOTES, "file:///new"))) == Wanted(frozenset(), (NOTES,))
 
 
+async def test_no_list_is_honoured_that_no_server_has() -> None:
+    hosted = Hosted(ready(resources=[resource(NOTES)], abilities=frozenset({"resources", "subscribe"})))
+    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None)
+    wanted = Wanted(frozenset({"tools", "prompts", "resources"}), (NOTES,))
+    assert await follow_all(interests, wanted) == Wanted(frozenset({"resources"}), (NOTES,))
+
+
 async def test_a_server_that_says_nothing_costs_what_it_has_and_the_others_are_honoured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.05)
+    monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.5)
     hosted = Hosted(ready(resources=[resource(NOTES)]))
     mute = Announcer()
     mute.opened.clear()

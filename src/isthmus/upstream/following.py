@@ -1,0 +1,93 @@
+"""Has the links of one server tell of what callers follow, and says on whose behalf each of them told something.
+
+It decides nothing about who hears what: that is `core.watch.subscriptions`, which all servers of a hub share. The
+keeper asks it for its own link, which everybody shares; the pool for those on which not everybody's calls go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.crew import Crew
+from isthmus.core.ports.announcer import Follower
+from isthmus.model.faults import NotConnected
+from isthmus.model.names import ServerName
+from isthmus.upstream.link import BaseLink
+
+log = structlog.get_logger(__name__)
+
+SUBSCRIBE_AT_ONCE = 1_000
+"""Resources of which a link is asked to tell updates before the first is answered."""
+
+
+class Following:
+    """What is followed at one server. Where a link is named it is a pool's, else the one that everybody shares."""
+
+    def __init__(self, hub: Hub, crew: Crew, server: ServerName) -> None:
+        self._recall = hub.recall
+        self._subscriptions = hub.subscriptions
+        self._crew = crew
+        self._server = server
+
+    def followers(self) -> list[tuple[str, Follower]]:
+        """What is followed by those who may have a link of their own."""
+        return list(self._subscriptions.followers(self._server))
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    async def follow(self, link: BaseLink, uris: Sequence[str], then: Callable[[str], None] = lambda _: None) -> None:
+        """Have a link tell of all of these, and do something then for each; what it refuses is no harm."""
+        for start in range(0, len(uris), SUBSCRIBE_AT_ONCE):
+            await asyncio.gather(*(self._ask(link, uri, then) for uri in uris[start : start + SUBSCRIBE_AT_ONCE]))
+
+    async def _ask(self, link: BaseLink, uri: str, then: Callable[[str], None]) -> None:
+        fault = await self._subscriptions.ask(link, uri)
+        if fault is not None:
+            level = log.debug if isinstance(fault, NotConnected) else log.warning
+            level("server refused a subscription", server=self._server, reason=fault.message)
+        then(uri)
+
+    def resume(self, link: BaseLink) -> None:
+        """Ask the common link for all that callers follow; they may have missed updates until it agrees."""
+        self._follow_soon(link, self._subscriptions.wanted(self._server), self._missed)
+
+    def resume_own(self, link: BaseLink) -> None:
+        """Ask a pool's link once more for what it told: its server has forgotten it."""
+        uris = self._subscriptions.asked(link)
+        self.forget(link)
+        self._follow_soon(link, uris, partial(self._missed, link=link))
+
+    def _follow_soon(self, link: BaseLink, uris: Sequence[str], then: Callable[[str], None]) -> None:
+        if uris:
+            self._crew.spawn(f"subscriptions of {self._server}", self.follow(link, uris, then))
+
+    def forget(self, link: BaseLink) -> None:
+        """A link is gone, or its server has forgotten what it was asked."""
+        self._subscriptions.forget(link)
+
+    # -- hearing ---------------------------------------------------------------------------------------------------
+
+    def attend(self, link: BaseLink) -> None:
+        """Hear what a pool's link tells."""
+        link.on_updated = partial(self.updated, link=link)
+        link.on_gap = partial(self.gap, link)
+
+    def updated(self, uri: str, link: BaseLink | None = None) -> None:
+        """The server says that a resource was updated."""
+        self._recall.forget(self._server, uri)
+        self._subscriptions.updated(self._server, uri, link)
+
+    def gap(self, link: BaseLink | None = None) -> None:
+        """A link told something that nobody heard, or a new one knows other things: have everybody look."""
+        wanted = self._subscriptions.wanted(self._server) if link is None else self._subscriptions.asked(link)
+        for uri in wanted:
+            self._missed(uri, link)
+
+    def _missed(self, uri: str, link: BaseLink | None = None) -> None:
+        self._recall.forget(self._server, uri)
+        self._subscriptions.missed(self._server, uri, link)

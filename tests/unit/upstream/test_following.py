@@ -1,0 +1,124 @@
+"""What the links of one server are asked to tell, and on whose behalf what they tell is passed on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from isthmus.core.crew import Crew
+from isthmus.core.ports.announcer import Follower
+from isthmus.upstream import following as module
+from isthmus.upstream.following import Following
+from tests.unit.core.doubles import ANYONE, Stage
+from tests.unit.upstream.scripted import NAME, Scripted
+
+ME = Follower(ANYONE, session="mine")
+URIS = [f"file:///{number}" for number in range(5)]
+
+
+class Followed:
+    """A server of which one caller, with a link of its own, and everybody else follow the same."""
+
+    def __init__(self) -> None:
+        self.hub = Stage().hub
+        self.crew = Crew("following")
+        self.common, self.link = Scripted(), Scripted()
+        self.following = Following(self.hub, self.crew, NAME)
+        self.following.attend(self.link)
+        self.hub.subscriptions.attach(NAME, self.common, self)
+        self.mine: list[str] = []
+        self.others: list[str] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def own(self, follower: Follower) -> list[Scripted]:
+        return [self.link] if follower == ME else []
+
+    async def follow(self, uri: str) -> None:
+        subscriptions = self.hub.subscriptions
+        assert await subscriptions.add((NAME, uri), lambda: self.mine.append(uri), ME) is None
+        assert await subscriptions.add((NAME, uri), lambda: self.others.append(uri)) is None
+
+
+@pytest.fixture
+async def followed() -> AsyncIterator[Followed]:
+    made = Followed()
+    yield made
+    await made.crew.aclose()
+
+
+def subscribed(link: Scripted) -> list[str]:
+    return [params["uri"] for method, params in link.asked if method == "resources/subscribe"]
+
+
+async def test_a_link_is_asked_for_everything_portion_by_portion(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SUBSCRIBE_AT_ONCE", 2)
+    then: list[str] = []
+    await followed.following.follow(followed.link, URIS, then.append)
+    await followed.following.follow(followed.link, URIS)
+    assert (subscribed(followed.link), then) == (URIS, URIS)
+
+
+async def test_what_a_server_refuses_is_no_harm(followed: Followed) -> None:
+    followed.link.refuses.add("resources/subscribe")
+    with capture_logs() as logs:
+        await followed.following.follow(followed.link, URIS[:1])
+    assert [(line["event"], line["log_level"]) for line in logs] == [("server refused a subscription", "warning")]
+    assert followed.hub.subscriptions.asked(followed.link) == []
+
+
+async def test_what_the_own_link_tells_is_its_followers_and_the_rest_everybody_elses(followed: Followed) -> None:
+    await followed.follow(URIS[0])
+    followed.link.on_updated(URIS[0])
+    assert (followed.mine, followed.others) == (URIS[:1], [])
+    followed.following.updated(URIS[0])
+    assert (followed.mine, followed.others) == (URIS[:1], URIS[:1])
+
+
+async def test_after_a_gap_only_those_look_who_hear_from_that_link(followed: Followed) -> None:
+    for uri in URIS[:2]:
+        await followed.follow(uri)
+    followed.link.on_gap()
+    assert (followed.mine, followed.others) == (URIS[:2], [])
+    followed.following.gap()
+    assert (followed.mine, followed.others) == (URIS[:2], URIS[:2])
+
+
+async def test_a_link_whose_server_forgot_everything_is_asked_again_and_its_followers_look(followed: Followed) -> None:
+    await followed.follow(URIS[0])
+    followed.following.resume_own(followed.link)
+    while len(followed.crew):  # noqa: ASYNC110 - a crew tells nobody
+        await asyncio.sleep(0)
+    assert (subscribed(followed.link), subscribed(followed.common)) == (URIS[:1] * 2, URIS[:1])
+    assert (followed.mine, followed.others) == (URIS[:1], [])
+
+
+async def test_a_new_common_link_is_asked_for_everything_and_those_look_who_hear_from_it(followed: Followed) -> None:
+    await followed.follow(URIS[0])
+    fresh = Scripted()
+    followed.hub.subscriptions.attach(NAME, fresh)
+    followed.following.resume(fresh)
+    while len(followed.crew):  # noqa: ASYNC110 - a crew tells nobody
+        await asyncio.sleep(0)
+    assert subscribed(fresh) == URIS[:1]
+    assert (followed.mine, followed.others) == ([], URIS[:1])
+
+
+async def test_an_update_makes_the_hub_forget_what_it_kept(followed: Followed) -> None:
+    forgotten: list[tuple[str, str | None]] = []
+    followed.hub.recall.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
+    await followed.follow(URIS[0])
+    followed.link.on_updated(URIS[1])
+    followed.link.on_gap()
+    assert forgotten == [(NAME, URIS[1]), (NAME, URIS[0])]
+
+
+async def test_its_followers_are_this_servers(followed: Followed) -> None:
+    await followed.follow(URIS[0])
+    assert followed.following.followers() == [(URIS[0], ME)]

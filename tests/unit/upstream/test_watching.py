@@ -1,0 +1,369 @@
+"""What a server is asked to tell of: one request at a time, and a resource that is refused costs only itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from isthmus.model.faults import BadReply, Fault, ServerError, TooManySubscriptions
+from isthmus.upstream import watching
+from isthmus.upstream.waiters import Inquiry, Waiter
+from isthmus.upstream.watching import Jointly, Singly
+from tests.unit.core.doubles import SERVER
+
+REFUSED = ServerError(SERVER, -32602, "unknown resource")
+UNKNOWN = ServerError(SERVER, -32601, "no such method")
+
+
+async def turn() -> None:
+    """Let everything happen that can without an answer."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def ended(*wanting: asyncio.Future[None]) -> list[Fault | None]:
+    """How each of those that want something was answered."""
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(*wanting, return_exceptions=True)
+    return [answer if isinstance(answer, Fault) else None for answer in answers]
+
+
+# -- an earlier server -----------------------------------------------------------------------------------------------
+
+
+class Earlier:
+    """An earlier server that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.open: list[Inquiry] = []
+        self.forgotten: list[Waiter] = []
+        self.watching = Singly(SERVER, self.ask, self.forgotten.append)
+
+    def ask(self, method: str, uri: str) -> Inquiry:
+        self.said.append(f"{method.removeprefix('resources/')} {uri}")
+        self.open.append(Inquiry(SERVER))
+        return self.open[-1]
+
+    def want(self, uri: str) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self.watching.want(uri))
+
+    async def answer(self, refusal: Fault | None = None) -> None:
+        """Answer the oldest request."""
+        inquiry = self.open.pop(0)
+        if refusal is None:
+            inquiry.result(msgspec.Raw(b"{}"))
+        else:
+            inquiry.fail(refusal)
+        await turn()
+
+
+@pytest.fixture
+async def earlier() -> Earlier:
+    return Earlier()
+
+
+async def test_who_comes_back_before_a_server_has_let_go_is_asked_for_after_it(earlier: Earlier) -> None:
+    first = earlier.want("a")
+    await turn()
+    await earlier.answer()
+    assert await ended(first) == [None]
+    earlier.watching.drop("a")
+    again = earlier.want("a")
+    await turn()
+    assert earlier.said == ["subscribe a", "unsubscribe a"]
+    await earlier.answer()
+    assert (earlier.said[2:], again.done()) == (["subscribe a"], False)
+    await earlier.answer()
+    assert await ended(again) == [None]
+
+
+async def test_who_leaves_before_the_server_agrees_has_it_let_go_then(earlier: Earlier) -> None:
+    first = earlier.want("a")
+    await turn()
+    earlier.watching.drop("a")
+    assert (await ended(first), earlier.said) == ([None], ["subscribe a"])
+    await earlier.answer()
+    assert earlier.said == ["subscribe a", "unsubscribe a"]
+    await earlier.answer()
+    assert len(earlier.forgotten) == 2
+
+
+async def test_who_comes_back_while_the_server_is_asked_hears_that_answer(earlier: Earlier) -> None:
+    first = earlier.want("a")
+    await turn()
+    earlier.watching.drop("a")
+    again = earlier.want("a")
+    await turn()
+    await earlier.answer()
+    assert (await ended(first, again), earlier.said) == ([None, None], ["subscribe a"])
+
+
+async def test_one_that_waits_no_more_leaves_the_answer_to_others(earlier: Earlier) -> None:
+    first, second = earlier.want("a"), earlier.want("a")
+    await turn()
+    first.cancel()
+    await turn()
+    assert earlier.said == ["subscribe a"]
+    await earlier.answer()
+    assert await ended(second) == [None]
+
+
+async def test_a_refusal_is_told_and_what_was_refused_can_be_asked_for_again(earlier: Earlier) -> None:
+    first, other = earlier.want("a"), earlier.want("b")
+    await turn()
+    await earlier.answer(REFUSED)
+    await earlier.answer()
+    assert await ended(first, other) == [REFUSED, None]
+    earlier.watching.drop("a")
+    assert earlier.said == ["subscribe a", "subscribe b"]
+    again = earlier.want("a")
+    await turn()
+    await earlier.answer()
+    assert await ended(again) == [None]
+
+
+async def test_a_server_that_has_forgotten_is_asked_again(earlier: Earlier) -> None:
+    for _ in range(2):
+        wanting = earlier.want("a")
+        await turn()
+        await earlier.answer()
+        assert await ended(wanting) == [None]
+    assert earlier.said == ["subscribe a"] * 2
+
+
+async def test_a_server_that_does_not_answer_is_given_up(earlier: Earlier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LEAVE_SECONDS", 0.0)
+    wanting = earlier.want("a")
+    await turn()
+    await earlier.answer()
+    monkeypatch.setattr(watching, "AGREE_SECONDS", 0.0)
+    earlier.watching.drop("a")
+    again = earlier.want("a")  # goes as soon as nobody waits for the last word any more
+    (_, refusal) = await ended(wanting, again)
+    assert isinstance(refusal, BadReply)
+    assert "resources/subscribe" in refusal.message
+    assert earlier.said == ["subscribe a", "unsubscribe a", "subscribe a"]
+    assert len(earlier.forgotten) == 3
+
+
+# -- a modern server -------------------------------------------------------------------------------------------------
+
+
+class Modern:
+    """A modern server that refuses some resources by refusing whatever names them."""
+
+    def __init__(self, bad: Iterable[str] = (), *, is_silent: bool = False) -> None:
+        self.bad = {*bad}
+        self.is_silent = is_silent
+        self.said: list[list[str]] = []
+        self.refusal = REFUSED
+        self.told: list[str] | None = None
+        """What it acknowledged last."""
+        self.watching = Jointly(SERVER, self.ask)
+
+    def ask(self, uris: Collection[str]) -> None:
+        self.said.append([*uris])
+        if self.is_silent:
+            return
+        asyncio.get_running_loop().call_soon(self.answer, [*uris])
+
+    def answer(self, uris: list[str]) -> None:
+        if self.bad & {*uris}:
+            self.watching.refused(self.refusal)
+        else:
+            self.told = uris
+            self.watching.acknowledged(None)
+
+    def want(self, *uris: str) -> list[asyncio.Future[None]]:
+        return [asyncio.ensure_future(self.watching.want(uri)) for uri in uris]
+
+    async def settle(self) -> None:
+        """Wait until everything is agreed to or refused."""
+        async with asyncio.timeout(10):
+            await turn()
+            while self.watching.is_asking:
+                await turn()
+        await turn()
+
+
+async def test_what_is_wanted_together_is_asked_for_at_once() -> None:
+    server = Modern()
+    assert await ended(*server.want("b", "a", "b")) == [None] * 3
+    assert server.said == [["a", "b"]]
+    assert await ended(*server.want("a")) == [None]
+    assert server.said == [["a", "b"]]
+
+
+async def test_what_is_wanted_while_the_server_is_asked_waits_for_its_answer() -> None:
+    server = Modern(is_silent=True)
+    first = server.want("a")
+    await turn()
+    others = server.want("b", "c")
+    await turn()
+    assert server.said == [["a"]]
+    server.watching.acknowledged(None)
+    await turn()
+    assert server.said == [["a"], ["a", "b", "c"]]
+    server.watching.acknowledged(None)
+    assert await ended(*first, *others) == [None] * 3
+
+
+async def test_a_request_that_asks_for_nothing_new_is_not_waited_for() -> None:
+    server = Modern(is_silent=True)
+    server.watching.again()
+    server.watching.again()
+    server.want("a")
+    await turn()
+    assert server.said == [[], ["a"]]
+    server.watching.stop()
+
+
+@pytest.mark.parametrize("bad", [["c"], ["a", "h"], ["a", "b", "c", "d", "e", "f", "g", "h"], []])
+async def test_a_bad_resource_among_many_costs_only_itself(bad: list[str]) -> None:
+    server = Modern(bad)
+    assert await ended(*server.want("known")) == [None]
+    answers = await ended(*server.want(*"abcdefgh"))
+    assert answers == [REFUSED if uri in bad else None for uri in "abcdefgh"]
+    assert server.told == sorted({"known", *"abcdefgh"} - {*bad})
+    assert server.watching.wanted == {*(server.told or ())}
+
+
+async def test_what_one_cannot_watch_does_not_keep_another_from_what_it_can() -> None:
+    server = Modern(["bad"])
+    assert await ended(*server.want("bad")) == [REFUSED]
+    assert await ended(*server.want("good")) == [None]
+    assert server.told == ["good"]
+
+
+async def test_a_server_that_knows_no_such_request_is_not_asked_for_each_resource() -> None:
+    server = Modern("abcdefgh")
+    server.refusal = UNKNOWN
+    assert await ended(*server.want(*"abcdefgh")) == [UNKNOWN] * 8
+    await server.settle()
+    assert len(server.said) <= 2  # the other is for the lists alone
+
+
+async def test_there_is_an_end_to_the_search_for_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "REFUSALS_MAX", 5)
+    names = [f"{n:03}" for n in range(100)]
+    server = Modern(names)
+    assert await ended(*server.want(*names)) == [REFUSED] * 100
+    await server.settle()
+    assert len(server.said) < 20
+    server.bad = {"bad"}
+    assert await ended(*server.want("bad", "good")) == [REFUSED, None]  # another search begins anew
+
+
+async def test_the_lists_are_told_of_even_if_no_resource_is() -> None:
+    server = Modern(["bad"])
+    assert await ended(*server.want("bad")) == [REFUSED]
+    await server.settle()
+    assert (server.said, server.told) == ([["bad"], []], [])
+
+
+async def test_what_an_acknowledgement_does_not_name_is_refused() -> None:
+    server = Modern(is_silent=True)
+    wanting = server.want("a", "b", "c")
+    await turn()
+    server.watching.acknowledged({"a", "c"})
+    _, refusal, _ = await ended(*wanting)
+    assert isinstance(refusal, ServerError)
+    assert server.watching.wanted == {"a", "c"}
+
+
+async def test_a_server_may_spell_what_it_acknowledges_in_its_own_way() -> None:
+    server = Modern(is_silent=True)
+    wanting = server.want("http://a", "http://b")
+    await turn()
+    server.watching.acknowledged({"http://a/", "http://b/"})
+    assert await ended(*wanting) == [None, None]
+
+
+async def test_who_leaves_with_many_has_the_server_asked_once() -> None:
+    server = Modern()
+    names = [f"{n}" for n in range(1000)]
+    await ended(*server.want("kept", *names))
+    for uri in names:
+        server.watching.drop(uri)
+    server.watching.drop("never there")
+    await server.settle()
+    assert [len(said) for said in server.said] == [1001, 1]
+    assert server.told == ["kept"]
+
+
+async def test_what_nobody_wants_any_more_is_not_taken_for_agreed() -> None:
+    server = Modern(is_silent=True)
+    wanting = server.want("a", "b")
+    await turn()
+    server.watching.drop("a")
+    assert await ended(wanting[0]) == [None]
+    server.watching.acknowledged(None)
+    again = server.want("a")
+    await turn()
+    assert (await ended(wanting[1]), server.said[-1], again[0].done()) == ([None], ["a", "b"], False)
+    server.watching.acknowledged(None)
+    assert await ended(*again) == [None]
+
+
+async def test_what_was_agreed_to_once_may_be_refused_after_a_break_and_costs_only_itself() -> None:
+    server = Modern()
+    await ended(*server.want(*"abcd"))
+    server.bad = {"c"}
+    server.watching.closed()
+    with capture_logs() as logs:
+        server.watching.again()
+        await server.settle()
+    assert (server.told, server.watching.wanted) == (["a", "b", "d"], {"a", "b", "d"})
+    assert [line["event"] for line in logs] == ["server tells no more of a resource"]
+
+
+async def test_a_request_that_breaks_off_is_made_again_with_all_that_was_in_it() -> None:
+    server = Modern(is_silent=True)
+    wanting = server.want("a")
+    await turn()
+    server.watching.interrupted()
+    server.watching.again()
+    assert server.said == [["a"], ["a"]]
+    server.watching.refused(REFUSED)
+    assert await ended(*wanting) == [REFUSED]
+
+
+async def test_a_silent_server_is_believed_after_a_while_and_may_refuse_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "HEARING_SECONDS", 0.0)
+    server = Modern(is_silent=True)
+    assert await ended(*server.want("a")) == [None]
+    assert await ended(*server.want("b")) == [None]
+    assert server.said == [["a"], ["a", "b"]]
+    server.is_silent, server.bad = False, {"b"}
+    with capture_logs() as logs:
+        server.answer(server.said[-1])
+        await server.settle()
+    assert (server.told, server.watching.wanted, len(logs)) == (["a"], {"a"}, 1)
+
+
+async def test_there_is_an_end_to_what_one_server_is_asked_to_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "WATCHED_BYTES_MAX", 100)
+    server = Modern()
+    long = "x" * 90
+    assert await ended(*server.want(long)) == [None]
+    (refusal,) = await ended(*server.want("y" * 10))
+    assert isinstance(refusal, TooManySubscriptions)
+    server.watching.drop(long)
+    assert await ended(*server.want("y" * 10)) == [None]
+    assert server.told == ["y" * 10]
+
+
+async def test_a_lost_link_keeps_nobody_waiting() -> None:
+    server = Modern(is_silent=True)
+    asked = server.want("a")
+    await turn()
+    waiting = server.want("b")
+    await turn()
+    server.watching.stop()
+    assert await ended(*asked, *waiting) == [None, None]
+    assert server.said == [["a"]]
