@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import pytest
 from mcp_types import LoggingLevel
 
 from tests.conftest import Spawn
+from tests.faults.watching import eventually
 from tests.hubs import serving
 from tests.matrix.field import until_complete
 from tests.peers import content
 from tests.peers.client_sdk2 import client_over_http
 from tests.peers.forms import Form
-from tests.peers.surveyor import Ear, level_set
+from tests.peers.surveyor import LOG_LEVEL, Ear, level_set
 
 ROUNDS = 20
 """A level that arrives after the call it was set for is a race, which one round would seldom lose."""
@@ -35,7 +36,7 @@ async def test_a_level_holds_from_the_next_call_on(
     form = Form("sdk2", "legacy", carrier)
     peer = await spawn(form.peer, *form.options)
     ear, heard = Ear(), []
-    async with serving(tmp_path, {"full": {"url": peer.at(form.path)}}) as hub:
+    async with serving(tmp_path, {"full": {"url": form.url(peer.port)}}) as hub:
         await until_complete(hub.url)
         async with client_over_http(hub.url_of("full"), mode="legacy", listener=ear) as client:
             for _ in range(ROUNDS):
@@ -52,7 +53,7 @@ async def test_what_one_caller_chooses_takes_nothing_from_another(tmp_path: Path
     form = Form("sdk2", "legacy", "stateful")
     peer = await spawn(form.peer, *form.options)
     quiet, curious, late = Ear(), Ear(), Ear()
-    async with serving(tmp_path, {"full": {"url": peer.at(form.path)}}) as hub:
+    async with serving(tmp_path, {"full": {"url": form.url(peer.port)}}) as hub:
         await until_complete(hub.url)
         url = hub.url_of("full")
         async with (
@@ -68,3 +69,34 @@ async def test_what_one_caller_chooses_takes_nothing_from_another(tmp_path: Path
     assert levels_in(quiet) == ["error"]
     assert levels_in(curious) == list(content.LEVELS)
     assert levels_in(late) == list(content.LEVELS)
+
+
+async def test_a_modern_call_hears_what_it_wants_of_a_server_that_is_told_once_for_all(
+    tmp_path: Path, spawn: Spawn
+) -> None:
+    form = Form("sdk2", "legacy", "stateful")
+    peer = await spawn(form.peer, *form.options)
+    quiet, ear = Ear(), Ear()
+    async with serving(tmp_path, {"full": {"url": form.url(peer.port)}}) as hub:
+        await until_complete(hub.url)
+        url = hub.url_of("full")
+        async with (
+            client_over_http(url, mode="legacy", listener=quiet) as chose,
+            client_over_http(url, mode="2026-07-28", listener=ear) as client,
+        ):
+
+            async def heard(level: str) -> list[str]:
+                ear.logs.clear()
+                await client.call_tool("log_some", {}, meta=cast("Any", {LOG_LEVEL: level}))
+                return levels_in(ear)
+
+            async def hears_everything() -> bool:
+                return await heard("debug") == list(content.LEVELS)
+
+            await level_set(chose, "error")
+            await eventually(hears_everything, "the server is told")  # the first call may overtake its level
+            assert await heard("error") == ["error"]
+            assert await hears_everything()
+            await chose.call_tool("log_some", {})
+
+    assert levels_in(quiet) == ["error"]

@@ -35,8 +35,8 @@ class RunningHub:
         self.counters = Counters()
         self.hub = Hub(configuration.hub.limits, self.counters)
         self.surface = Surface(configuration.hub.names)
-        self._comebacks = Comebacks(ProcessSealer())
-        self._links = Links(configuration.hub.limits, environment, self.crew)
+        self._comebacks = Comebacks(ProcessSealer(), configuration.hub.limits)
+        self._links = Links(configuration.hub.limits, environment, self.crew, self.hub.tasks)
         self.supervisor = Supervisor(self.hub, self.crew, self._links.connect)
         builtin = LocalLink(BUILTIN, builtin_tools(MemoryJournal(), time.time), self.crew)
         self.supervisor.add_local(BUILTIN, builtin, builtin.tools)
@@ -54,7 +54,7 @@ class RunningHub:
         """
         difference = between(self.configuration, configuration)
         self.configuration = configuration
-        self.hub.limits = self._links.limits = configuration.hub.limits
+        self.hub.limits = self._links.limits = self._comebacks.limits = configuration.hub.limits
         for name in difference.removed:
             self.supervisor.remove(name)
         for server in difference.added:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import assert_never
 
 from isthmus import __version__
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
+from isthmus.core.watch.tasks import Tasks
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.functions import PythonLink
-from isthmus.upstream.link import BaseLink
+from isthmus.upstream.keeper import HOPS_MAX
+from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.rpc import RpcLink
 from isthmus.upstream.settings import (
     Carrier,
@@ -31,24 +34,34 @@ from isthmus.wire.mcp.messages import Implementation
 
 ME = Implementation("isthmus", __version__, "Isthmus")
 
+HOPS_VARIABLE = "ISTHMUS_HOPS"
+"""Tells a program how many hubs started each other down to it: by mistake, one may be a hub with the same file."""
+
+HOPS_DIGITS_MAX = 3
+
 
 class Links:
     """What links of one hub have in common."""
 
-    def __init__(self, limits: Limits, environment: Mapping[str, str], crew: Crew) -> None:
+    def __init__(self, limits: Limits, environment: Mapping[str, str], crew: Crew, tasks: Tasks) -> None:
+        """`tasks` hears how those stand of which servers tell by themselves."""
         self.limits = limits
+        self._tasks = tasks
         self._environment = environment
         self._crew = crew
         self._egress = Egress()
 
     async def connect(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:
         """Make a link that has not been greeted yet; raises `ConnectFailed`."""
+        link = await self._reach(settings, carrier)
+        link.on_task, link.on_progress = self._tasks.told, self._tasks.progressed
+        return link
+
+    async def _reach(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:
         reach = settings.reach
         match reach:
             case StdioSettings():
-                process = StdioLink(settings.name, ME, self.limits)
-                await process.start(reach, self._environment)
-                return process
+                return await self._process(settings.name, reach)
             case HttpSettings():
                 return self._http(settings, reach, carrier)
             case SocketSettings():
@@ -61,6 +74,15 @@ class Links:
                 return self._python(settings, reach)
             case _:
                 assert_never(reach)
+
+    async def _process(self, server: ServerName, reach: StdioSettings) -> StdioLink:
+        hops = hops_in(self._environment)
+        if hops >= HOPS_MAX:
+            raise ConnectFailed(f"{hops} hubs have started each other, and this one starts nothing more")
+        process = StdioLink(server, ME, self.limits)
+        env = {**reach.env, HOPS_VARIABLE: str(hops + 1)}
+        await process.start(dataclasses.replace(reach, env=env), self._environment)
+        return process
 
     def _http(self, settings: ServerSettings, reach: HttpSettings, carrier: Carrier) -> BaseLink:
         kind = SseLink if carrier == "sse" else StreamableLink
@@ -100,3 +122,9 @@ class Links:
 
     def _python(self, settings: ServerSettings, reach: PythonSettings) -> PythonLink:
         return PythonLink(settings.name, ME, self.limits, reach=reach, crew=self._crew, max_calls=settings.max_calls)
+
+
+def hops_in(environment: Mapping[str, str]) -> int:
+    """How many hubs started each other before this one."""
+    text = environment.get(HOPS_VARIABLE, "")
+    return int(text) if text.isdecimal() and len(text) <= HOPS_DIGITS_MAX else 0

@@ -108,7 +108,7 @@ class PythonLink(BaseLink):
         tools = [Tool.of(self.server, FeatureName(f.name), f.definition()) for f in self._functions.values()]
         return Listing(tuple(tools), notes={"tools": self._notes})
 
-    async def set_level(self, level: LogLevel) -> None:
+    def set_level(self, level: LogLevel) -> None:
         """A function's every line is passed on; whoever hears it chooses."""
 
     # -- running ---------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import msgspec
 import structlog
@@ -28,8 +29,11 @@ from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.questions import Profile
 from isthmus.upstream.backoff import Backoff
+from isthmus.upstream.following import Following
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing
+from isthmus.upstream.loudness import Loudness
+from isthmus.upstream.pace import Pace
 from isthmus.upstream.pool import Pool
 from isthmus.upstream.settings import Carrier, Era, HttpSettings, ServerSettings
 from isthmus.upstream.variants import Variants
@@ -61,11 +65,14 @@ REASON_LENGTH_MAX = 300
 LINE_LENGTH_MAX = 500
 """How much of a line that a server logged the operator is shown."""
 
-SUBSCRIBE_AT_ONCE = 1_000
-"""Resources of which a new link is asked to tell updates before the first is answered."""
+HOPS_MAX = 8
+"""Hubs in a row, this one included, before somebody has made a mistake."""
+
+HEARING_SECONDS = 0.25
+"""How long a server may take to say that it tells of changes before it is listed: longer delays its first list."""
 
 LOOK_AGAIN_SECONDS = 1.0
-"""After the first, a server's announcements of change are followed at most this often, and so are doubts about it."""
+"""A server that works and does not answer is doubted at most this often."""
 
 
 class Keeper:
@@ -89,11 +96,14 @@ class Keeper:
         self._era: Era = settings.reach.era
         self._carrier: Carrier | None = None
         self._link: BaseLink | None = None
-        self._pool = Pool(settings, crew, self._connect_greeted, self._heard)
+        self._following = Following(hub, crew, settings.name)
+        self._loudness = Loudness(hub.levels, crew, settings.name)
+        self._pool = Pool(settings, crew, self._connect_greeted, self._heard, self._following)
         self._variants = Variants(settings.name, crew, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary)
-        self._pool.on_changed = lambda profile, topic: self._variants.changed((topic,), profile)
+        self._pool.on_changed = self._note_change_for
+        self._pool.on_renewed = self._loudness.renew
         self._listing = Listing()
-        self._stale: set[Topic] = set()
+        self._pace = Pace()
         self._is_doubtful = False
         self._due = 0.0
         """When the lists are to be asked for again."""
@@ -101,7 +111,7 @@ class Keeper:
 
     async def run(self) -> None:
         """Keep the server up until cancelled, or until it is lost while it is leaving."""
-        unwatch = self._hub.levels.watch(self._set_level)
+        unwatch = self._hub.levels.watch(self._loudness.changed)
         try:
             while not self.is_leaving:
                 await self._attempt()
@@ -115,7 +125,7 @@ class Keeper:
         """Take the place of whoever kept the server before, or be the first; see `Hub.open_lane`."""
         self.is_hidden = False
         self._hub.open_lane(self.lane, self.standing, is_awaited=is_awaited, learner=self)
-        self._hub.subscriptions.attach(self.settings.name, self._link)
+        self._hub.subscriptions.attach(self.settings.name, self._link, self._pool)
         self._resubscribe()
 
     def inherit(self, before: Keeper) -> None:
@@ -194,6 +204,8 @@ class Keeper:
     async def _live(self, link: BaseLink, carrier: Carrier) -> None:
         await link.greet(self._known_era())
         self._era, self._carrier = link.dialect.era, carrier
+        self._check_circle(link)
+        await self._hear(link)
         self._listing = await link.list_features()
         self._attach(link)
         self._stand(
@@ -208,8 +220,7 @@ class Keeper:
         )
         self._vary_from(link)
         log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
-        link.listen()
-        self._set_level()
+        self._loudness.attend(link)
         self._resubscribe()
         began = asyncio.get_running_loop().time()
         self._plan_refresh()
@@ -219,11 +230,41 @@ class Keeper:
             if self.lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
                 self._backoff.reset()
 
-    def _attach(self, link: BaseLink) -> None:
+    def _check_circle(self, link: BaseLink) -> None:
+        """A hub that leads back to this one would list what is listed here for ever, under longer and longer names.
+
+        Nothing of it stays listed: else two hubs that found out together would each wait for the other.
+        """
+        if (why := _circle_in(link.hubs, self._hub.id)) is not None:
+            self._listing = Listing()
+            self._stand(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
+            raise ConnectFailed(why)
+
+    async def _hear(self, link: BaseLink) -> None:
+        """Hear of changes before anything is listed: of one between the two nobody would be told.
+
+        A server that does not say in a moment that it tells is listed all the same, and again once it does.
+        """
+        self._pace.clear()
         link.on_changed = self._note_change
         link.on_renewed = self._renewed
         link.on_gap = self._gap
-        link.on_updated = self._updated
+        link.listen()
+        hearing = link.hearing
+        if hearing is None or not link.capabilities.announces_changes:
+            return
+        await asyncio.wait({hearing}, timeout=HEARING_SECONDS)
+        if not hearing.done():
+            hearing.add_done_callback(partial(self._heard_late, link))
+
+    def _heard_late(self, link: BaseLink, hearing: asyncio.Future[Fault | None]) -> None:
+        if hearing.result() is None and not link.lost.done():
+            self._pace.doubt(TOPICS)
+            self._variants.doubt(TOPICS)
+            self._wake()
+
+    def _attach(self, link: BaseLink) -> None:
+        link.on_updated = self._following.updated
         link.on_log = self._heard
         link.on_doubt = self._note_doubt
         self._link = link
@@ -234,7 +275,7 @@ class Keeper:
         self.lane.pool = self._pool if needs_pool else None
         self.lane.attach(carried_by)
         if not self.is_hidden:
-            self._hub.subscriptions.attach(link.server, link)
+            self._hub.subscriptions.attach(link.server, link, self._pool)
 
     def _known_era(self) -> Era:
         """The configured era, or what the last attempt taught."""
@@ -255,8 +296,7 @@ class Keeper:
         link.is_lasting = self.settings.isolation != "call"
         try:
             await link.greet(self._known_era())
-            if (level := self._hub.levels.lowest) is not None:
-                await link.set_level(level)
+            await self._loudness.prepare(link)
         except BaseException:
             await link.aclose()
             raise
@@ -298,16 +338,26 @@ class Keeper:
             news = self._news = loop.create_future()
             if self._is_doubtful:
                 await self._ping(link)
-            elif self._stale:
-                await self._relist(link)
+            elif due := self._pace.take(loop.time()):
+                await self._relist(link, due)
             else:
-                patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
-                await asyncio.wait({link.lost, news}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-                if not news.done() and loop.time() >= self._due:
-                    self._stale |= {*TOPICS}
-                    self._variants.refresh()
-                elif not news.done():
-                    self._is_doubtful |= not self.lane.running
+                await self._idle(link, news)
+
+    async def _idle(self, link: BaseLink, news: asyncio.Future[Any]) -> None:
+        """Wait until there is something to do."""
+        loop = asyncio.get_running_loop()
+        pause = self._pace.wait(loop.time())
+        patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
+        is_resting = pause is not None and pause < patience
+        timeout = pause if is_resting else patience
+        await asyncio.wait({link.lost, news}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if news.done() or is_resting:
+            return
+        if loop.time() >= self._due:
+            self._pace.doubt(TOPICS)
+            self._variants.refresh()
+        else:
+            self._is_doubtful |= not self.lane.running
 
     def _is_at_hand(self, profile: Profile) -> bool:
         """Whether it costs no link of its own to read what callers of this profile are listed."""
@@ -322,15 +372,24 @@ class Keeper:
 
     def _note_change(self, topic: Topic) -> None:
         """The server announced a change: list again, once, however often it says so."""
-        self._stale.add(topic)
         self._variants.changed((topic,))
-        self._wake()
+        if self._pace.announce((topic,)):
+            self._wake()
+
+    def _note_change_for(self, profile: Profile, topic: Topic) -> None:
+        """The same, on a link that not everybody shares: of who can be asked nothing, whose list is everybody's."""
+        if profile:
+            self._variants.changed((topic,), profile)
+        else:
+            self._note_change(topic)
 
     def _renewed(self) -> None:
         """The server forgot what it was asked: ask again."""
-        self._stale |= {*TOPICS}
+        self._pace.announce(TOPICS)
         self._variants.changed(TOPICS)
-        self._set_level()
+        if self._link is not None:
+            self._loudness.renew(self._link)
+            self._following.forget(self._link)
         self._resubscribe()
         self._wake()
 
@@ -353,69 +412,41 @@ class Keeper:
                 raise ConnectFailed(_in_words(silent)) from silent
             await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
 
-    async def _relist(self, link: BaseLink) -> None:
-        """List again: one at a time, the first at once and then at most one a second, however many were announced.
-
-        After one that nobody announced there is no pause: the next announcement is the first.
-        """
-        topics, self._stale = self._stale, set()
+    async def _relist(self, link: BaseLink, due: Mapping[Topic, bool]) -> None:
+        """List again what is `due`, which says whether it was announced: one list at a time."""
         before = self._listing
-        pause = 0.0 if asyncio.get_running_loop().time() >= self._due else LOOK_AGAIN_SECONDS
+        weary = {topic for topic, is_announced in due.items() if is_announced}
         try:
-            self._listing = await link.list_features(topics, self._listing)
+            if link.hubs:
+                await link.look_round()
+                self._check_circle(link)
+            self._listing = await link.list_features({*due}, self._listing)
         except Fault as failed:
             # A list that it cannot give now is no reason to take the calls from it that it works on.
-            pause = LOOK_AGAIN_SECONDS
+            weary = {*due}
             log.warning("server announced a change and gave no list", server=link.server, reason=str(failed))
             if not isinstance(failed, BadReply | ServerError):
-                self._stale |= topics
+                self._pace.announce(due)
                 self._is_doubtful = True
         else:
             self._stand(state="ready", reason=None, **self._offer())
-            if not pause and self._listing != before:  # nobody has announced it to anybody
-                self._variants.changed(topics)
+            if self._listing != before:
+                self._variants.doubt({*due} - weary)  # which nobody has announced to anybody
         self._plan_refresh()
-        await asyncio.wait({link.lost}, timeout=pause)
+        self._pace.rest(weary, asyncio.get_running_loop().time())
 
     # -- what callers want beside their calls ----------------------------------------------------------------------
 
-    def _set_level(self) -> None:
-        level = self._hub.levels.lowest
-        if self._link is not None and level is not None:
-            self._spawn("log level", self._link.set_level(level))
-
     def _resubscribe(self) -> None:
-        """Ask the link for all that callers follow; they may have missed updates until it agrees."""
-        uris = self._hub.subscriptions.wanted(self.settings.name)
-        if self._link is not None and not self.is_hidden and uris:
-            self._crew.spawn(f"subscriptions of {self.settings.name}", self._follow_again(self._link, uris))
-
-    async def _follow_again(self, link: BaseLink, uris: Sequence[str]) -> None:
-        for start in range(0, len(uris), SUBSCRIBE_AT_ONCE):
-            await asyncio.gather(*(self._follow(link, uri) for uri in uris[start : start + SUBSCRIBE_AT_ONCE]))
-
-    async def _follow(self, link: BaseLink, uri: str) -> None:
-        await _contained(link.subscribe(uri), "subscription", self.settings.name)
-        self._missed(uri)
-
-    def _missed(self, uri: str) -> None:
-        self._hub.recall.forget(self.settings.name, uri)
-        self._hub.subscriptions.missed(self.settings.name, uri)
+        if self._link is not None and not self.is_hidden:
+            self._following.resume(self._link)
 
     def _gap(self) -> None:
         """The server told something that nobody heard: look at everything that it may have told of."""
-        self._stale |= {*TOPICS}
+        self._pace.announce(TOPICS)
         self._variants.changed(TOPICS)
-        for uri in self._hub.subscriptions.wanted(self.settings.name):
-            self._missed(uri)
+        self._following.gap()
         self._wake()
-
-    def _spawn(self, what: str, asking: Awaitable[None]) -> None:
-        self._crew.spawn(f"{what} of {self.settings.name}", _contained(asking, what, self.settings.name))
-
-    def _updated(self, uri: str) -> None:
-        self._hub.recall.forget(self.settings.name, uri)
-        self._hub.subscriptions.updated(self.settings.name, uri)
 
     def _heard(self, line: Log) -> None:
         """The server logged what belongs to no call, or to several: the operator can read it."""
@@ -447,6 +478,7 @@ class Keeper:
             "templates": listing.templates,
             "notes": listing.all_notes(),
             "variants": self._variants.offers(listing, abilities),
+            "hubs": {} if self._link is None else self._link.hubs,
         }
 
     def _stand(self, **changes: object) -> None:
@@ -457,15 +489,15 @@ class Keeper:
             self.tried.set_result(None)
 
 
+def _circle_in(hubs: Mapping[str, int], own: str) -> str | None:
+    """Why a server that is a hub, or has these behind it, cannot be one of the hub whose id is `own`."""
+    if own in hubs:
+        return "it leads back to this hub" if hubs[own] else "it is this hub itself"
+    if max(hubs.values(), default=0) + 2 > HOPS_MAX:
+        return f"with this one there would be more than {HOPS_MAX} hubs in a row"
+    return None
+
+
 def _in_words(silent: Fault) -> str:
     why = str(getattr(silent, "why", silent))
     return f"it does not answer any more ({why})" if isinstance(silent, BadReply) else why
-
-
-async def _contained(asking: Awaitable[None], what: str, server: str) -> None:
-    """Ask something that can be refused without harm."""
-    try:
-        await asking
-    except Fault as fault:
-        level = log.debug if isinstance(fault, NotConnected) else log.warning
-        level(f"server refused a {what}", server=server, reason=fault.message)

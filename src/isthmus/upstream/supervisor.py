@@ -131,7 +131,7 @@ class Supervisor:
         keeper = self.keepers.pop(server, None)
         if keeper is not None:
             keeper.is_hidden = True
-            self._hub.subscriptions.attach(server, None)
+            self._hub.subscriptions.detach(server)
         self._hub.close_lane(server)
         if keeper is not None:
             self._crew.spawn(f"end of {server}", self._drain(keeper))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
@@ -25,20 +25,20 @@ from isthmus.model.names import ServerName
 from isthmus.model.questions import Profile
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing, offered, sharing
+from isthmus.upstream.pace import Pace
 
 log = structlog.get_logger(__name__)
 
 Lend: TypeAlias = Callable[[Caller, Profile], AbstractAsyncContextManager[BaseLink]]
 """Gives a link on which the server lists to callers of this profile, or raises `Fault`."""
 
-VARIANTS_MAX = 16
-"""Profiles of which it is known what they are listed; of more, those are forgotten that asked longest ago."""
+VARIANTS_MAX = 64
+VARIANTS_EACH_MAX = 8
+"""Profiles of which it is known what they are listed, and those among them for which one caller asked last; of more,
+those are forgotten that were asked for longest ago."""
 
 FORGET_SECONDS = 60.0
 """None is forgotten that asked no longer ago than this: made-up profiles must not have a server asked all the time."""
-
-LOOK_AGAIN_SECONDS = 1.0
-"""After the first, announcements of change are followed at most this often."""
 
 RECENT_SECONDS = 300.0
 """For callers that asked no longer ago than this, changes are looked for even if that takes a link of its own."""
@@ -56,9 +56,12 @@ class _Variant:
         """Who asked last; an earlier server may have to be greeted in its name."""
         self.listing: Listing | None = None
         self.abilities: frozenset[Ability] = frozenset()
-        self.stale: set[Topic] = {*TOPICS}
+        self.pace = Pace()
+        self.pace.doubt(TOPICS)
         self.asked_at = now
         self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        """Has it read when what was announced has rested."""
         self.failed_at: float | None = None
         self.learning = Learning(asyncio.get_running_loop().create_future(), now)
 
@@ -98,20 +101,26 @@ class Variants:
         variant.caller = caller
         variant.asked_at = self._loop.time()
         if variant.failed_at is not None and self._loop.time() - variant.failed_at > RETRY_SECONDS:
-            variant.stale.update(TOPICS)
-        if variant.stale:
-            self._read_soon(variant)
+            variant.pace.doubt(TOPICS)
+        self._read_soon(variant)
         return None if variant.task is None or variant.learning.done.done() else variant.learning
 
     def _admit(self, caller: Caller, profile: Profile) -> _Variant | None:
         now = self._loop.time()
-        if len(self._of) >= VARIANTS_MAX:
-            oldest = next(iter(self._of.values()))
+        oldest = self._to_forget(caller)
+        if oldest is not None:
             if now - oldest.asked_at < FORGET_SECONDS:
                 return None
             _stop(self._of.pop(oldest.profile))
         variant = self._of[profile] = _Variant(profile, caller, now)
         return variant
+
+    def _to_forget(self, caller: Caller) -> _Variant | None:
+        """Which one goes for one more of this caller's: its own, if it has its share; None if there is room."""
+        own = [variant for variant in self._of.values() if variant.caller == caller]
+        if len(own) >= VARIANTS_EACH_MAX:
+            return own[0]
+        return next(iter(self._of.values())) if len(self._of) >= VARIANTS_MAX else None
 
     def inherit(self, before: Variants) -> None:
         """Find out what those are listed who asked whoever kept the server before."""
@@ -141,7 +150,7 @@ class Variants:
         self._is_open = True
         for variant in self._of.values():
             variant.failed_at = None
-        self.changed(TOPICS)
+        self.doubt(TOPICS)
 
     def close(self) -> None:
         """There is nobody to ask; what is known stays so."""
@@ -153,7 +162,13 @@ class Variants:
         """The server announced a change, to callers of one profile or to the hub itself, which stands for all."""
         found = self._of.get(profile) if profile is not None else None
         for variant in self._of.values() if profile is None else () if found is None else (found,):
-            variant.stale.update(topics)
+            variant.pace.announce(topics)
+            self._read_soon(variant)
+
+    def doubt(self, topics: Iterable[Topic]) -> None:
+        """Something changed that nobody announced: it may have for all."""
+        for variant in self._of.values():
+            variant.pace.doubt(topics)
             self._read_soon(variant)
 
     def refresh(self) -> None:
@@ -161,32 +176,39 @@ class Variants:
         now = self._loop.time()
         for variant in self._of.values():
             if now - variant.asked_at < RECENT_SECONDS or self._is_at_hand(variant.profile):
-                variant.stale.update(TOPICS)
+                variant.pace.doubt(TOPICS)
                 self._read_soon(variant)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read_soon(self, variant: _Variant) -> None:
-        if self._is_open and variant.task is None:
-            work = self._read_while_stale(variant)
-            variant.task = self._crew.spawn(f"lists of {self._server} to some", work)
+        """Read what is stale: at once, or when it has rested."""
+        seconds = variant.pace.wait(self._loop.time())
+        if not self._is_open or variant.task is not None or seconds is None:
+            return
+        if variant.timer is not None:
+            variant.timer.cancel()
+            variant.timer = None
+        if seconds:
+            variant.timer = self._loop.call_later(seconds, self._read_soon, variant)
+        else:
+            variant.task = self._crew.spawn(f"lists of {self._server} to some", self._read_while_due(variant))
 
-    async def _read_while_stale(self, variant: _Variant) -> None:
-        """The first time at once and then at most once a second, however many changes are announced."""
+    async def _read_while_due(self, variant: _Variant) -> None:
         try:
-            while variant.stale:
-                await self._read(variant)
+            while due := variant.pace.take(self._loop.time()):
+                await self._read(variant, due)
                 variant.settle()
                 self._on_known()
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
         finally:
             if variant.task is asyncio.current_task():  # else it was stopped, and another may be at work
                 variant.task = None
                 variant.settle()
+        self._read_soon(variant)  # what has to rest first
 
-    async def _read(self, variant: _Variant) -> None:
-        topics = {*TOPICS} if variant.listing is None else variant.stale
-        variant.stale = set()
+    async def _read(self, variant: _Variant, due: Mapping[Topic, bool]) -> None:
+        topics = {*TOPICS} if variant.listing is None else {*due}
+        weary = {topic for topic, is_announced in due.items() if is_announced}
         try:
             async with self._lend(variant.caller, variant.profile) as link:
                 variant.listing = await link.list_features(topics, variant.listing, variant.profile)
@@ -194,13 +216,18 @@ class Variants:
         except (Fault, ConnectFailed) as failed:
             # It costs callers of this profile what they alone are listed, and nobody else anything.
             variant.failed_at = self._loop.time()
+            weary = {*due}
             log.warning("server did not list to callers that it can ask", server=self._server, reason=str(failed))
         else:
             variant.failed_at = None
+        variant.pace.rest(weary, self._loop.time())
 
 
 def _stop(variant: _Variant) -> None:
     task, variant.task = variant.task, None
     if task is not None:
         task.cancel()
+    if variant.timer is not None:
+        variant.timer.cancel()
+        variant.timer = None
     variant.settle()

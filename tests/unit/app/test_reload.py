@@ -155,6 +155,7 @@ async def test_a_setting_that_needs_a_restart_is_named_and_not_taken(desk: Desk)
         await desk.reloader.reload()
     assert (desk.running.configuration.hub.host, desk.running.configuration.hub.port) == ("127.0.0.1", 8765)
     assert desk.running.hub.limits.call_seconds == 5
+    assert desk.running._comebacks.limits.call_seconds == 5
     assert logs[0]["needs_a_restart"] == ["hub.host", "hub.port"]
     assert logs[0]["settings"] == ["limits.call_seconds"]
 

@@ -49,9 +49,10 @@ def echoed(output: bytes, id: int = 2) -> str:
 
 
 def with_raw(ledger: Ledger, **limits: float) -> Configuration:
+    """A configuration in which whoever calls at once waits for the server, however long it takes to start."""
     words = command("raw_server", "--ledger", str(ledger.path))
     server = ServerSettings(ServerName("raw"), StdioSettings(words[0], tuple(words[1:])))
-    return Configuration(None, HubSettings(limits=Limits(**limits)), (server,))  # type: ignore[arg-type]
+    return Configuration(None, HubSettings(limits=Limits(listing_seconds=30.0, **limits)), (server,))  # type: ignore[arg-type]
 
 
 ALONE = Configuration(None, HubSettings())
@@ -146,8 +147,7 @@ async def test_a_surface_decides_the_names(pipes: Pipes, ledger: Ledger) -> None
     pipes.send(line(1, "initialize", **HELLO) + line(2, "tools/list"))
     pipes.leave()
     surface = Surface("own", ServerName("raw"))
-    configuration = with_raw(ledger, listing_seconds=30.0)
-    await run_stdio(configuration, os.environ, surface=surface, stdin=pipes.stdin, stdout=pipes.stdout)
+    await run_stdio(with_raw(ledger), os.environ, surface=surface, stdin=pipes.stdin, stdout=pipes.stdout)
     tools = answers(pipes.received())[2]["result"]["tools"]
     assert [tool["name"] for tool in tools] == ["pay", "echo", "meta", "grow"]
 

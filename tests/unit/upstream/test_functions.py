@@ -280,7 +280,7 @@ async def test_progress_is_told_to_nobody_who_did_not_ask(scene: Scene) -> None:
 
 async def test_a_module_with_a_context_can_log(scene: Scene) -> None:
     assert scene.link.abilities() == {"tools", "logging"}
-    await scene.link.set_level("debug")
+    scene.link.set_level("debug")
     other = scene.dial(PythonSettings("math:sqrt"))
     await other.greet("legacy")
     assert other.abilities() == {"tools"}

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import msgspec
 import pytest
 
+from isthmus.core.ports.announcer import Follower
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
 from isthmus.upstream import keeper as module
+from isthmus.upstream import pace as paces
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
+from isthmus.upstream.listing import Listing
 from isthmus.upstream.settings import HttpSettings, StdioSettings
-from tests.unit.core.doubles import raw
+from isthmus.wire.mcp.capabilities import Capabilities
+from tests.unit.core.doubles import ANYONE, raw
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
 
 ADDRESS = HttpSettings("http://localhost/mcp")
+ANNOUNCING = msgspec.convert({"tools": {"listChanged": True}}, Capabilities)
 
 
 @pytest.fixture
@@ -43,6 +51,64 @@ async def test_an_announced_change_is_listed_once_however_often_it_is_announced(
         link.on_changed("tools")
     await kept.until(lambda: len(kept.standing.tools) == 2)
     assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
+
+
+async def test_a_change_that_is_announced_while_a_server_is_listed_for_the_first_time_is_not_lost(kept: Kept) -> None:
+    def hasty(link: Scripted) -> None:
+        listing = link.list_features
+
+        async def list_and_change(*given: Any) -> Listing:
+            listed = await listing(*given)
+            if len(link.listings) == 1:
+                link.names.append("write")
+                link.on_changed("tools")
+            return listed
+
+        link.list_features = list_and_change  # type: ignore[method-assign, assignment]
+
+    kept.prepare = hasty
+    link = await kept.ready()
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
+
+
+async def test_a_server_that_says_when_it_tells_is_listed_then_and_once(kept: Kept) -> None:
+    asked: list[int] = []
+
+    def told(link: Scripted) -> None:
+        def listen() -> None:
+            asked.append(len(link.listings))
+            link._expect_hearing()
+            link._heard()
+
+        link.capabilities = ANNOUNCING
+        link.listen = listen  # type: ignore[method-assign]
+
+    kept.prepare = told
+    link = await kept.ready()
+    link.on_changed("prompts")
+    await kept.until(lambda: len(link.listings) == 2)
+    assert (asked, link.listings[1]) == ([0], {"prompts"})
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_a_server_that_says_late_that_it_tells_is_listed_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
+) -> None:
+    monkeypatch.setattr(module, "HEARING_SECONDS", 0.0)
+
+    def slow(link: Scripted) -> None:
+        link.capabilities = ANNOUNCING
+        link.listen = link._expect_hearing  # type: ignore[method-assign]
+
+    kept.prepare = slow
+    link = await kept.ready()
+    assert len(link.listings) == 1
+    link._heard(BadReply(NAME, "no such stream") if is_refused else None)
+    await asyncio.sleep(0)
+    link.on_changed("prompts")
+    await kept.until(lambda: len(link.listings) == 2)
+    assert link.listings[1] == ({"prompts"} if is_refused else {"tools", "prompts", "resources"})
 
 
 async def test_a_change_that_nobody_announces_is_found_by_looking(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +334,30 @@ async def test_a_server_of_the_earlier_era_is_told_how_much_to_log(kept: Kept) -
     await kept.until(lambda: link.asked[2:] == [("logging/setLevel", {"level": "debug"})])
 
 
+async def test_a_level_is_asked_for_on_the_links_of_callers_too_and_again_where_it_was_forgotten(kept: Kept) -> None:
+    kept.prepare = lambda link: setattr(link, "is_modern", False)
+    await kept.ready(isolation="caller")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    own = kept.links[1]
+    kept.hub.levels.call("info")
+    assert own.asked == [("logging/setLevel", {"level": "info"})], "before anything that is sent next"
+    await kept.until(lambda: len(kept.crew) == 1)
+    own.on_renewed()
+    await kept.until(lambda: own.asked == [("logging/setLevel", {"level": "info"})] * 2)
+    finish(inflight)
+
+
+async def test_a_change_that_is_announced_on_a_callers_link_has_everybodys_list_looked_at(kept: Kept) -> None:
+    base = await kept.ready(isolation="caller")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    base.names.append("write")
+    kept.links[1].on_changed("tools")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    finish(inflight)
+
+
 @pytest.mark.parametrize("is_modern", [True, False])
 async def test_a_server_that_cannot_be_told_is_not(kept: Kept, *, is_modern: bool) -> None:
     def unable(link: Scripted) -> None:
@@ -388,7 +478,47 @@ async def test_after_a_loss_who_follows_a_resource_is_told_once(kept: Kept) -> N
     link.die("gone")
     await kept.until(lambda: len(kept.links) == 2 and len(told) == 2)
     assert sorted(told) == ["file:///x", "file:///x/y"]
-    assert kept.links[1]._watched == {"file:///x", "file:///x/y"}
+    assert kept.links[1]._jointly.wanted == {"file:///x", "file:///x/y"}
+
+
+async def test_a_server_that_forgot_what_it_was_asked_is_asked_again_and_who_follows_is_told_once(kept: Kept) -> None:
+    kept.prepare = lambda link: setattr(link, "is_modern", False)
+    link = await kept.ready()
+    told: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    link.on_renewed()
+    await kept.until(lambda: told == ["told"])
+    assert [method for method, _ in link.asked] == ["resources/subscribe"] * 2
+
+
+async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_keeper_has_none(kept: Kept) -> None:
+    common = await kept.ready(isolation="caller")
+    told: list[str] = []
+    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Follower(ANYONE)) is None
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    assert kept.links[1]._jointly.wanted == {"file:///x"}
+    common.on_updated("file:///x")
+    assert told == []
+    kept.refuse("away")
+    common.die("gone")
+    kept.links[1].on_updated("file:///x")
+    assert told == ["told"]
+    finish(inflight)
+
+
+async def test_after_a_change_of_the_server_who_follows_hears_from_the_new_links(kept: Kept) -> None:
+    await kept.ready(isolation="shared")
+    told: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Follower(ANYONE))
+    kept.supervisor.change(settings(isolation="caller"))
+    await kept.until(lambda: told == ["told"])  # what it knew may be out of date
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 3 and kept.links[2].sent == [inflight])
+    kept.links[2].on_updated("file:///x")
+    kept.links[1].on_updated("file:///x")
+    assert told == ["told"] * 2
+    finish(inflight)
 
 
 async def test_after_a_gap_everything_is_looked_at_and_who_follows_is_told_once(kept: Kept) -> None:
@@ -405,13 +535,64 @@ async def test_after_a_gap_everything_is_looked_at_and_who_follows_is_told_once(
 async def test_the_first_announcement_after_a_look_of_the_hubs_own_is_followed_at_once(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 600.0)
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
     link = await kept.ready()
     keeper = kept.supervisor.keepers[NAME]
     keeper._due = 0.0
     keeper._wake()  # it looks when its time has come
-    keeper._stale.add("tools")
     await kept.until(lambda: len(link.listings) == 2)
     link.names.append("write")
     link.on_changed("tools")
     await kept.until(lambda: len(kept.standing.tools) == 2)
+
+
+async def test_a_list_that_changes_does_not_wait_for_another_that_changed_before(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
+    link = await kept.ready()
+    link.on_changed("tools")
+    await kept.until(lambda: len(link.listings) == 2)
+    link.on_changed("tools")  # which rests now
+    link.on_changed("prompts")
+    await kept.until(lambda: len(link.listings) == 3)
+    assert link.listings[1:] == [{"tools"}, {"prompts"}]
+
+
+# -- hubs as servers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"), [(0, "it is this hub itself"), (1, "it leads back to this hub"), (7, "it leads back to this hub")]
+)
+async def test_a_hub_that_leads_back_to_this_one_is_not_listed(kept: Kept, steps: int, why: str) -> None:
+    kept.prepare = lambda link: setattr(link, "hubs", {kept.hub.id: steps})
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert (kept.standing.reason, kept.standing.tools, kept.standing.hubs) == (why, (), {})
+    assert kept.links[0].listings == []
+
+
+@pytest.mark.parametrize(("steps", "state"), [(6, "ready"), (7, "retrying")])
+async def test_there_are_not_more_than_eight_hubs_in_a_row(kept: Kept, steps: int, state: str) -> None:
+    kept.prepare = lambda link: setattr(link, "hubs", {"near": 0, "far": steps})
+    kept.keep()
+    await kept.until(lambda: kept.standing.state != "starting")
+    assert kept.standing.state == state
+
+
+async def test_a_hub_is_looked_at_before_it_is_listed_again_and_given_up_if_it_has_come_to_lead_back(
+    kept: Kept,
+) -> None:
+    kept.prepare = lambda link: setattr(link, "hubs", {"another": 0})
+    link = await kept.ready()
+    assert kept.standing.hubs == {"another": 0}
+    link.answers["server/discover"] = {
+        "supportedVersions": ["2026-07-28"],
+        "_meta": {"isthmus/hubs": {"another": 0, kept.hub.id: 1}},
+    }
+    kept.refuse("away")
+    link.on_changed("tools")
+    await kept.until(lambda: link.is_closed)
+    assert (kept.standing.tools, kept.standing.hubs, kept.standing.abilities) == ((), {}, frozenset())
+    assert len(link.listings) == 1

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import BadReply
 from isthmus.model.questions import Profile
 from isthmus.upstream import keeper as keepers
+from isthmus.upstream import pace as paces
 from isthmus.upstream import pool as pools
 from isthmus.upstream import variants as module
 from tests.unit.core.doubles import ANYONE, call
@@ -38,9 +40,9 @@ def generous(kept: Kept, *, is_modern: bool) -> None:
     kept.prepare = prepare
 
 
-async def listed(kept: Kept, profile: Profile = ABLE) -> list[str]:
+async def listed(kept: Kept, profile: Profile = ABLE, caller: Caller = ANYONE) -> list[str]:
     async with asyncio.timeout(SECONDS):
-        return list((await kept.hub.view_for(ANYONE, EVERYTHING, profile)).routes)
+        return list((await kept.hub.view_for(caller, EVERYTHING, profile)).routes)
 
 
 @ERAS
@@ -118,7 +120,7 @@ async def test_a_list_that_is_old_is_read_again_for_profiles_that_cost_no_link(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keepers, "REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
     generous(kept, is_modern=True)
     link = await kept.ready()
     await listed(kept)
@@ -137,7 +139,7 @@ async def test_a_server_that_lists_nothing_to_a_profile_costs_that_profile_only(
     assert await listed(kept) == ["files.read"]
     assert len(link.profiled) == 1, "it is left alone for a while"
     monkeypatch.setattr(module, "RETRY_SECONDS", -1.0)
-    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
     await kept.until(lambda: kept.supervisor.keepers[NAME]._variants._of[ABLE].task is None)
     await listed(kept)
     await kept.until(lambda: ABLE in kept.standing.variants)
@@ -166,11 +168,26 @@ async def test_there_is_an_end_to_the_profiles_that_are_known(kept: Kept, monkey
     assert set(kept.standing.variants) == set(profiles[-2:])
 
 
+async def test_one_callers_profiles_crowd_out_nobody_elses(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VARIANTS_EACH_MAX", 2)
+    generous(kept, is_modern=True)
+    await kept.ready()
+    many: list[Profile] = [frozenset({"elicitation", f"elicitation.{n}"}) for n in range(3)]
+    for profile in many[:2]:
+        assert await listed(kept, profile) == ["files.read", "files.ask"]
+    assert await listed(kept, many[2]) == ["files.read"]
+    other = Caller("other", "default", Grants(("*",)))
+    assert await listed(kept, many[2], other) == ["files.read", "files.ask"]
+    monkeypatch.setattr(module, "FORGET_SECONDS", 0.0)
+    assert await listed(kept, frozenset({"roots"})) == ["files.read", "files.ask"]
+    assert set(kept.standing.variants) == {many[1], many[2], frozenset({"roots"})}
+
+
 async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_profile(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RECENT_SECONDS", -1.0)
-    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
     monkeypatch.setattr(pools, "IDLE_SECONDS", 0.0)
     generous(kept, is_modern=False)
     base = await kept.ready()
@@ -182,7 +199,6 @@ async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_
     generous(kept, is_modern=False)
     base.names.append("write")
     keeper._due = 0.0
-    keeper._stale.add("tools")
     keeper._wake()
     await kept.until(lambda: len(kept.links) == 3 and len(kept.links[2].profiled) == 1)
 
@@ -233,3 +249,30 @@ async def test_servers_that_cannot_ask_are_not_asked(kept: Kept, monkeypatch: py
     assert link.sent == [running]
     assert (len(kept.links), link.profiled) == (1, [])
     finish(running)
+
+
+@ERAS
+async def test_the_first_change_after_the_first_listing_is_looked_at_at_once_and_each_list_by_itself(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, *, is_modern: bool
+) -> None:
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
+    generous(kept, is_modern=is_modern)
+    await kept.ready()
+    await listed(kept)
+    link = kept.links[-1]
+    for topic in ("tools", "prompts", "tools"):
+        kept.links[-1].on_changed(topic)
+        await asyncio.sleep(0)
+    await kept.until(lambda: {"prompts"} in link.profiled)
+    assert link.profiled == [{"tools", "prompts", "resources"}, {"tools"}, {"prompts"}]
+
+
+async def test_what_was_announced_again_is_read_once_it_has_rested(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.01)
+    generous(kept, is_modern=False)
+    await kept.ready()
+    await listed(kept)
+    link = kept.links[-1]
+    for size in (2, 3, 4):
+        link.on_changed("tools")
+        await kept.until(lambda size=size: len(link.profiled) == size)  # type: ignore[misc]

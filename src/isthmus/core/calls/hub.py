@@ -22,6 +22,7 @@ from isthmus.core.ports.recorder import Recorder
 from isthmus.core.settings import Limits
 from isthmus.core.watch.levels import Levels
 from isthmus.core.watch.subscriptions import Subscriptions
+from isthmus.core.watch.tasks import Tasks
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Surface
 from isthmus.model.faults import Bug, UnknownPrompt, UnknownResource, UnknownTool
@@ -33,12 +34,18 @@ log = structlog.get_logger(__name__)
 
 _UNKNOWN = (UnknownTool, UnknownPrompt, UnknownResource)
 
+TELLING_SECONDS = 0.005
+"""How long watchers keep the loop before it is let go to others: each may have a large view to compile, and calls
+must not stand still while all of them do."""
+
 
 class Hub:
     """Holds the one snapshot and the lanes; starts calls and tells watchers when the snapshot changes."""
 
     def __init__(self, limits: Limits, recorder: Recorder) -> None:
         self.limits = limits
+        self.id = secrets.token_hex(8)
+        """Tells it from other hubs, so that it knows itself when it is its own server."""
         self.lanes: dict[ServerName, Lane] = {}
         self._leaving: set[Lane] = set()
         """Lanes that were closed or replaced and still have calls."""
@@ -50,11 +57,15 @@ class Hub:
         self.recall = Recall()
         self.subscriptions = Subscriptions()
         self.levels = Levels()
+        self.tasks = Tasks(self.now)
         self._checks = CheckCache(limit_bytes=limits.schema_bytes)
         self.snapshot = Snapshot(0, {}, self._checks)
         self._settling: dict[ServerName, asyncio.Future[None]] = {}
         self._learners: dict[ServerName, Learner] = {}
-        self._watchers: set[Callable[[], None]] = set()
+        self._watchers: dict[Callable[[], None], None] = {}
+        self._untold: dict[Callable[[], None], None] = {}
+        """Watchers that have not heard of the present snapshot, those first that have waited longest."""
+        self._is_telling = False
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -108,6 +119,7 @@ class Hub:
         """
         self._leave(self.lanes.get(lane.server))
         self.lanes[lane.server] = lane
+        lane.tasks = self.tasks
         self._learners.pop(lane.server, None)
         if learner is not None:
             self._learners[lane.server] = learner
@@ -139,16 +151,32 @@ class Hub:
 
     def _swap(self, standings: dict[ServerName, Standing]) -> None:
         self.snapshot = Snapshot(self.snapshot.version + 1, standings, self._checks)
-        for watcher in tuple(self._watchers):
-            try:
-                watcher()
-            except Exception:  # one broken watcher must not keep the others, or the supervisor, from the news
-                log.exception("a watcher of the snapshot failed")
+        self._untold |= self._watchers
+        if not self._is_telling:  # else the rest is told in a later turn of the loop
+            self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        """Tell those who have not heard, the first at once and the others as the loop has time for them."""
+        until = self._loop.time() + TELLING_SECONDS
+        self._is_telling = bool(self._untold)
+        while self._untold:
+            watcher = next(iter(self._untold))
+            del self._untold[watcher]
+            _tell(watcher)
+            if self._loop.time() > until:
+                break
+        self._is_telling = bool(self._untold)
+        if self._untold:
+            self._loop.call_soon(self._tell_watchers)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after every swap, until the returned function is called."""
-        self._watchers.add(callback)
-        return lambda: self._watchers.discard(callback)
+        """Call `callback` after swaps, until the returned function is called; of several in a row it may hear once."""
+        self._watchers[callback] = None
+        return lambda: self._unwatch(callback)
+
+    def _unwatch(self, callback: Callable[[], None]) -> None:
+        self._watchers.pop(callback, None)
+        self._untold.pop(callback, None)
 
     def is_settling(self) -> bool:
         """Whether some server's first attempt to connect still runs."""
@@ -193,6 +221,12 @@ class Hub:
         asked = [learning for learner in learners if (learning := learner.learn(caller, profile)) is not None]
         return self._patience({learning.done: learning.began for learning in asked})
 
+    def left(self, session: str) -> None:
+        """A caller's conversation is over, with all its calls: servers need not keep anything for it."""
+        for lane in (*self.lanes.values(), *self._leaving):
+            if lane.pool is not None:
+                lane.pool.left(session)
+
     # -- going away ----------------------------------------------------------------------------------------------
 
     def running(self) -> int:
@@ -226,6 +260,13 @@ class _Again:
         inflight, self._inflight = self._inflight, None
         if inflight is not None and inflight.outcome is None:
             self._hub.start_again(inflight)
+
+
+def _tell(watcher: Callable[[], None]) -> None:
+    try:
+        watcher()
+    except Exception:  # one broken watcher must not keep the others, or the supervisor, from the news
+        log.exception("a watcher of the snapshot failed")
 
 
 def _blame(inflight: InFlight, defect: Exception) -> None:

@@ -26,7 +26,8 @@ from isthmus.model.names import ServerName
 from isthmus.model.questions import NOTHING, Profile
 
 VIEWS_MAX = 256
-"""Views kept per snapshot; more permission sets than this at once are compiled again when they return."""
+"""Views kept per snapshot. Of more permission sets than this at once the one that came first is compiled again when
+it returns, and nobody else's."""
 
 Listed: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
 """The lists that a server has, as the fields of a `Standing` are called."""
@@ -68,6 +69,9 @@ class Standing(msgspec.Struct, frozen=True):
     variants: Mapping[Profile, Offer] = {}
     """What it lists to those who can be asked something, as far as that is known and is something else."""
 
+    hubs: Mapping[str, int] = {}
+    """If it is a hub: its id and those of hubs behind it, and how many others are between."""
+
     @property
     def has_lists(self) -> bool:
         """Whether it offers anything by name."""
@@ -108,11 +112,12 @@ class Snapshot:
 
     def _make_room(self) -> None:
         if len(self._views) >= VIEWS_MAX:
-            self._views.clear()
+            del self._views[next(iter(self._views))]
 
     def _compile(self, policy: Policy, surface: Surface, profile: Profile) -> View:
         shown = self._shown(policy, surface)
         view = View(policy, {standing.server: _offer(standing, profile).abilities for standing in shown})
+        view.hubs = {id: steps + 1 for standing in shown for id, steps in standing.hubs.items()}
         tools, prompts = self._names_of(surface, "tools"), self._names_of(surface, "prompts")
         resources, templates = self._names_of(surface, "resources"), self._names_of(surface, "templates")
         for standing in shown:

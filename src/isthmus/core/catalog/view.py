@@ -67,6 +67,7 @@ class View:
         "_policy",
         "_shapes",
         "abilities",
+        "hubs",
         "memo",
         "missing",
         "prompts",
@@ -85,9 +86,21 @@ class View:
         self.missing: dict[ServerName, Missing] = {}
         self.servers: Mapping[ServerName, frozenset[Ability]] = abilities
         self.abilities: frozenset[Ability] = frozenset().union(*abilities.values())
+        self.hubs: Mapping[str, int] = {}
+        """The hubs among these servers and behind them, by their ids, and how many others are between."""
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
         self._shapes: list[tuple[Shape, Route]] | None = None
+
+    @property
+    def claimed(self) -> frozenset[Ability]:
+        """What a caller is told can be done: what some server can, and tools as long as one was never heard.
+
+        Who is greeted without tools does not ask for them again, though that one's may come at any moment. The same
+        goes for who sees no server at all, since one may be added.
+        """
+        is_unheard = any(server in self.missing for server, abilities in self.servers.items() if not abilities)
+        return self.abilities | {"tools"} if is_unheard or not self.servers else self.abilities
 
     @property
     def digest(self) -> bytes:

@@ -7,10 +7,14 @@ server is asked for everything.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from isthmus.model.events import LOG_LEVELS, LogLevel
+from isthmus.model.events import LOG_LEVELS, LogLevel, is_at_least
+
+TAKE_SECONDS = 2.0
+"""How long who chooses a level waits for servers to take it: a silent one must not hold up the answer."""
 
 
 class Levels:
@@ -19,7 +23,11 @@ class Levels:
     def __init__(self) -> None:
         self._wanted: dict[object, LogLevel | None] = {}
         self._counts: Counter[LogLevel | None] = Counter()
+        self._called: LogLevel | None = None
+        """The lowest that a single call has asked for."""
         self._watchers: set[Callable[[], None]] = set()
+        self._asking: set[asyncio.Future[None]] = set()
+        """Servers that have not answered what they were asked."""
         self.lowest: LogLevel | None = None
         """What to ask of servers; None while nobody has ever chosen, and they say what they like."""
 
@@ -30,6 +38,16 @@ class Levels:
     def want(self, who: object, level: LogLevel) -> None:
         """Note that somebody wants this level and above."""
         self._note(who, level)
+
+    def call(self, level: LogLevel) -> None:
+        """Note that a call wants this level and above, from whoever can be told only once for all calls.
+
+        There will be more such calls, and it costs little that faces leave out what they did not ask for: servers are
+        told once, and not back and forth with every call.
+        """
+        if self._called is None or not is_at_least(level, self._called):
+            self._called = level
+            self._settle()
 
     def leave(self, who: object) -> None:
         """Note that somebody hears nothing any more."""
@@ -52,10 +70,20 @@ class Levels:
                 watcher()
 
     def _decide(self) -> LogLevel | None:
-        chosen = next((level for level in LOG_LEVELS if self._counts[level]), None)
+        chosen = next((level for level in LOG_LEVELS if self._counts[level] or level == self._called), None)
         if chosen is None and self.lowest is None:
             return None
         return "debug" if chosen is None or self._counts[None] else chosen
+
+    def ask(self, asking: asyncio.Future[None]) -> None:
+        """Note that a server is being asked for what is wanted, until this is done."""
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+
+    async def settled(self) -> None:
+        """Wait until servers have taken what is wanted, so that no call overtakes it on its way to one."""
+        if self._asking:
+            await asyncio.wait(tuple(self._asking), timeout=TAKE_SECONDS)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` whenever `lowest` changes, until the returned function is called."""

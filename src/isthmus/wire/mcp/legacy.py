@@ -5,7 +5,7 @@ Pure readers and writers for both ends of the handshake. Sessions themselves are
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from isthmus.model.features import Ability
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
+from isthmus.wire.mcp.hubs import NO_HUBS, write_hubs
 from isthmus.wire.mcp.messages import Implementation
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -27,6 +28,7 @@ class Welcome(msgspec.Struct):
 
     protocolVersion: str = ""
     capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
+    meta: msgspec.Raw = msgspec.field(name="_meta", default=msgspec.Raw(b"{}"))
 
 
 def initialize_params(me: Implementation, profile: Profile = NOTHING) -> bytes:
@@ -59,7 +61,13 @@ def negotiate(requested: str) -> str:
     return requested if requested in VERSIONS else LATEST
 
 
-def initialize_result(version: str, me: Implementation, abilities: Set[Ability], instructions: str | None) -> bytes:
+def initialize_result(
+    version: str,
+    me: Implementation,
+    abilities: Set[Ability],
+    instructions: str | None,
+    hubs: Mapping[str, int] = NO_HUBS,
+) -> bytes:
     """What the hub answers to `initialize`."""
     answer: dict[str, Any] = {
         "protocolVersion": version,
@@ -68,6 +76,8 @@ def initialize_result(version: str, me: Implementation, abilities: Set[Ability],
     }
     if instructions:
         answer["instructions"] = instructions
+    if hubs:
+        answer["_meta"] = write_hubs(hubs)
     return msgspec.json.encode(answer)
 
 

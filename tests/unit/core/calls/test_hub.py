@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import msgspec
 import pytest
@@ -121,7 +122,27 @@ async def test_a_broken_watcher_keeps_the_news_from_nobody() -> None:
     stage.hub.watch(broken)
     stage.hub.watch(lambda: heard.append("told"))
     stage.hub.publish(ready())
+    await asyncio.sleep(0)  # a machine that stood still meanwhile has the second told in the next turn
     assert heard == ["told"]
+
+
+async def test_many_watchers_do_not_keep_the_loop_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.core.calls.hub.TELLING_SECONDS", -1.0)  # each takes longer than all may
+    stage = Stage()
+    heard: list[str] = []
+    for name in ("one", "two", "three"):
+        stage.hub.watch(partial(heard.append, name))
+    leave = stage.hub.watch(partial(heard.append, "gone"))
+    stage.hub.publish(ready())
+    assert heard == ["one"]
+    asyncio.get_running_loop().call_soon(heard.append, "somebody else")
+    await asyncio.sleep(0)
+    assert heard == ["one", "two", "somebody else"]
+    leave()
+    stage.hub.publish(ready(tool("write")))  # who has not heard of the last one comes first, and hears once of both
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert heard == ["one", "two", "somebody else", "three", "one", "two"]
 
 
 async def test_a_call_keeps_the_tool_that_it_found() -> None:

@@ -109,9 +109,10 @@ def test_the_number_of_views_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     taken = snapshot(*TWO)
     first = taken.view(ALL, EVERYTHING)
     taken.view(Grants(("web",)), EVERYTHING)
-    taken.view(Grants(("files",)), EVERYTHING)
+    later = taken.view(Grants(("files",)), EVERYTHING)
     again = taken.view(ALL, EVERYTHING)
     assert again is not first
+    assert taken.view(Grants(("files",)), EVERYTHING) is later
     assert names(again) == names(first)
 
 

@@ -242,3 +242,22 @@ def test_a_task_is_looked_for_where_there_is_one_server_that_has_tasks() -> None
     assert (at.route.feature.server, at.name) == (FILES, "t")
     assert view(older, plain).find("task", "t") is None
     assert view(older, plain, surface=Surface("own", WEB)).find("task_result", "t") is None
+
+
+# -- what is claimed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("standings", "claimed"),
+    [
+        ([ready(prompts=[prompt()], abilities=frozenset({"prompts"}))], {"prompts"}),
+        ([ready(abilities=frozenset())], set()),
+        ([ready(abilities=frozenset({"prompts"})), Standing(WEB)], {"prompts", "tools"}),
+        ([Standing(WEB, "retrying", "unreachable", is_settled=True)], {"tools"}),
+        ([Standing(WEB, "retrying", "gone", abilities=frozenset({"prompts"}), is_settled=True)], {"prompts"}),
+        ([Standing(WEB, "disabled", is_settled=True), ready(abilities=frozenset({"prompts"}))], {"prompts"}),
+        ([], {"tools"}),
+    ],
+)
+def test_tools_are_claimed_as_long_as_a_server_was_never_heard(standings: list[Standing], claimed: set[str]) -> None:
+    assert view(*standings).claimed == claimed

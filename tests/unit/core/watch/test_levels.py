@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
+from isthmus.core.watch import levels as module
 from isthmus.core.watch.levels import Levels
 from isthmus.model.events import LogLevel
 
@@ -77,3 +82,46 @@ def test_a_watcher_that_left_hears_nothing() -> None:
     unwatch()
     levels.want("a", "info")
     assert told == []
+
+
+def test_what_single_calls_want_is_asked_for_once_and_for_good() -> None:
+    levels = Levels()
+    told = heard(levels)
+    levels.call("error")
+    levels.call("info")
+    levels.call("info")
+    levels.call("alert")
+    levels.want("a", "emergency")
+    levels.leave("a")
+    assert told == ["error", "info"]
+
+
+def test_what_a_call_wants_takes_nothing_from_who_never_chose() -> None:
+    levels = Levels()
+    levels.hear("a")
+    told = heard(levels)
+    levels.call("error")
+    levels.leave("a")
+    assert told == ["debug", "error"]
+
+
+async def test_who_chooses_waits_until_servers_have_taken_it() -> None:
+    levels, asking = Levels(), asyncio.get_running_loop().create_future()
+    await levels.settled()
+    levels.ask(asking)
+    waiting = asyncio.ensure_future(levels.settled())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    asking.set_result(None)
+    async with asyncio.timeout(30):
+        await waiting
+    assert levels._asking == set()
+
+
+async def test_servers_that_say_nothing_are_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TAKE_SECONDS", 0.01)
+    levels, asking = Levels(), asyncio.get_running_loop().create_future()
+    levels.ask(asking)
+    async with asyncio.timeout(30):
+        await levels.settled()
+    assert not asking.done()

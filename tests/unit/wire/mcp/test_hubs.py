@@ -1,0 +1,50 @@
+"""Which hubs are behind an address: read as it is written, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.hubs import HUBS_KEY, HUBS_MAX, read_hubs, write_hubs
+from isthmus.wire.mcp.messages import Implementation
+
+ME = Implementation("isthmus", "1")
+HUBS = {"near": 0, "far": 3}
+
+
+def test_what_is_written_is_read_in_both_eras() -> None:
+    discovery = modern.read_discovery(modern.discover_result(modern.VERSIONS, ME, frozenset(), None, HUBS))
+    welcome = legacy.read_welcome(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None, HUBS))
+    assert discovery is not None
+    assert not isinstance(welcome, str)
+    assert read_hubs(discovery.meta) == read_hubs(welcome.meta) == HUBS
+
+
+def test_a_server_that_is_no_hub_says_nothing_of_hubs() -> None:
+    assert write_hubs({}) == {}
+    assert "_meta" not in json.loads(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None))
+    welcome = legacy.read_welcome(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None))
+    assert not isinstance(welcome, str)
+    assert read_hubs(welcome.meta) == {}
+
+
+@pytest.mark.parametrize(
+    "hubs", [None, 5, [], ["a"], {"a": "b"}, {"a": -1}, {"a": 1e9}, {"a" * 65: 0}, {str(n): 0 for n in range(257)}]
+)
+def test_nonsense_names_no_hub(hubs: Any) -> None:
+    assert read_hubs(json.dumps({HUBS_KEY: hubs}).encode()) == {}
+
+
+@pytest.mark.parametrize("meta", [b"null", b"[]", b"7", b"{", b""])
+def test_what_is_no_object_names_no_hub(meta: bytes) -> None:
+    assert read_hubs(meta) == {}
+
+
+def test_of_too_many_the_nearest_are_told() -> None:
+    many = {str(steps): steps % 100 for steps in range(1000)}
+    told = write_hubs(many)[HUBS_KEY]
+    assert len(told) == HUBS_MAX
+    assert max(told.values()) < 30
