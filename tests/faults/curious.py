@@ -116,6 +116,18 @@ class Line:
         head = "".join(f"{name}: {value}\r\n" for name, value in {"host": "127.0.0.1", **headers}.items())
         self._writer.write(f"DELETE {path} HTTP/1.1\r\n{head}\r\n".encode())
 
+    def get(self, path: str, headers: Mapping[str, str]) -> None:
+        """Ask for a stream."""
+        named = {"host": "127.0.0.1", "accept": "text/event-stream", **headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+        self._writer.write(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+
+    async def endpoint(self) -> str:
+        """The address that a stream begins with."""
+        size = int(await self._reader.readuntil(b"\r\n"), 16)
+        chunk = (await self._reader.readexactly(size + 2))[:-2]
+        return chunk.partition(b"data: ")[2].strip().decode()
+
     def write(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> None:
         """Send a POST."""
         content = json.dumps({"jsonrpc": "2.0", **body}).encode()

@@ -13,14 +13,18 @@ import pytest
 
 from isthmus.core.calls import inflight
 from isthmus.faces.mcp import comebacks
+from isthmus.model.questions import UNSURE
 from tests.faults.curious import Asked, Curious, CuriousModern, Era, Line, text_of
-from tests.faults.scripted import InProcess, door_of, hub_of
-from tests.faults.watching import eventually
-from tests.hubs import serving, stdio
+from tests.faults.scripted import Heard, InProcess, door_of, hub_of, reply
+from tests.faults.watching import eventually, with_mark
+from tests.hubs import Raw, serving, stdio
 
 QUESTIONS = 10_000
 WORKERS = 4
 """Calls that one caller has under way on one server at the same time."""
+
+CALLS_EACH = 100
+"""Calls that each of several programs makes one after the other, on each of its connections."""
 
 ERAS: tuple[Era, ...] = ("legacy", "modern")
 KEYS = {f"{name}-{era}": f"{name}-{era}-0123456789abcdef" for name in ("ann", "ben") for era in ERAS}
@@ -73,10 +77,41 @@ async def ask_on(port: int, person: Asked, server: str, worker: int, *, calls: i
         told, asked = await person.call(lines, f"{server}.ask", nonce)
         assert told["id"] == 1
         assert text_of(told) == f"{nonce} {person.name}:{nonce}"
-        # On a pipe, nobody can say which of a caller's own calls a question is about.
-        assert asked == [nonce] or server == "pipe"
+        # On a pipe, nobody can say which of a conversation's own calls a question is about.
+        assert asked == [nonce] or (server, person.era) == ("pipe", "legacy")
     for line in lines:
         line.close()
+
+
+async def test_programs_without_sessions_that_are_one_caller_hear_only_their_own_questions(tmp_path: Path) -> None:
+    """Nobody can tell them apart: on an open hub, everybody is the same caller."""
+    async with serving(tmp_path, {"pipe": {**CURIOUS, "era": "legacy"}}) as hub:
+        programs = [Asked(hub.port, f"program-{number}", "", "modern") for number in range(2)]
+        await eventually(lambda: is_listed(hub.port, "pipe.ask"), "the server is there")
+        # Nobody knows yet that it asks: a question that could be anybody's is declined, and no other comes to be.
+        met = await asyncio.gather(*(ask_once(hub.port, person, at) for person in programs for at in range(WORKERS)))
+        assert all(told == asked or UNSURE.message in told for told, asked in met), met
+        work = [(person, "pipe", number) for person in programs for number in range(WORKERS)]
+        await asyncio.gather(*(ask_on(hub.port, *which, calls=CALLS_EACH) for which in work))
+        for person in programs:
+            assert {nonce.partition(":")[0] for nonce in person.heard} == {person.name}
+            assert len(person.heard) == len(set(person.heard)) >= CALLS_EACH * WORKERS
+        assert 0 < len(with_mark(hub.pid, "curious_server")) <= len(work) + 2
+
+
+async def ask_once(port: int, person: Asked, number: int) -> tuple[str, str]:
+    """What a call was told, and what it is told if its own program was asked."""
+    lines = await Line.open(port), await Line.open(port)
+    nonce = f"{person.name}:first:{number}"
+    told, _ = await person.call(lines, "pipe.ask", nonce)
+    for line in lines:
+        line.close()
+    return text_of(told), f"{nonce} {person.name}:{nonce}"
+
+
+async def is_listed(port: int, tool: str) -> bool:
+    async with Raw(f"http://127.0.0.1:{port}/mcp") as caller:
+        return tool in await caller.names()
 
 
 # -- what a caller carries -------------------------------------------------------------------------------------------
@@ -97,7 +132,7 @@ async def test_a_state_that_was_touched_or_is_not_the_callers_is_refused_and_the
         async def is_refused(person: Asked, tool: str, nonce: str, text: str, path: str = "/mcp") -> bool:
             answer = await person.once(line, tool, nonce, path=path, requestState=text, inputResponses=said)
             error = answer.get("error", {})
-            return (error.get("code"), error.get("data")) == (-32602, {"executed": "no", "reason": "bad_state"})
+            return (error.get("code"), error.get("data")) == (-32602, {"executed": "unknown", "reason": "bad_state"})
 
         for at, was in enumerate(state):
             changed = state[:at] + ("A" if was != "A" else "B") + state[at + 1 :]
@@ -144,9 +179,42 @@ async def test_a_state_that_has_ceased_to_hold_is_refused_and_the_server_sees_no
         calls, waiting = server.calls, set(server.answers)
         more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
         answer = await ann.once(line, "s.ask", "n", **more)
-        assert answer["error"]["data"] == {"executed": "no", "reason": "bad_state"}
+        assert answer["error"]["data"] == {"executed": "unknown", "reason": "bad_state"}
         assert (server.calls, set(server.answers)) == (calls, waiting)
         line.close()
+
+
+async def test_what_an_earlier_caller_makes_up_is_no_answer(tmp_path: Path) -> None:
+    async with CuriousModern() as server, a_hub(tmp_path, server) as (_, port):
+        ann, line = person_of(port, "ann", "legacy"), await Line.open(port)
+        await ann.enter()
+        made_up = {"requestState": "state of n", "inputResponses": {"q": {"action": "accept", "content": {}}}}
+        line.write("/mcp", *ann.request("s.ask", "n", **made_up))
+        async with asyncio.timeout(30):
+            await line.head()
+            assert (await line.event())["params"]["message"] == "n"
+        assert server.calls == 1
+        line.close()
+
+
+class Closing(CuriousModern):
+    """Asks, and then takes no answer."""
+
+    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        if "inputResponses" in heard.message["params"]:
+            out.write(reply({"error": "closed"}, status=403))
+        else:
+            await super().on_call(heard, out)
+
+
+async def test_a_server_that_asked_may_have_run_the_call_though_it_takes_no_answer(tmp_path: Path) -> None:
+    async with Closing() as server, a_hub(tmp_path, server) as (_, port):
+        ann, lines = person_of(port, "ann", "legacy"), (await Line.open(port), await Line.open(port))
+        await ann.enter()
+        told, asked = await ann.call(lines, "s.ask", "n")
+        assert (told["error"]["data"], asked) == ({"executed": "unknown", "reason": "lost", "server": "s"}, ["n"])
+        for line in lines:
+            line.close()
 
 
 @asynccontextmanager
@@ -171,8 +239,10 @@ async def test_a_caller_that_is_asked_by_a_request_and_never_answers_is_told_so(
         line.write("/mcp", *ann.request("s.ask", "n"))
         async with asyncio.timeout(30):
             await line.head()
-            question, answer = await line.event(), await line.event()
+            question, withdrawal, answer = [await line.event() for _ in range(3)]
         assert question["params"]["message"] == "n"
+        assert withdrawal["method"] == "notifications/cancelled"
+        assert withdrawal["params"]["requestId"] == question["id"]
         assert answer["error"]["data"] == {"executed": "unknown", "reason": "unanswered", "server": "s"}
         assert "nobody answered within 0.2 s" in answer["error"]["message"]
         if kind == "legacy":
@@ -195,6 +265,22 @@ async def test_a_modern_caller_that_comes_back_too_late_is_told_so_and_the_serve
         assert answer["error"]["data"] == {"executed": "unknown", "reason": "unanswered", "server": "s"}
         assert server.calls == 1
         line.close()
+
+
+async def test_while_every_slot_waits_for_an_answer_others_are_told_that_the_server_is_busy(tmp_path: Path) -> None:
+    async with Curious() as server:
+        servers = {"s": {**server.entry, "max_calls": 1, "max_queued": 0}}
+        async with hub_of(tmp_path, servers, callers=CALLERS) as hub, door_of(hub) as port:
+            await hub.ready("s")
+            ann, ben, line = person_of(port, "ann", "modern"), person_of(port, "ben", "modern"), await Line.open(port)
+            told = await ann.once(line, "s.ask", "n")
+            refused = await ben.once(line, "s.ask", "m")
+            data = {"executed": "no", "reason": "overloaded", "retryAfter": 1.0, "server": "s"}
+            assert (refused["error"]["code"], refused["error"]["data"]) == (-32010, data)
+            more = {"requestState": told["result"]["requestState"], "inputResponses": responses(ann, told)}
+            assert text_of(await ann.once(line, "s.ask", "n", **more)) == f"n {ann.name}:n"
+            assert "inputRequests" in (await ben.once(line, "s.ask", "m"))["result"]
+            line.close()
 
 
 # -- the caller leaves -----------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ ADVICE: dict[type[Fault], str] = {
     UnknownPrompt: "`isthmus prompts` lists what there is.",
     UnknownResource: "`isthmus resources` lists what there is.",
     Unanswered: "It needs a client that can answer questions: an MCP client with elicitation, sampling or roots.",
-    BadState: "Call it again from the beginning.",
+    BadState: "Call it again from the beginning, if it did not run.",
     TooManySubscriptions: "Unsubscribe from some resources first.",
     Cancelled: "Call it again if it is still wanted.",
     NotConnected: "`isthmus doctor` says what is wrong with the server.",

@@ -20,7 +20,7 @@ class Limits:
     call_seconds: float = 30.0
     """How long a call may take unless its server is configured otherwise."""
     hard_seconds: float = 600.0
-    """How long any call may take, whoever asked for more."""
+    """How long any call may take, whoever asked for more, and however long its caller thinks about what it is asked."""
     connect_seconds: float = 5.0
     listing_seconds: float = 1.0
     """How long a listing waits for servers whose first attempt to connect has not ended."""

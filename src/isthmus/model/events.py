@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
+from isthmus.model.names import ServerName
+
 LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 """From the most talkative to the gravest."""
@@ -18,6 +20,8 @@ class Progress(msgspec.Struct, frozen=True):
     """
 
     members: dict[str, msgspec.Raw]
+    task_of: ServerName | None = None
+    """It may name a task, by the id that this server gave it."""
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -25,6 +29,8 @@ class Log(msgspec.Struct, frozen=True):
 
     level: LogLevel
     members: dict[str, msgspec.Raw]
+    task_of: ServerName | None = None
+    """As with progress."""
 
 
 Event: TypeAlias = Progress | Log

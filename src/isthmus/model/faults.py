@@ -105,9 +105,13 @@ class Unanswered(CallerFault):
 
 
 class BadState(CallerFault):
-    """Somebody came back with answers to what was never asked of them, or was answered already."""
+    """Somebody came back with answers to what was never asked of them, or was answered already.
+
+    Nothing was sent; but what they answer may have been asked in the middle of a call, of which nothing is known now.
+    """
 
     reason = "bad_state"
+    executed = "unknown"
 
     def __init__(self) -> None:
         super().__init__("Invalid or expired requestState")

@@ -23,8 +23,8 @@ class Result(msgspec.Struct, frozen=True):
     ttl_seconds: float = 0.0
     """How long the server lets it be given again: to the same caller or, if `is_public`, to anybody."""
     is_public: bool = False
-    is_question: bool = False
-    """It is no end: the server asks something, and goes on when the caller comes back with the answers."""
+    asked_by: ServerName | None = None
+    """It is no end: this server asks something, and goes on when the caller comes back with the answers."""
     task_of: ServerName | None = None
     """It may name a task, by the id that this server gave it."""
 

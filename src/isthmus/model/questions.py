@@ -7,6 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from isthmus.model.names import ServerName
+
 Profile: TypeAlias = frozenset[str]
 """What a caller says it can be asked: `roots`, `sampling`, `elicitation`, each perhaps with a word behind a dot.
 
@@ -20,6 +22,8 @@ class Question(msgspec.Struct, frozen=True):
 
     method: str
     params: msgspec.Raw
+    task_of: ServerName | None = None
+    """It may name a task, by the id that this server gave it."""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -41,4 +45,10 @@ OnReply: TypeAlias = Callable[[Reply], None]
 NOT_ASKED = Declined(-32601, "This caller cannot be asked")
 """Who cannot answer says so as a client that does not know the method."""
 
+UNSURE = Declined(-32603, "It is not certain whose call this is about; call once more")
+"""A question reaches the program whose call it is about, or nobody. By the next call the hub keeps programs apart."""
+
 TOO_LATE = Declined(-32603, "The call is over")
+
+GIVEN_UP = Declined(-32603, "The call was given up")
+"""The server was told so, or is gone: it waits for no answer, and some would take one for an error."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Collection
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -19,8 +20,8 @@ from isthmus.model.events import Log
 from isthmus.model.faults import Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
-from isthmus.upstream.link import BaseLink, put_request
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lone_call, lost
+from isthmus.upstream.link import BaseLink
+from isthmus.upstream.waiters import SOMEBODYS, CallWaiter, Waiter, log_alone, lone_call, lost
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
@@ -40,9 +41,6 @@ RELISTEN_SECONDS = 5.0
 EARLY_MAX = 10
 EARLY_SECONDS = 2.0
 """How long a question that came before its call waits for it."""
-
-SUPERSEDED_MAX = 8
-"""Subscriptions that may wait for the newest to be acknowledged, by a server that is slow or never does it."""
 
 
 class Sent:
@@ -72,10 +70,10 @@ class DuplexLink(BaseLink, Generic[S]):
         self._is_garbage_told = False
         self._listening: int | None = None
         """The request on which a modern server announces changes."""
-        self._superseded: list[int] = []
-        """Those before it, which are given up when the server tells on the newest; until then they may tell."""
+        self._next_listening: int | None = None
+        """One that takes its place as soon as the server acknowledges it."""
         self._is_deaf = False
-        """The last one was ended by the server, and what it told since then was not heard."""
+        """One of them was ended by the server, and what it told since then was not heard."""
 
     # -- what a kind adds ------------------------------------------------------------------------------------------
 
@@ -121,20 +119,21 @@ class DuplexLink(BaseLink, Generic[S]):
 
     def listen(self) -> None:
         """A modern server announces changes only to those who ask; the request stays open for the link's life."""
-        if self.dialect.era != "modern" or not self.capabilities.announces_changes or self.lost.done():
-            return
-        if self._listening is not None:
-            self._superseded.append(self._listening)
-        self._listening = self.next_id()
-        self._expect_hearing()
-        self._dispatch(self._listening, modern.LISTEN, self._listen_params(), _Listening(self, self._listening))
-        self._end_superseded(all_but=SUPERSEDED_MAX)
+        if self.dialect.era == "modern" and self.capabilities.announces_changes and not self.lost.done():
+            self._jointly.again()
 
-    def _end_superseded(self, *, all_but: int = 0) -> None:
-        while len(self._superseded) > all_but:
-            id = self._superseded.pop(0)
-            if self._pending.pop(id, None) is not None:
-                self._notify(CANCELLED, cancelled_params(str(id).encode(), "another takes its place"))
+    def _listen_for(self, uris: Collection[str]) -> None:
+        if self._listening is None:
+            self._listening = self._next_listening  # it may be acknowledged soon, and the next one later
+        else:
+            self._stop_listening(self._next_listening)
+        self._next_listening = id = self.next_id()
+        self._expect_hearing()
+        self._dispatch(id, modern.LISTEN, self._listen_params(uris), _Listening(self, id))
+
+    def _stop_listening(self, id: int | None) -> None:
+        if id is not None and self._pending.pop(id, None) is not None:
+            self._notify(CANCELLED, cancelled_params(str(id).encode(), "another takes its place"))
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
@@ -149,6 +148,7 @@ class DuplexLink(BaseLink, Generic[S]):
         if sent is None:
             return
         if self._has_gone(sent):
+            self._stray(inflight)
             self._notify(CANCELLED, cancelled_params(str(sent.id).encode(), reason))
         self._take_back(sent)
 
@@ -170,7 +170,7 @@ class DuplexLink(BaseLink, Generic[S]):
                     sent.waiter.result(message.result)
             case ErrorReply(id=id):
                 if (sent := self._answered(id)) is not None:
-                    sent.waiter.error(message)
+                    self.erred(sent.waiter, message)
             case Notification():
                 self.noted(message.method, message.params)
             case Request():
@@ -182,23 +182,38 @@ class DuplexLink(BaseLink, Generic[S]):
         self._garbage = 0
 
     def _asked(self, request: Request) -> None:
-        """Put a server's request to the caller it can be meant for.
+        """Put a server's request to the caller it can be meant for."""
+        if request.method in QUESTIONS and self.profile:
+            self._note_asked()
+            if not any(isinstance(sent.waiter, CallWaiter) for sent in self._pending.values()):
+                self._asked_idle(request)
+                return
+        self._put(request, lone_call((sent.waiter for sent in self._pending.values()), self.strays), self._say)
 
-        Some ask for the roots as soon as they are greeted, before the call that the link was made for is sent: such a
-        question waits for it, a moment.
+    def _asked_idle(self, request: Request) -> None:
+        """Some ask for the roots as soon as they are greeted, before the call that the link was made for is sent.
+
+        Such a question waits for it, a moment. One about what is over must not reach whoever calls next.
         """
-        alone = lone_call(sent.waiter for sent in self._pending.values())
-        if alone is not None or not self.profile or request.method not in QUESTIONS or len(self._early) >= EARLY_MAX:
-            put_request(request, alone, self._say)
+        if self.can_wait and len(self._early) < EARLY_MAX:
+            timer = asyncio.get_running_loop().call_later(EARLY_SECONDS, self._put_early, request, None)
+            self._early[bytes(request.id)] = (request, timer)
             return
-        timer = asyncio.get_running_loop().call_later(EARLY_SECONDS, self._put_early, request, None)
-        self._early[bytes(request.id)] = (request, timer)
+        if not self.can_wait:
+            self.strays = SOMEBODYS
+        self._put(request, None, self._say)
 
     def _put_early(self, request: Request, waiter: Waiter | None) -> None:
         _, timer = self._early.pop(bytes(request.id), (None, None))
         if timer is not None and not self.lost.done():
             timer.cancel()
-            put_request(request, waiter, self._say)
+            self._put(request, None if waiter is None else lone_call([waiter], self.strays), self._say)
+
+    def _taken_back(self, params: Members) -> None:
+        _, timer = self._early.pop(bytes(params.get("requestId", b"")), (None, None))
+        if timer is not None:
+            timer.cancel()
+        super()._taken_back(params)
 
     def _answered(self, id: Payload | None) -> S | None:
         """The request that an answer is for. Ids that are not ours, or not ours any more, are nobody's."""
@@ -215,6 +230,8 @@ class DuplexLink(BaseLink, Generic[S]):
             sent = self._pending.get(token_of(params))
             if sent is not None:
                 sent.waiter.progress(params)
+            else:
+                self._progressed(params)
         elif method == modern.ACKNOWLEDGED:
             self._acknowledged(params)
         else:
@@ -223,12 +240,15 @@ class DuplexLink(BaseLink, Generic[S]):
     def _acknowledged(self, params: Members) -> None:
         """The server tells from now on; what it says of an earlier subscription is no news."""
         named = modern.read_subscription(params)
-        if named is None or named == str(self._listening).encode():
-            self._end_superseded()
-            self._heard()
-            if self._is_deaf:
-                self._is_deaf = False
-                self.on_gap()
+        if self._next_listening is None or named not in (None, str(self._next_listening).encode()):
+            return
+        before, self._listening, self._next_listening = self._listening, self._next_listening, None
+        self._stop_listening(before)
+        self._heard()
+        self._jointly.acknowledged(modern.read_honoured(params))
+        if self._is_deaf:
+            self._is_deaf = self._jointly.is_asking
+            self.on_gap()
 
     def _logged(self, line: Log) -> None:
         """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
@@ -263,14 +283,33 @@ class DuplexLink(BaseLink, Generic[S]):
         return self.lost.result() if self.lost.done() else "it is not running"
 
     def deafened(self, subscription: int) -> None:
-        """The server ended a subscription: if it was the last one, ask for another in a while."""
-        if subscription == self._listening and not self.lost.done():
+        """The server ended a subscription: if no other is on its way, ask for one in a while."""
+        if self._drop_listening(subscription) and not self.lost.done():
             self._is_deaf = True
-            asyncio.get_running_loop().call_later(RELISTEN_SECONDS, self.listen)
+            if self._next_listening is None:
+                asyncio.get_running_loop().call_later(RELISTEN_SECONDS, self.listen)
 
-    def refused_to_tell(self, reply: ErrorReply) -> None:
-        """The server does not announce after all."""
-        self._heard(ServerError(self.server, reply.code, reply.message, reply.data))
+    def _drop_listening(self, subscription: int) -> bool:
+        """Whether it was one that matters."""
+        if subscription == self._next_listening:
+            self._next_listening = None
+            self._jointly.interrupted()
+        elif subscription == self._listening:
+            self._listening = None
+            self._jointly.closed()
+        else:
+            return False
+        return True
+
+    def refused_to_tell(self, subscription: int, reply: ErrorReply) -> None:
+        """The server does not announce after all, or not this; what it announced before stays so."""
+        if subscription == self._next_listening:
+            self._next_listening = None
+            refusal = ServerError(self.server, reply.code, reply.message, reply.data)
+            self._heard(refusal)
+            self._jointly.refused(refusal)
+        else:
+            self.deafened(subscription)
 
 
 class _Listening:
@@ -286,7 +325,7 @@ class _Listening:
 
     def error(self, reply: ErrorReply) -> None:
         """The server does not announce after all."""
-        self._link.refused_to_tell(reply)
+        self._link.refused_to_tell(self._id, reply)
 
     def fail(self, fault: Fault) -> None:
         """The link is gone, which its owner hears elsewhere."""

@@ -8,27 +8,46 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Mapping, Set
+from functools import partial
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.ports.exchange import Aside
 from isthmus.core.settings import Limits
-from isthmus.model.events import Log, LogLevel
+from isthmus.core.watch.tasks import Place
+from isthmus.model.events import Log, LogLevel, Progress
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NOTHING, Answered, Profile, Question, Reply
+from isthmus.model.questions import GIVEN_UP, NOTHING, UNSURE, Answered, Profile, Question, Reply
+from isthmus.model.tasks import TaskState
 from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
+from isthmus.upstream.elsewhere import Elsewhere
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.settings import Era
-from isthmus.upstream.waiters import Inquiry, Unheard, Waiter
+from isthmus.upstream.waiters import SOMEBODYS, CallWaiter, Inquiry, Waiter
+from isthmus.upstream.watching import Jointly, Singly
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Payload, Request, render
+from isthmus.wire.jsonrpc import ErrorReply, Payload, Request, render
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.capabilities import Capabilities
-from isthmus.wire.mcp.inputs import QUESTIONS
-from isthmus.wire.mcp.messages import LOGGED, TOPIC_OF, UPDATED, Implementation, Members, read_log, read_string
+from isthmus.wire.mcp.hubs import NO_HUBS, read_hubs
+from isthmus.wire.mcp.inputs import COMPLETED, ELICITATION_ID, ELSEWHERE_FIRST, QUESTIONS, read_elsewhere
+from isthmus.wire.mcp.messages import (
+    CANCELLED,
+    LOGGED,
+    TOPIC_OF,
+    UPDATED,
+    Implementation,
+    Members,
+    read_log,
+    read_progress,
+    read_string,
+    token_of,
+)
+from isthmus.wire.mcp.tasks import STATUS, state_of
 
 PROBE_SECONDS = 3.0
 """How long a server may think about `server/discover` before it is greeted the earlier way as well: some old
@@ -36,9 +55,6 @@ servers ignore what comes before `initialize`, and a new one that is merely slow
 
 ASK_SECONDS = 30.0
 """How long the hub waits for the answer to a question of its own; a listing may take a server a while."""
-
-HEARING_SECONDS = 5.0
-"""How long a server may take to acknowledge what it is to tell. Until it has, an update could be missed."""
 
 NOT_MODERN = (400, 404, 405, 406, 415)
 """HTTP answers to the probe that an earlier server gives to what it does not know."""
@@ -84,14 +100,29 @@ class BaseLink(ABC):
         self.server = server
         self.dialect: Dialect = LegacyDialect()
         self.capabilities = Capabilities()
+        self.hubs: Mapping[str, int] = NO_HUBS
+        """The hubs that are there, by their ids, and how many others are between; none if the server is no hub."""
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.on_changed: Callable[[Topic], None] = lambda _topic: None
         self.on_updated: Callable[[str], None] = lambda _uri: None
         self.on_log: Callable[[Log], None] = lambda _line: None
+        self.on_task: Callable[[ServerName, Place, TaskState], None] = lambda _server, _place, _state: None
+        """Hears how a task stands, when the server says so by itself."""
+        self.on_progress: Callable[[Place, int, Callable[[], Progress]], None] = lambda _place, _id, _event: None
+        """Hears of progress of a request that has been answered, perhaps with a task."""
+        self.place = Place(is_process=self.carrier == "stdio")
+        """Where ids of tasks mean what they do now."""
         self.on_renewed: Callable[[], None] = lambda: None
         self.on_gap: Callable[[], None] = lambda: None
-        self.on_crowded: Callable[[], None] = lambda: None
-        """Hears of a question that several callers' calls could be about, so that they had better not share a link."""
+        self.on_asked: Callable[[], None] = lambda: None
+        """Hears of a question that does not say which call it is about: programs had better not share such a link."""
+        self.has_asked = False
+        """Whether there was such a question, though nobody may have heard of it then."""
+        self.can_wait = True
+        """Whether a question that comes while there is no call may be the next call's."""
+        self.strays: str | None = None
+        """The conversation, or `SOMEBODYS`, of calls that were given up and that the server may ask about all the same;
+        None if there are no such calls."""
         self.on_doubt: Callable[[], None] = lambda: None
         self.on_lost: Callable[[str], None] = lambda _reason: None
         self.is_probing = False
@@ -101,12 +132,13 @@ class BaseLink(ABC):
         self.profile: Profile = NOTHING
         """What those whose calls it carries can be asked; said when an earlier server is greeted."""
         self.limits = limits
-        self._watched: set[str] = set()
-        """Resources that a modern server is asked to tell updates of; an earlier one remembers them itself."""
+        self._singly = Singly(server, self._ask_about, self._forget)
+        self._jointly = Jointly(server, self._listen_for)
         self._hearing: asyncio.Future[Fault | None] | None = None
-        """Ends when a modern server has taken up what it was last asked to tell."""
-        self._listening_soon: asyncio.Future[None] | None = None
-        """Ends when a modern server was asked to tell all that was asked for in this turn of the loop."""
+        """Ends when a server has taken up what it was last asked to tell."""
+        self._questions: dict[bytes, OpenQuestion] = {}
+        """What the server asked and was not answered, by its own ids."""
+        self._elsewhere = Elsewhere()
         self._last_id = 0
 
     @property
@@ -161,14 +193,22 @@ class BaseLink(ABC):
         Raises:
             Fault: the server refused, the link broke, or no answer came in time.
         """
-        inquiry = Inquiry(self.server)
+        return await self.answered(self.inquire(method, params), within)
+
+    def inquire(self, method: str, params: bytes) -> Inquiry:
+        """Ask without waiting: `answered` does, and must be called."""
+        inquiry = Inquiry(self.server, method)
         self._dispatch(self.next_id(), method, params, inquiry)
+        return inquiry
+
+    async def answered(self, inquiry: Inquiry, within: float = ASK_SECONDS) -> msgspec.Raw:
+        """Wait for the result of what was asked. Raises as `ask` does."""
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(within):
                 return await inquiry.answer
         except TimeoutError:
-            raise BadReply(self.server, f"no answer to {method} within {within:g} s") from None
+            raise BadReply(self.server, f"no answer to {inquiry.method} within {within:g} s") from None
         finally:
             self._forget(inquiry)
 
@@ -191,12 +231,22 @@ class BaseLink(ABC):
         if era != "legacy":
             discovery = await self._discover(patience=None if era == "modern" else PROBE_SECONDS)
             if discovery is not None:
-                self.dialect = ModernDialect(self._me)
-                self.capabilities = discovery.capabilities
+                self._discovered(discovery)
                 return
             if era == "modern":
                 raise ConnectFailed("it does not speak MCP 2026-07-28, as its configuration says it should")
         await self._initialize()
+
+    def _discovered(self, discovery: modern.Discovery) -> None:
+        self.dialect = ModernDialect(self._me)
+        self.capabilities = discovery.capabilities
+        self.hubs = read_hubs(discovery.meta)
+
+    async def look_round(self) -> None:
+        """Ask a modern hub which others are behind it now. Raises `Fault`."""
+        if self.dialect.era == "modern":
+            discovery = modern.read_discovery(await self.ask(modern.DISCOVER, self.dialect.params()))
+            self.hubs = self.hubs if discovery is None else read_hubs(discovery.meta)
 
     async def _discover(self, patience: float | None) -> modern.Discovery | None:
         self.is_probing = True
@@ -228,8 +278,7 @@ class BaseLink(ABC):
         except ServerError as refused:
             if refused.code == REFUSED_VERSION and (discovery := await self._discover(None)) is not None:
                 # Its answer to the probe came too late; by then it had settled on the modern era.
-                self.dialect = ModernDialect(self._me)
-                self.capabilities = discovery.capabilities
+                self._discovered(discovery)
                 return
             raise ConnectFailed(f"it refused to initialize: {refused.message} ({refused.code})") from refused
         welcome = legacy.read_welcome(answer)
@@ -237,6 +286,7 @@ class BaseLink(ABC):
             raise ConnectFailed(welcome)
         self.dialect = LegacyDialect(welcome.protocolVersion)
         self.capabilities = welcome.capabilities
+        self.hubs = read_hubs(welcome.meta)
         self._notify("notifications/initialized", None)
 
     # -- listing ---------------------------------------------------------------------------------------------------
@@ -280,54 +330,74 @@ class BaseLink(ABC):
         elif method == UPDATED:
             if (uri := read_string(params.get("uri"))) is not None:
                 self.on_updated(uri)
+        elif method == CANCELLED:
+            self._taken_back(params)
+        elif method == STATUS:
+            self._task_told(params)
+        elif method == COMPLETED and (id := params.get(ELICITATION_ID)) is not None:
+            self._elsewhere.done(id)
         elif method == LOGGED and (line := read_log(params)) is not None:
             self._logged(line)
+
+    def _task_told(self, params: Members) -> None:
+        """A modern server tells only who asks it to, which the hub does not: it asks how tasks stand."""
+        if self.dialect.era == "legacy" and (state := state_of(params)) is not None:
+            self.on_task(self.server, self.place, state)
+
+    def _progressed(self, params: Members) -> None:
+        """Progress of what nobody waits for any more."""
+        self.on_progress(self.place, token_of(params), partial(read_progress, params, self.server))
+
+    def place_of(self, inflight: InFlight) -> Place | None:
+        """See `core.ports.link.Placed`."""
+        return self.place
 
     def _logged(self, line: Log) -> None:
         """Nobody can say whose it is: it is the operator's."""
         self.on_log(line)
 
-    async def set_level(self, level: LogLevel) -> None:
-        """Ask a server of the earlier era to log from this level on; a modern one is told with every call."""
-        if self.dialect.era == "legacy" and "logging" in self.abilities():
-            await self.ask("logging/setLevel", self.dialect.params({"level": msgspec.json.encode(level)}))
+    def set_level(self, level: LogLevel) -> Inquiry | None:
+        """Ask a server of the earlier era to log from this level on, before anything that is sent after this.
+
+        None if it cannot be asked; a modern one is told with every call.
+        """
+        if self.dialect.era != "legacy" or "logging" not in self.abilities():
+            return None
+        return self.inquire("logging/setLevel", self.dialect.params({"level": msgspec.json.encode(level)}))
 
     async def subscribe(self, uri: str) -> None:
         """See `core.ports.announcer.Announcer`."""
-        if self.dialect.era == "modern":
-            if "subscribe" not in self.abilities():
-                raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It does not tell of updates of resources")
-            self._watched.add(uri)
-            await asyncio.wait({self._listen_soon()})
-            await self._until_heard()
+        if self.lost.done():
+            raise NotConnected(self.server, self.lost.result())
+        if self.dialect.era == "legacy":
+            await self._singly.want(uri)
+        elif "subscribe" in self.abilities():
+            await self._jointly.want(uri)
         else:
-            await self.ask("resources/subscribe", self.dialect.params({"uri": msgspec.json.encode(uri)}))
+            raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It does not tell of updates of resources")
 
     def unsubscribe(self, uri: str) -> None:
         """See `core.ports.announcer.Announcer`."""
-        if self.dialect.era == "modern":
-            self._watched.discard(uri)
-            self.listen()
-        else:
-            params = self.dialect.params({"uri": msgspec.json.encode(uri)})
-            self._dispatch(self.next_id(), "resources/unsubscribe", params, Unheard())
+        if not self.lost.done():
+            (self._singly if self.dialect.era == "legacy" else self._jointly).drop(uri)
 
-    def _listen_soon(self) -> asyncio.Future[None]:
-        """Ask to be told, once for all that is asked for together: each request names everything that is watched."""
-        if self._listening_soon is None:
-            loop = asyncio.get_running_loop()
-            self._listening_soon = loop.create_future()
-            loop.call_soon(self._listen_now)
-        return self._listening_soon
+    def _ask_about(self, method: str, uri: str) -> Inquiry:
+        """Ask an earlier server to tell of one resource, or to stop that."""
+        inquiry = Inquiry(self.server)
+        self._dispatch(self.next_id(), method, self.dialect.params({"uri": msgspec.json.encode(uri)}), inquiry)
+        return inquiry
 
-    def _listen_now(self) -> None:
-        soon, self._listening_soon = self._listening_soon, None
-        assert soon is not None, "only who sees that it is listened soon comes here"
-        self.listen()
-        soon.set_result(None)
+    def _listen_for(self, uris: Collection[str]) -> None:
+        """Have a modern server tell of its lists and of these resources, in place of what it was asked before."""
+        self._jointly.acknowledged(None)
+
+    @property
+    def hearing(self) -> asyncio.Future[Fault | None] | None:
+        """Ends when the server tells what it was last asked to, or refuses; None if it was asked for nothing."""
+        return self._hearing
 
     def _expect_hearing(self) -> None:
-        """A modern server was asked to tell: it says when it does."""
+        """A server was asked to tell: it says when it does."""
         if self._hearing is None or self._hearing.done():
             self._hearing = asyncio.get_running_loop().create_future()
 
@@ -335,24 +405,77 @@ class BaseLink(ABC):
         if self._hearing is not None and not self._hearing.done():
             self._hearing.set_result(refusal)
 
-    async def _until_heard(self, within: float = HEARING_SECONDS) -> None:
-        """Wait until the server tells what it was asked to; one that never says so is believed after a while."""
-        if (hearing := self._hearing) is not None:
-            await asyncio.wait({hearing}, timeout=within)
-            if hearing.done() and (refusal := hearing.result()) is not None:
-                raise refusal
-
-    def _listen_params(self) -> bytes:
-        """Parameters of a modern `subscriptions/listen`: every list that the server has, and what is watched."""
+    def _listen_params(self, uris: Collection[str]) -> bytes:
+        """Parameters of a modern `subscriptions/listen`: every list that the server has, and these resources."""
         topics = frozenset(topic for topic in TOPICS if topic in self.abilities())
-        wanted = modern.write_wanted(modern.Wanted(topics, tuple(sorted(self._watched))))
-        return self.dialect.params({"notifications": wanted})
+        return self.dialect.params({"notifications": modern.write_wanted(modern.Wanted(topics, tuple(uris)))})
+
+    # -- what the server asks --------------------------------------------------------------------------------------
+
+    def _put(self, request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
+        """Put a server's own request to the caller of whom it is asked, if that is known and it is a question."""
+        if request.method not in QUESTIONS or (waiter is None and not self.profile):
+            say(reply_to(request))
+            return
+        if waiter is None:
+            say(_render_reply(request, UNSURE))
+            return
+        whose = self.server if "_meta" in request.params else None
+        question = Question(request.method, msgspec.Raw(render(request.params)), whose)
+        asked = waiter.ask(question, partial(self._reply, request, say))
+        if asked is not None:
+            self._questions[bytes(request.id)] = asked
+            if (id := request.params.get(ELICITATION_ID)) is not None:
+                self._elsewhere.sent(id, asked.asked_of)
+
+    def _reply(self, request: Request, say: Callable[[bytes], None], reply: Reply) -> None:
+        was_open = self._questions.pop(bytes(request.id), None) is not None
+        if reply is GIVEN_UP:
+            return
+        message = _render_reply(request, reply)
+        if was_open:
+            self._give(message, say)
+        else:  # a refusal at once, of which there may be as many as the server likes to have
+            say(message)
+
+    def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
+        """Send an answer that the server waits for; a carrier that drops some of what it says sees to it."""
+        say(message)
+
+    def erred(self, waiter: Waiter, reply: ErrorReply) -> None:
+        """Tell who waits of the server's error; of one that sends the user elsewhere first, remember whose it was."""
+        if reply.code == ELSEWHERE_FIRST and isinstance(waiter, CallWaiter):
+            for id in read_elsewhere(reply.data):
+                self._elsewhere.sent(id, waiter.inflight)
+        waiter.error(reply)
+
+    def _taken_back(self, params: Members) -> None:
+        """The server does not want an answer any more; by the specification it gets none."""
+        asked = self._questions.pop(bytes(params.get("requestId", b"")), None)
+        if asked is not None:
+            asked.take_back()
+
+    def _note_asked(self) -> None:
+        """The server asks without saying which call it is about."""
+        self.has_asked = True
+        self.on_asked()
+
+    def _stray(self, inflight: InFlight) -> None:
+        """A call that may have reached the server was given up: it may ask about it all the same."""
+        session = inflight.call.session
+        if not isinstance(inflight.exchange, Aside):
+            self.strays = session if self.strays in (None, session) else SOMEBODYS
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
+            self.place.is_lost = True
             self.lost.set_result(reason)
             self._heard()
+            self._jointly.stop()
             self.on_lost(reason)
+            questions, self._questions = self._questions, {}
+            for asked in questions.values():
+                asked.take_back()
 
 
 def reply_to(request: Request) -> bytes:
@@ -361,15 +484,6 @@ def reply_to(request: Request) -> bytes:
         return jsonrpc.result(request.id, b"{}")
     text = f"{request.method} is not supported by this client"
     return jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, text)
-
-
-def put_request(request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
-    """Put a server's own request to the caller of whom it is asked, if that is known and it is a question."""
-    if waiter is None or request.method not in QUESTIONS:
-        say(reply_to(request))
-        return
-    question = Question(request.method, msgspec.Raw(render(request.params)))
-    waiter.ask(question, lambda reply: say(_render_reply(request, reply)))
 
 
 def _render_reply(request: Request, reply: Reply) -> bytes:

@@ -7,7 +7,7 @@ belongs to the pool and is closed by it; the keeper's own link, on which the ser
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,26 +17,39 @@ import structlog
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
+from isthmus.core.ports.announcer import Follower
+from isthmus.core.watch.tasks import Place
 from isthmus.model.callers import Caller
 from isthmus.model.events import Log
 from isthmus.model.faults import Fault, NotConnected, Overloaded
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.questions import NOTHING, Profile
+from isthmus.upstream.following import Following
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.settings import ServerSettings
 
 log = structlog.get_logger(__name__)
 
 IDLE_SECONDS = 300.0
-"""How long a caller's link is kept without a call."""
+"""How long a caller's link is kept without a call, unless something is followed on it."""
+
+FOLLOW_SECONDS = 5.0
+"""How long a call waits for its new link to say that it tells of what its caller follows."""
+
+MISSED_MAX = 1_000
+"""Closed links of which it is remembered that something was followed on them."""
+
+
+BASE_LENGTH = 3
+"""Parts of a scope that say whose link it is; another tells links apart that are the same's."""
 
 
 class LinkKey(NamedTuple):
     """Whose link it is. Links are never shared across keys.
 
-    `scope` is a caller, one of its conversations, a single call, or empty for everybody. `profile` is what those can
-    be asked whose calls it carries. The credential that is shown (`generation`) is the same for every link of a
-    server so far; a change of it starts the server anew.
+    `scope` is a caller, one of its conversations (or, of its calls without one, one at a time), a single call, or empty
+    for everybody. `profile` is what those can be asked whose calls it carries. The credential that is shown
+    (`generation`) is the same for every link of a server so far; a change of it starts the server anew.
     """
 
     scope: tuple[str, ...]
@@ -54,6 +67,8 @@ class _Member:
         self.calls = 0
         self.has_carried = False
         """Some call has been on it, which may have left its mark on the server."""
+        self.is_over = False
+        """The conversation that it is for has ended."""
         self.borrowers = 0
         """Who reads lists on it just now."""
         self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -76,12 +91,16 @@ class Pool:
         crew: Crew,
         connect: Callable[[Profile], Awaitable[BaseLink]],
         on_log: Callable[[Log], None],
+        following: Following,
     ) -> None:
         """`connect` makes a link and greets the server; it raises `ConnectFailed` or a `Fault`."""
         self._settings = settings
         self._crew = crew
         self._connect = connect
         self._on_log = on_log
+        self._following = following
+        self._missed: dict[LinkKey, None] = {}
+        """Those whose link was closed to make room, with all that it knew: their next one has them look."""
         self._members: OrderedDict[LinkKey, _Member] = OrderedDict()
         self._of: dict[InFlight, _Member] = {}
         self._calls = 0
@@ -90,8 +109,12 @@ class Pool:
         """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
         self.is_duplex = False
         """A question on a link need not say which call it is about, so that no two callers may share one."""
+        self._asks = False
+        """There was such a question: calls of no conversation, any two of which may be two programs', share no link."""
         self.on_changed: Callable[[Profile, Topic], None] = lambda _profile, _topic: None
-        """Hears what servers announce on links of those who can be asked something."""
+        """Hears what servers announce on its links, and to callers of which profile."""
+        self.on_renewed: Callable[[BaseLink], None] = lambda _link: None
+        """Hears of a link whose server forgot what it was asked."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -108,19 +131,53 @@ class Pool:
             own.link.send(inflight)  # once more, with answers to what the server asked
             return
         key = self._key(inflight)
-        member = self._members.get(key) or self._adopt(key) or self._admit(key)
+        member = self._members.get(key)
+        if member is None or (self._asks and _is_nobodys(key)):
+            member = self._member_for(key)
         if member is None:
-            inflight.finish(Overloaded(self._settings.name, len(self._members), 0))
+            inflight.fail(Overloaded(self._settings.name, len(self._members), 0))
             return
         member.rouse()
-        member.has_carried = True
+        if not member.has_carried:
+            self._begin(member)
         member.calls += 1
         self._of[inflight] = member
-        self._members.move_to_end(key)
+        self._members.move_to_end(member.key)
         if member.link is None:
             member.waiting[inflight] = None
         else:
             member.link.send(inflight)
+
+    def _member_for(self, key: LinkKey) -> _Member | None:
+        """A link for a call that has none yet; None if there can be none now."""
+        if self._asks and _is_nobodys(key):
+            return self._vacant(key) or self._admit(self._another(key))
+        return self._adopt(key) or self._admit(key)
+
+    def _vacant(self, key: LinkKey) -> _Member | None:
+        """A link of the same caller and profile on which no call is now, and none can be heard of any more."""
+        for member in self._members.values():
+            is_alike = member.key.scope[:3] == key.scope and member.key.profile == key.profile
+            if is_alike and not member.calls and not self._is_worn(member):
+                return member
+        return None
+
+    def _another(self, key: LinkKey) -> LinkKey:
+        """The key of one more link for the calls of no conversation."""
+        if key not in self._members:
+            return key
+        self._calls += 1
+        return key._replace(scope=(*key.scope, str(self._calls)))
+
+    def _is_worn(self, member: _Member) -> bool:
+        """Whether its server may still ask about a call that is over, so that nobody else's may come on it."""
+        return self._asks and _is_nobodys(member.key) and member.link is not None and member.link.strays is not None
+
+    def _begin(self, member: _Member) -> None:
+        """A first call comes: what is asked later, while there is none, may be about this one."""
+        member.has_carried = True
+        if member.link is not None:
+            member.link.can_wait = not _is_nobodys(member.key)
 
     def _key(self, inflight: InFlight) -> LinkKey:
         call = inflight.call
@@ -130,7 +187,7 @@ class Pool:
         if self._settings.isolation == "call":
             self._calls += 1
             return LinkKey(("call", str(self._calls)), profile)
-        if self.is_duplex and profile:
+        if (self.is_duplex or self._asks) and profile:
             return LinkKey((caller.tenant, caller.name, session), profile)
         if self._settings.isolation == "caller" or self.is_duplex:
             return LinkKey((caller.tenant, caller.name), profile)
@@ -139,30 +196,62 @@ class Pool:
     def _adopt(self, key: LinkKey) -> _Member | None:
         """A link on which there were only lists so far is that of its caller's first conversation that calls."""
         fresh = self._members.get(key._replace(scope=(*key.scope[:2], "")))
-        if fresh is None or fresh.has_carried:
+        if fresh is None or fresh.has_carried or self._wanted(fresh.key):
             return None
         del self._members[fresh.key]
         fresh.key = key
         self._members[key] = fresh
+        if fresh.link is not None and self._wanted(key):
+            self._hold(fresh, fresh.link)
         return fresh
 
     def _admit(self, key: LinkKey) -> _Member | None:
-        """Make room for one more, if need be by closing the one that was idle for longest."""
+        """Make room for one more, if need be by closing one that was idle for long."""
         if self._is_closed:
             return None
         if len(self._members) >= self._settings.max_calls:
-            idle = next((each for each in self._members.values() if not (each.calls or each.borrowers)), None)
+            idle = self._idlest()
             if idle is None:
                 return None
-            self._retire(idle)
+            self._give_way(idle)
         member = self._members[key] = _Member(key)
         self._crew.spawn(f"link of {self._settings.name}", self._make(member))
         return member
+
+    def _idlest(self) -> _Member | None:
+        """The one that was idle for longest, of the caller who has most: nobody's goes because of another's many.
+
+        A conversation's, on which it may have left something, comes later, and one on which it follows something last.
+        """
+        idle = [each for each in self._members.values() if not (each.calls or each.borrowers)]
+        followed = {self._home(follower) for _, follower in self._following.followers()} if idle else ()
+        held = Counter(_owner(member.key) for member in self._members.values())
+        return min(
+            idle,
+            key=lambda each: (-held[_owner(each.key)], not _is_nobodys(each.key), each.key in followed),
+            default=None,
+        )
+
+    def _give_way(self, member: _Member) -> None:
+        """Close a link; who followed something on it is told to look when it has another.
+
+        Not at once: whoever looks needs a link, for which the next one would have to give way.
+        """
+        if not _is_nobodys(member.key) and self._wanted(member.key):
+            self._missed[member.key] = None
+            if len(self._missed) > MISSED_MAX:
+                del self._missed[next(iter(self._missed))]
+        self._retire(member)
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """What waits for its link has not left."""
         member = self._of.get(inflight)
         return member is not None and member.link is not None and member.link.may_have_run(inflight)
+
+    def place_of(self, inflight: InFlight) -> Place | None:
+        """See `core.ports.link.Placed`."""
+        member = self._of.get(inflight)
+        return None if member is None or member.link is None else member.link.place_of(inflight)
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Tell the server, if the call got that far."""
@@ -179,17 +268,27 @@ class Pool:
         member.calls -= 1
         self._rest(member)
 
+    def left(self, session: str) -> None:
+        """Close what was a conversation's alone: at once, or when its last call is over."""
+        for member in [member for member in self._members.values() if session and member.key.scope[2:3] == (session,)]:
+            member.is_over = True
+            self._rest(member)
+        for key in [key for key in self._missed if session and key.scope[2:3] == (session,)]:
+            del self._missed[key]
+
     def _rest(self, member: _Member) -> None:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
-        if self._settings.isolation == "call":
+        if self._settings.isolation == "call" or member.is_over or self._is_worn(member):
             self._retire(member)
         elif member.idle is None:
             member.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._expire, member)
 
     def _expire(self, member: _Member) -> None:
         member.idle = None
-        if not member.borrowers:  # else it rests again when it is given back
+        if self._wanted(member.key):
+            self._rest(member)  # its process may know what no other does, and tell of it
+        elif not member.borrowers:  # else it rests again when it is given back
             self._retire(member)
 
     # -- what the keeper sees --------------------------------------------------------------------------------------
@@ -210,7 +309,8 @@ class Pool:
             raise Overloaded(self._settings.name, len(self._members), 0)
         member.borrowers += 1  # which makes it no less idle: what is only listed on is not in use
         try:
-            await asyncio.wait({member.made})
+            while not member.made.done():
+                await asyncio.wait({member.made})
             if member.link is None:
                 raise NotConnected(self._settings.name, self._settings.redact(member.why))
             yield member.link
@@ -224,62 +324,147 @@ class Pool:
             return None
         return next((member for member in reversed(self._members.values()) if member.key.profile == profile), None)
 
+    # -- following -------------------------------------------------------------------------------------------------
+
+    def own(self, follower: Follower) -> list[BaseLink]:
+        """Those links on which this one's calls go, and not everybody's, as far as they are there."""
+        home = self._home(follower)
+        if home is None:
+            return []
+        if _is_nobodys(home):  # it may have several
+            members = [member for member in self._members.values() if _base(member.key) == home]
+        else:
+            members = [self._members[home]] if home in self._members else []
+        return [member.link for member in members if member.link is not None]
+
+    def _home(self, follower: Follower) -> LinkKey | None:
+        """The key of the link for a follower's calls; None if that is everybody's, or each has another."""
+        profile = follower.profile if self.is_profiled else NOTHING
+        isolation = self._settings.isolation
+        if isolation == "call" or (isolation == "shared" and not profile):
+            return None
+        return self._key_of(follower.caller, profile, follower.session)
+
+    def _wanted(self, key: LinkKey) -> list[str]:
+        """What those follow whose calls go on such a link."""
+        if self._settings.isolation == "call":
+            return []
+        home = _base(key)
+        return [uri for uri, follower in self._following.followers() if self._home(follower) == home]
+
+    async def _follow(self, member: _Member, link: BaseLink) -> None:
+        """Have a link tell of what is followed by those whose calls it is to carry."""
+        asked: dict[str, None] = {}
+        try:
+            async with asyncio.timeout(FOLLOW_SECONDS):
+                while new := [uri for uri in dict.fromkeys(self._wanted(member.key)) if uri not in asked]:
+                    asked |= dict.fromkeys(new)
+                    await self._following.follow(link, new)
+        except TimeoutError:
+            log.warning("server does not say whether it tells of updates", server=self._settings.name)
+
+    def _hold(self, member: _Member, link: BaseLink) -> None:
+        """Let calls wait until their link, which was there before, tells of what their caller follows."""
+        member.link = None
+        member.made = asyncio.get_running_loop().create_future()
+        self._crew.spawn(f"link of {self._settings.name}", self._make(member, link))
+
     # -- links -----------------------------------------------------------------------------------------------------
 
-    async def _make(self, member: _Member) -> None:
+    async def _make(self, member: _Member, link: BaseLink | None = None) -> None:
         try:
-            await self._try_to_make(member)
+            if link is None:
+                link = await self._try_to_make(member)
+            if link is not None:
+                await self._prepare(member, link)
         finally:
             member.made.set_result(None)
 
-    async def _try_to_make(self, member: _Member) -> None:
+    async def _prepare(self, member: _Member, link: BaseLink) -> None:
+        """Nothing is sent before what is followed is asked for: else a first call's own updates could be missed."""
+        try:
+            await self._follow(member, link)
+        except BaseException:
+            self._drop(member)
+            self._refuse(member, "the hub gives it up")
+            await link.aclose()
+            raise
+        self._open(member, link)
+
+    async def _try_to_make(self, member: _Member) -> BaseLink | None:
         try:
             link = await self._connect(member.key.profile)
         except (Fault, ConnectFailed) as failed:
             self._drop(member)
             self._refuse(member, str(getattr(failed, "why", failed)))
-            return
+            return None
         except BaseException:
             self._drop(member)
             self._refuse(member, "it could not be connected for this call")
             raise
         if not self._has(member):
             await link.aclose()  # its place was taken, or the pool closed, while it was made
-            return
-        link.on_lost = lambda _reason: self._retire(member)  # the link tells the calls on it so itself
+            return None
+        link.on_lost = lambda _reason: self._lost(member)
         link.on_log = self._on_log
-        link.on_crowded = self._separate
-        if member.key.profile:
-            self._attend(link, member.key.profile)
+        return link
+
+    def _open(self, member: _Member, link: BaseLink) -> None:
+        """Send what waits for this link, and from now on whatever is its."""
+        self._attend(link, member.key.profile)
         member.link = link
+        if member.key in self._missed:
+            del self._missed[member.key]
+            self._following.gap(link)
         self._send_waiting(member, link)
-        if not (member.calls or member.borrowers) or link.lost.done():
+        if not self._has(member):
+            self._close(link)
+        elif not (member.calls or member.borrowers) or link.lost.done():
             self._retire(member)  # whoever wanted it has left meanwhile
 
-    def _separate(self) -> None:
-        """The server does not say which call its questions are about: from now on each caller has its own link."""
-        self.is_duplex = True
+    def _note_asked(self) -> None:
+        """The server does not say which call its questions are about: from now on no two programs share a link."""
+        self._asks = True
 
     def _attend(self, link: BaseLink, profile: Profile) -> None:
-        """Hear of changes of what is listed on this link, which the keeper's own need not tell."""
+        """Hear what is told on this link, which the keeper's own need not tell."""
+        link.on_asked = self._note_asked
+        self._asks |= link.has_asked
         link.on_changed = partial(self.on_changed, profile)
-        link.on_renewed = partial(self._all_changed, profile)
+        if not profile and "tasks" in link.abilities():
+            link.listen()  # it may tell there how they stand
+        link.on_renewed = partial(self._renewed, link, profile)
+        self._following.attend(link)
 
-    def _all_changed(self, profile: Profile) -> None:
+    def _renewed(self, link: BaseLink, profile: Profile) -> None:
+        """The server forgot what it was asked on this link, and may have changed."""
         for topic in TOPICS:
             self.on_changed(profile, topic)
+        self.on_renewed(link)
+        self._following.resume_own(link)
 
     def _send_waiting(self, member: _Member, link: BaseLink) -> None:
+        link.can_wait = not (member.has_carried and _is_nobodys(member.key))
         while member.waiting:
             inflight = next(iter(member.waiting))
             del member.waiting[inflight]
             link.send(inflight)
+            if self._asks and _is_nobodys(member.key):
+                self._send_elsewhere(member)
+
+    def _send_elsewhere(self, member: _Member) -> None:
+        """It was found out only now that these had better not share a link."""
+        waiting, member.waiting = member.waiting, {}
+        for inflight in waiting:
+            del self._of[inflight]
+            member.calls -= 1
+            self.send(inflight)
 
     def _refuse(self, member: _Member, why: str) -> None:
         member.why = why
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
-            inflight.finish(NotConnected(self._settings.name, self._settings.redact(why)))
+            inflight.fail(NotConnected(self._settings.name, self._settings.redact(why)))
 
     def _has(self, member: _Member) -> bool:
         """Whether it is still in the pool: another one may have its key by now."""
@@ -295,7 +480,16 @@ class Pool:
         if self._has(member):
             self._drop(member)
             if member.link is not None:
-                self._crew.spawn(f"closing a link of {self._settings.name}", member.link.aclose())
+                self._close(member.link)
+
+    def _close(self, link: BaseLink) -> None:
+        self._crew.spawn(f"closing a link of {self._settings.name}", link.aclose())
+
+    def _lost(self, member: _Member) -> None:
+        """A link broke. It tells the calls on it itself; who followed something on it is told to look."""
+        if member.link is not None:
+            self._following.gap(member.link)
+        self._retire(member)
 
     async def aclose(self) -> None:
         """Close every link, all at once."""
@@ -306,3 +500,18 @@ class Pool:
             self._refuse(member, "the hub gives it up")
         links = [member.link for member in members if member.link is not None]
         await asyncio.gather(*(link.aclose() for link in links), return_exceptions=True)
+
+
+def _base(key: LinkKey) -> LinkKey:
+    """The key of the first of those links among which a call may choose."""
+    return key if len(key.scope) <= BASE_LENGTH else key._replace(scope=key.scope[:BASE_LENGTH])
+
+
+def _owner(key: LinkKey) -> tuple[str, ...]:
+    """Whose link it is, in whichever of their conversations."""
+    return key.scope[:2]
+
+
+def _is_nobodys(key: LinkKey) -> bool:
+    """Whether it is for those calls of a caller that are of no conversation."""
+    return key.scope[2:3] == ("",)

@@ -6,26 +6,35 @@ which the one before is a finished part.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from secrets import token_hex
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.model.faults import Unanswered
 from isthmus.model.questions import NOT_ASKED, Declined, OnReply, Question, Reply
 from isthmus.wire.jsonrpc import Payload, render
-from isthmus.wire.mcp.inputs import ASKED_OF, RESPONSES, STATE, Inputs
+from isthmus.wire.mcp.inputs import ASKED_OF, RESPONSES, STATE, Inputs, as_request
 
 ROUNDS_MAX = 10
 """How often one call may be sent again: a server that asks for ever gets nowhere."""
 
 
-def put(inflight: InFlight, question: Question, reply: OnReply) -> None:
-    """Put a question to the caller, if that said it can be asked such a thing."""
+def put(
+    inflight: InFlight,
+    question: Question,
+    reply: OnReply,
+    others: Sequence[InFlight] = (),
+    *,
+    lasts: bool = False,
+) -> OpenQuestion | None:
+    """Put a question to the caller, if that said it can be asked such a thing; see `InFlight.ask`."""
     if ASKED_OF[question.method] in inflight.call.profile:
-        inflight.ask(question, reply)
-    else:
-        reply(NOT_ASKED)
+        return inflight.ask(question, reply, others, lasts=lasts)
+    reply(NOT_ASKED)
+    return None
 
 
 class Round:
@@ -45,7 +54,7 @@ class Round:
         elif not self._inputs.questions:
             self._send_again()
         for key, question in self._inputs.questions.items():
-            put(self._inflight, question, partial(self._answered, key))
+            put(self._inflight, as_request(question, token_hex(16)), partial(self._answered, key))
 
     def _answered(self, key: str, reply: Reply) -> None:
         if self._inflight.outcome is not None:

@@ -7,7 +7,7 @@ The earlier era only: nothing newer was ever carried this way. Streamable HTTP i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
@@ -139,6 +139,10 @@ class SseLink(DuplexLink["Letter"]):
     def _say(self, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
             self._notices.send(self._head, message)
+
+    def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
+        if self._head is not None and not self.lost.done():
+            self._notices.answer(self._head, message)
 
     def _can_reply(self) -> bool:
         return self._notices.has_room()

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.ports.exchange import Aside
 from isthmus.model.calls import TASK_KINDS
-from isthmus.model.events import Log, Progress
+from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, OnReply, Question, Reply
+from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.upstream.rounds import Round, put
+from isthmus.upstream.task_notes import note
 from isthmus.wire.jsonrpc import ErrorReply
-from isthmus.wire.mcp.inputs import INPUT_REQUIRED, read_inputs
-from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Members
+from isthmus.wire.mcp.inputs import ASKED_OF, INPUT_REQUIRED, read_inputs
+from isthmus.wire.mcp.messages import Members, read_progress
 from isthmus.wire.mcp.requests import read_call_result, read_resource_result
-from isthmus.wire.mcp.tasks import KNOWN, TASK
+from isthmus.wire.mcp.tasks import KNOWN, RELATED, TASK
 
 
 class Waiter(Protocol):
@@ -46,8 +47,8 @@ class Waiter(Protocol):
     def log(self, line: Log) -> None:
         """The server logged something while it worked on this."""
 
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """The server asks something while it works on this."""
+    def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
+        """The server asks something while it works on this; returns what it can be taken back by, if it is open."""
 
 
 _COMPLETE = (None, "complete")
@@ -76,6 +77,7 @@ class CallWaiter:
         elif answer.result_type == INPUT_REQUIRED:
             self._require(payload)
         elif answer.result_type == TASK and KNOWN in self.inflight.call.profile:
+            note(self.inflight, self.server, payload)
             self._end(Result(payload, is_typed=True, task_of=self.server))
         elif answer.result_type not in _COMPLETE:
             detail = f"a result of type {answer.result_type!r}, which this hub does not relay"
@@ -84,6 +86,8 @@ class CallWaiter:
             is_typed = answer.result_type is not None
             whose = self.server if self._is_about_task() else None
             keeps = answer.ttl_seconds, answer.is_public
+            if whose is not None:
+                note(self.inflight, self.server, payload)
             self._end(Result(payload, answer.is_error, is_typed, *keeps, task_of=whose))
 
     def _is_about_task(self) -> bool:
@@ -96,14 +100,14 @@ class CallWaiter:
         if isinstance(inputs, str):
             self._end(BadReply(self.server, inputs))
         elif self.inflight.call.comes_back:
-            self._end(Result(payload, is_typed=True, is_question=True))
+            self._end(Result(payload, is_typed=True, asked_by=self.server))
         else:
             self.inflight.carriage = None
             Round(self.inflight, inputs).ask()
 
-    def ask(self, question: Question, reply: OnReply) -> None:
+    def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
         """Put it to the caller, if that said it can be asked such a thing."""
-        put(self.inflight, question, reply)
+        return put(self.inflight, question, reply)
 
     def error(self, reply: ErrorReply) -> None:
         """End the call with the server's own error."""
@@ -111,7 +115,8 @@ class CallWaiter:
 
     def fail(self, fault: Fault) -> None:
         """End the call without an answer."""
-        self._end(fault)
+        self.inflight.carriage = None  # as in `_end`
+        self.inflight.fail(fault)
 
     def _end(self, outcome: Outcome) -> None:
         # The call and its request hold each other; untied, both (and a reply of megabytes) are freed at once.
@@ -120,20 +125,23 @@ class CallWaiter:
 
     def progress(self, params: Members) -> None:
         """Pass progress on, without the token of this hop."""
-        self.inflight.emit(Progress({key: value for key, value in params.items() if key != PROGRESS_TOKEN}))
+        self.inflight.emit(read_progress(params, self.server))
 
     def log(self, line: Log) -> None:
         """Pass it on; whether the caller wants it is for the face to say."""
+        if "_meta" in line.members:
+            line = msgspec.structs.replace(line, task_of=self.server)
         self.inflight.emit(line)
 
 
 class Inquiry:
     """A question of the hub's own (a handshake, a listing, a ping): `answer` is awaited by whoever asked."""
 
-    __slots__ = ("answer", "server")
+    __slots__ = ("answer", "method", "server")
 
-    def __init__(self, server: ServerName) -> None:
+    def __init__(self, server: ServerName, method: str = "") -> None:
         self.server = server
+        self.method = method
         self.answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
 
     def result(self, payload: msgspec.Raw) -> None:
@@ -161,48 +169,48 @@ class Inquiry:
         reply(NOT_ASKED)
 
 
-class Unheard:
-    """Waits for an answer that nobody reads: the end of a subscription."""
-
-    def result(self, payload: msgspec.Raw) -> None:
-        """It went well."""
-
-    def error(self, reply: ErrorReply) -> None:
-        """It did not, which changes nothing."""
-
-    def fail(self, fault: Fault) -> None:
-        """The link is gone, which its owner hears elsewhere."""
-
-    def progress(self, params: Members) -> None:
-        """Nobody asked for progress."""
-
-    def log(self, line: Log) -> None:
-        """Nobody reads it."""
-
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """Nobody can answer it."""
-        reply(NOT_ASKED)
-
-
 def log_alone(line: Log, waiters: Iterable[Waiter]) -> bool:
     """Give a line that names no call to the latest call of the caller who alone has calls; False if nobody is alone."""
-    alone = lone_call(waiters)
-    if alone is None:
-        return False
-    alone.log(line)
-    return True
-
-
-def lone_call(waiters: Iterable[Waiter]) -> CallWaiter | None:
-    """The latest call of the caller who alone has calls; None if nobody is alone."""
-    calls = [waiter for waiter in waiters if isinstance(waiter, CallWaiter)]
+    calls = _calls_among(waiters)
     if len({waiter.inflight.call.caller for waiter in calls}) != 1:
+        return False
+    for waiter in _callers_own(calls)[-1:]:
+        waiter.log(line)
+        return True
+    return False
+
+
+def _calls_among(waiters: Iterable[Waiter]) -> list[CallWaiter]:
+    return [waiter for waiter in waiters if isinstance(waiter, CallWaiter)]
+
+
+def _callers_own(calls: Iterable[CallWaiter]) -> list[CallWaiter]:
+    """Without what the hub asks in a caller's name, behind which nobody listens."""
+    return [waiter for waiter in calls if not isinstance(waiter.inflight.exchange, Aside)]
+
+
+SOMEBODYS = ""
+"""Stands for calls that are not of one conversation, or of none: who made them cannot be told apart."""
+
+
+def lone_call(waiters: Iterable[Waiter], strays: str | None = None) -> CallWaiter | None:
+    """Whom a question that names no call is put to: the latest call of the one program that has any; None if unsure.
+
+    Calls of one conversation are one program's. Without a conversation, two calls of the same caller may be two
+    programs'. `strays` is the conversation of calls that nobody waits for and that may ask all the same.
+    """
+    calls = _calls_among(waiters)
+    if len({(waiter.inflight.call.caller, waiter.inflight.call.session) for waiter in calls}) != 1:
         return None
-    return calls[0] if len(calls) == 1 else _Latest(calls)
+    session = calls[0].inflight.call.session
+    if session == SOMEBODYS and (len(calls) > 1 or strays is not None):
+        return None
+    own = _callers_own(calls)
+    return _Lone(own) if own and strays in (None, session) else None
 
 
-class _Latest(CallWaiter):
-    """The latest of several calls, of which nobody can say which one a question is about: all of them wait for it."""
+class _Lone(CallWaiter):
+    """The latest of one program's calls, of which nobody can say which one a question is about: all wait for it."""
 
     __slots__ = ("_others",)
 
@@ -210,16 +218,14 @@ class _Latest(CallWaiter):
         super().__init__(calls[-1].inflight)
         self._others = [waiter.inflight for waiter in calls[:-1]]
 
-    def ask(self, question: Question, reply: OnReply) -> None:
+    def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
         """Put it to the caller, while the clocks of all its calls stand still."""
-        for inflight in self._others:
-            inflight.hold()
-        super().ask(question, partial(self._answered, reply))
+        return put(self.inflight, question, reply, self._others, lasts=_lasts(question))
 
-    def _answered(self, reply: OnReply, answer: Reply) -> None:
-        for inflight in self._others:
-            inflight.answered()
-        reply(answer)
+
+def _lasts(question: Question) -> bool:
+    """Whether its server may answer all calls and still wait: roots are a client's, and a task outlives its call."""
+    return ASKED_OF[question.method] == "roots" or RELATED.encode() in bytes(question.params)
 
 
 def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:

@@ -45,7 +45,7 @@ async def test_a_broken_server_ends_with_1_and_says_what_to_try(
         "slow": {"command": "sleep", "args": ["30"]},
         "odd": stdio([*RAW, "--mode", "lying_list:duplicates"]),
     }
-    assert await examine(config(tmp_path, servers), wait=6, is_json=False) == Exit.CALL_FAILED
+    assert await examine(config(tmp_path, servers), wait=12, is_json=False) == Exit.CALL_FAILED
     out = capsys.readouterr().out
     assert "✗  dead     retrying" in out
     place = f"of {tmp_path / 'isthmus.json'}"

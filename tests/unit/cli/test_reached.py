@@ -74,9 +74,16 @@ async def test_whoever_has_to_wait_at_a_terminal_is_told_for_whom(
 ) -> None:
     monkeypatch.setattr("isthmus.cli.reached.NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    hub = await start_own(configuration(server("slow", "sleep", "30")), os.environ, within=0.1)
-    await hub.aclose()
-    assert capsys.readouterr().err == "waiting for slow …\n"
+    starting = asyncio.ensure_future(start_own(configuration(server("slow", "sleep", "30")), os.environ, within=30))
+    said = ""
+    async with asyncio.timeout(20):
+        while not said:
+            await asyncio.sleep(0.01)
+            said = capsys.readouterr().err
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert said == "waiting for slow …\n"
 
 
 async def test_an_interrupted_start_leaves_no_process_behind(no_leftovers: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from isthmus.config.dialects.dialect import OWN, STANDARD
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
 from isthmus.config.hub import read_hub
+from isthmus.config.settings import HubSettings
+from isthmus.core.settings import Limits
 
 FILE = Path("/etc/hub/isthmus.toml")
 HOME = Path("/home/me")
+PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
 def document(**table: object) -> Document:
@@ -117,3 +121,10 @@ def test_unknown_keys_are_told_of() -> None:
         "isthmus.toml: hub.prot is not known and has no effect (did you mean port?)",
         "isthmus.toml: limits.call_second is not known and has no effect (did you mean call_seconds?)",
     ]
+
+
+@pytest.mark.parametrize("settings", [HubSettings, Limits])
+def test_every_key_is_documented(settings: type) -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("|")]
+    keys = {field.name.removeprefix("log_") for field in fields(settings)} - {"limits", "file", "format", "level"}
+    assert {key for key in keys if not any(f"`{key}`" in row.split("|")[1] for row in rows)} == set()

@@ -153,9 +153,13 @@ class HeldPool(HeldLink):
     def __init__(self) -> None:
         super().__init__()
         self.over: list[InFlight] = []
+        self.gone: list[str] = []
 
     def ended(self, inflight: InFlight) -> None:
         self.over.append(inflight)
+
+    def left(self, session: str) -> None:
+        self.gone.append(session)
 
 
 class Notes:

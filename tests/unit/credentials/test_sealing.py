@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.credentials.sealing import NONCE_BYTES, SEALED_LENGTH_MAX, ProcessSealer
+from isthmus.credentials.sealing import NONCE_BYTES, ProcessSealer
 
 SEALER = ProcessSealer()
 CONTENT, OWNER = b'{"until": 1}', b"caller\0tool"
@@ -56,10 +56,6 @@ def test_for_anything_else_it_does_not_open(bound_to: bytes) -> None:
 
 def test_another_process_could_not_open_it() -> None:
     assert ProcessSealer().open(SEALED, OWNER) is None
-
-
-def test_a_text_of_any_length_is_refused_and_not_read() -> None:
-    assert SEALER.open("A" * (SEALED_LENGTH_MAX + 4), OWNER) is None
 
 
 def test_the_same_content_is_never_sealed_to_the_same_text() -> None:

@@ -62,6 +62,8 @@ class Scripted(BaseLink):
         self.is_silent = False
         self.dies_of_probe = False
         self.refuses: set[str] = set()
+        self.answers: dict[str, Any] = {}
+        """What it answers to single methods, where that is something."""
         self.sent: list[InFlight] = []
         self.withdrawn: list[InFlight] = []
         self.asked: list[tuple[str, Any]] = []
@@ -124,7 +126,7 @@ class Scripted(BaseLink):
         if method in self.refuses:
             waiter.error(ErrorReply(msgspec.Raw(b"1"), -32601, "no such method", None))
         else:
-            waiter.result(msgspec.Raw(b"{}"))
+            waiter.result(msgspec.Raw(msgspec.json.encode(self.answers.get(method, {}))))
 
     def _forget(self, waiter: Waiter) -> None: ...
     def _notify(self, method: str, params: Payload | None) -> None: ...

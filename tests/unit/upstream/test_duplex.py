@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.faults import Cancelled, Lost
-from isthmus.model.questions import Answered
-from isthmus.upstream import duplex
+from isthmus.model.faults import Cancelled, Lost, ServerError
+from isthmus.model.questions import UNSURE, Answered, OnReply
+from isthmus.upstream import duplex, watching
 from isthmus.upstream.corked import HOLD_ABOVE_BYTES, CorkedLink
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.wire.mcp.capabilities import Capabilities
-from tests.unit.core.doubles import SERVER, Stage, call, raw
+from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw
 from tests.unit.upstream.doubles import ME, Scene, answer, message, text_of
 
 
@@ -190,7 +192,202 @@ async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monke
     async with asyncio.timeout(20):
         while not (said := pipe.said()):  # noqa: ASYNC110 - a timer of the loop's own
             await asyncio.sleep(0)
-    assert (said[0]["id"], said[0]["error"]["code"]) == (7, -32601)
+    assert (said[0]["id"], said[0]["error"]["message"]) == (7, UNSURE.message)
+
+
+# -- whose question it is, and until when ------------------------------------------------------------------------------
+
+ABLE = frozenset({"roots", "elicitation"})
+ASKS = message(id=7, method="elicitation/create", params={"message": "who?"})
+TAKES_BACK = message(method="notifications/cancelled", params={"requestId": 7})
+OVER = {"jsonrpc": "2.0", "id": 7, "error": {"code": -32603, "message": "The call is over"}}
+
+
+class Spared(Listener):
+    """A caller that can be told to let a question be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.retracted: list[OnReply] = []
+
+    def retract(self, reply: OnReply) -> None:
+        self.retracted.append(reply)
+
+
+class Asking:
+    """A server that asks over a pipe, and calls of those who can be asked."""
+
+    def __init__(self) -> None:
+        self.line = Line(Pipe())
+        self.line.profile = ABLE
+        self.heard = 0
+        self.line.on_asked = self._hear
+        self._stage = Stage()
+        self._stage.lane.attach(self.line)
+
+    def _hear(self) -> None:
+        self.heard += 1
+
+    async def call(self, session: str = "") -> tuple[InFlight, Spared]:
+        """A call that has gone."""
+        listener = Spared()
+        asked = msgspec.structs.replace(call(profile=ABLE), session=session)
+        inflight = self._stage.hub.start(asked, listener)
+        await turn()
+        self.said()
+        return inflight, listener
+
+    def said(self) -> list[dict[str, Any]]:
+        """What the server was told since this was last asked."""
+        return self.line.pipe.said()
+
+    def is_refused(self) -> bool:
+        """Whether the question was just answered, by nobody."""
+        (refusal,) = self.said()
+        return (refusal["id"], refusal["error"]["message"]) == (7, UNSURE.message)
+
+
+async def test_a_question_among_calls_of_no_conversation_reaches_none_of_them_and_is_told_of() -> None:
+    asking = Asking()
+    calls = [await asking.call() for _ in range(2)]
+    asking.line.read(ASKS)
+    assert asking.is_refused()
+    assert [listener.asked for _, listener in calls] == [[], []]
+    assert (asking.heard, asking.line.has_asked, asking.line.strays) == (1, True, None)
+
+
+class Sent(Spared):
+    """A caller that is told when its user is done elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done_with: list[bytes] = []
+
+    def done(self, id: msgspec.Raw) -> None:
+        self.done_with.append(bytes(id))
+
+    def done_later(self) -> Callable[[msgspec.Raw], None]:
+        return self.done
+
+
+async def test_whose_call_failed_because_its_user_must_go_elsewhere_first_is_told_when_that_is_done() -> None:
+    asking, listener = Asking(), Sent()
+    asking._stage.hub.start(call(profile=ABLE), listener)
+    await turn()
+    (sent,) = asking.said()
+    data = {"elicitations": [{"mode": "url", "elicitationId": "e1"}, {"elicitationId": "e2"}, {}]}
+    asking.line.read(message(id=sent["id"], error={"code": -32042, "message": "log in", "data": data}))
+    assert isinstance(listener.fault, ServerError)
+    for id in ("e2", "e3", "e1"):
+        asking.line.read(message(method="notifications/elicitation/complete", params={"elicitationId": id}))
+    assert listener.done_with == [b'"e2"', b'"e1"']
+
+
+async def test_who_was_sent_elsewhere_by_a_question_is_told_that_its_user_is_done_there() -> None:
+    asking, listener = Asking(), Sent()
+    asking._stage.hub.start(call(profile=ABLE), listener)
+    await turn()
+    asking.line.read(message(id=7, method="elicitation/create", params={"mode": "url", "elicitationId": "e1"}))
+    listener.asked[0][1](Answered(raw({"action": "accept"})))
+    for params in ({"elicitationId": "e2"}, {}, {"elicitationId": "e1"}, {"elicitationId": "e1"}):
+        asking.line.read(message(method="notifications/elicitation/complete", params=params))
+    assert listener.done_with == [b'"e1"']
+
+
+async def test_a_question_goes_to_the_only_call_and_to_the_latest_of_a_conversation() -> None:
+    for session, calls in (("", 1), ("one", 1), ("one", 3)):
+        asking = Asking()
+        listeners = [(await asking.call(session))[1] for _ in range(calls)]
+        asking.line.read(ASKS)
+        assert [len(listener.asked) for listener in listeners] == [0] * (calls - 1) + [1]
+        assert asking.heard == 1
+
+
+@pytest.mark.parametrize(("session", "is_asked"), [("", False), ("one", True), ("two", False)])
+async def test_a_server_that_may_ask_about_a_call_that_was_given_up_asks_nobody_elses(
+    session: str, *, is_asked: bool
+) -> None:
+    asking = Asking()
+    (await asking.call("one"))[0].cancel("enough")
+    _, listener = await asking.call(session)
+    asking.line.read(ASKS)
+    assert bool(listener.asked) == is_asked
+
+
+async def test_a_call_that_never_left_cannot_be_asked_about() -> None:
+    asking = Asking()
+    listener = Spared()
+    asking._stage.hub.start(call(profile=ABLE), listener).cancel("enough")
+    assert asking.line.strays is None
+
+
+async def test_a_question_about_what_is_over_does_not_wait_for_the_next_program() -> None:
+    asking = Asking()
+    asking.line.can_wait = False
+    asking.line.read(ASKS)
+    assert asking.is_refused()
+    _, listener = await asking.call()
+    asking.line.read(ASKS)
+    assert listener.asked == []
+
+
+async def test_a_question_that_is_taken_back_needs_no_answer_and_gets_none() -> None:
+    asking = Asking()
+    _, listener = await asking.call()
+    asking.line.read(ASKS)
+    asking.line.read(TAKES_BACK)
+    asking.line.read(TAKES_BACK)
+    ((_, reply),) = listener.asked
+    assert listener.retracted == [reply]
+    reply(Answered(raw({})))
+    assert (asking.said(), asking.line._questions) == ([], {})
+
+
+@pytest.mark.parametrize("named", [{}, {"requestId": 8}, {"requestId": "7"}, {"requestId": None}, {"requestId": [7]}])
+async def test_what_takes_nothing_back_changes_nothing(named: dict[str, Any]) -> None:
+    asking = Asking()
+    _, listener = await asking.call()
+    asking.line.read(ASKS)
+    asking.line.read(message(method="notifications/cancelled", params=named))
+    listener.asked[0][1](Answered(raw({"action": "decline"})))
+    assert (listener.retracted, asking.said()) == ([], [{"jsonrpc": "2.0", "id": 7, "result": {"action": "decline"}}])
+
+
+async def test_a_question_that_is_taken_back_before_its_call_comes_reaches_nobody() -> None:
+    asking = Asking()
+    asking.line.read(ASKS)
+    asking.line.read(TAKES_BACK)
+    _, listener = await asking.call()
+    assert (listener.asked, asking.line._early) == ([], {})
+
+
+async def test_a_call_that_ends_takes_its_open_question_along_and_the_server_is_told() -> None:
+    asking = Asking()
+    inflight, listener = await asking.call()
+    asking.line.read(ASKS)
+    inflight.finish(DONE)
+    assert (listener.retracted, asking.said()) == ([listener.asked[0][1]], [OVER])
+    assert asking.line._questions == {}
+
+
+async def test_a_server_that_was_told_to_stop_a_call_is_not_answered_what_it_asked_about_it() -> None:
+    asking = Asking()
+    inflight, listener = await asking.call()
+    asking.line.read(ASKS)
+    inflight.cancel("enough")
+    (told,) = asking.said()
+    assert told["method"] == "notifications/cancelled"
+    assert (listener.retracted, asking.line._questions) == ([listener.asked[0][1]], {})
+
+
+async def test_a_lost_link_takes_its_open_questions_along() -> None:
+    asking = Asking()
+    inflight, listener = await asking.call("one")
+    asking.line.read(message(id=7, method="roots/list"))
+    inflight.finish(DONE)  # which the question, being about roots, outlasts
+    assert listener.retracted == []
+    asking.line.broken()
+    assert (listener.retracted, asking.line._questions) == ([listener.asked[0][1]], {})
 
 
 @pytest.mark.parametrize("text", [b"hello", b"[]", b"{", b"\xff", b'{"jsonrpc":"1.0","id":1}'])
@@ -211,34 +408,89 @@ async def test_too_much_nonsense_in_a_row_ends_the_link(monkeypatch: pytest.Monk
 # -- subscriptions ---------------------------------------------------------------------------------------------------
 
 
-def acknowledged(id: int | None) -> bytes:
+def acknowledged(id: int | None, *uris: str) -> bytes:
     meta = {} if id is None else {"io.modelcontextprotocol/subscriptionId": id}
-    return message(method="notifications/subscriptions/acknowledged", params={"_meta": meta})
+    honoured = {"notifications": {"toolsListChanged": True, "resourceSubscriptions": uris}} if uris else {}
+    return message(method="notifications/subscriptions/acknowledged", params={"_meta": meta, **honoured})
+
+
+def refused(id: int) -> bytes:
+    return message(id=id, error={"code": -32602, "message": "unknown resource"})
+
+
+def watched(said: dict[str, Any]) -> list[str]:
+    """What a request to tell names."""
+    assert said["method"] == "subscriptions/listen"
+    names: list[str] = said["params"]["notifications"].get("resourceSubscriptions", [])
+    return names
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-async def test_subscriptions_before_the_newest_end_when_it_is_acknowledged(*, is_named: bool) -> None:
+async def test_the_subscription_before_the_newest_ends_when_that_is_acknowledged(*, is_named: bool) -> None:
     line = modern(pipe := Pipe())
     line.listen()
-    line.listen()
-    line.listen()
+    subscribing = asyncio.ensure_future(line.subscribe("file:///a"))
     await turn()
-    assert [said["method"] for said in pipe.said()] == ["subscriptions/listen"] * 3
-    line.read(acknowledged(2))
+    await turn()
+    assert [watched(said) for said in pipe.said()] == [[], ["file:///a"]]
+    line.read(acknowledged(1))
     assert pipe.said() == []
-    line.read(acknowledged(3 if is_named else None))
-    assert [said["params"]["requestId"] for said in pipe.said()] == [1, 2]
+    line.read(acknowledged(2 if is_named else None))
+    assert [said["params"]["requestId"] for said in pipe.said()] == [1]
+    async with asyncio.timeout(10):
+        await subscribing
 
 
-async def test_a_server_that_never_acknowledges_keeps_few_subscriptions() -> None:
+async def test_a_server_that_never_acknowledges_keeps_few_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "HEARING_SECONDS", 0.0)
     line = modern(pipe := Pipe())
-    for _ in range(50):
-        line.listen()
-    await turn()
+    async with asyncio.timeout(10):
+        for n in range(50):
+            await line.subscribe(f"file:///{n}")
     said = pipe.said()
     begun = sum(message["method"] == "subscriptions/listen" for message in said)
     ended = sum(message["method"] == "notifications/cancelled" for message in said)
-    assert begun - ended <= duplex.SUPERSEDED_MAX + 1
+    assert (begun, begun - ended) == (50, 2)
+
+
+async def test_refused_subscriptions_leave_the_one_that_works_alone() -> None:
+    line = modern(pipe := Pipe())
+    following = asyncio.ensure_future(line.subscribe("file:///good"))
+    await turn()
+    await turn()
+    line.read(acknowledged(1))
+    await following
+    for id in range(2, 14):
+        refusing = asyncio.ensure_future(line.subscribe("file:///bad"))
+        await turn()
+        await turn()
+        line.read(refused(id))
+        with pytest.raises(ServerError, match="unknown resource"):
+            await refusing
+    assert all(watched(said)[-1] == "file:///good" for said in pipe.said())  # and none of them is withdrawn
+    another = asyncio.ensure_future(line.subscribe("file:///next"))
+    await turn()
+    await turn()
+    assert [watched(said) for said in pipe.said()] == [["file:///good", "file:///next"]]
+    line.read(acknowledged(14))
+    await another
+    assert [said["params"]["requestId"] for said in pipe.said()] == [1]
+
+
+async def test_what_an_acknowledgement_leaves_out_is_refused() -> None:
+    line = modern(pipe := Pipe())
+    good, bad = (asyncio.ensure_future(line.subscribe(f"file:///{name}")) for name in ("good", "bad"))
+    await turn()
+    await turn()
+    line.read(acknowledged(1, "file:///good"))
+    async with asyncio.timeout(10):
+        await good
+        with pytest.raises(ServerError, match="does not tell"):
+            await bad
+    pipe.said()
+    line.unsubscribe("file:///good")
+    await turn()
+    assert [watched(said) for said in pipe.said()] == [[]]
 
 
 async def test_who_subscribes_waits_for_the_acknowledgement_or_the_end() -> None:
@@ -285,3 +537,36 @@ async def test_a_subscription_that_the_server_ends_is_asked_for_again_and_is_a_g
     line.read(acknowledged(2))
     line.read(acknowledged(2))
     assert gaps == ["gap"]
+
+
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+async def test_one_that_ends_in_an_error_is_asked_for_again_if_it_was_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, *, is_acknowledged: bool
+) -> None:
+    monkeypatch.setattr(duplex, "RELISTEN_SECONDS", 0.0)
+    line = modern(pipe := Pipe())
+    line.listen()
+    await turn()
+    if is_acknowledged:
+        line.read(acknowledged(1))
+    line.read(refused(1))
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert len(pipe.said()) == (2 if is_acknowledged else 1)
+
+
+async def test_one_that_the_server_ends_before_it_tells_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplex, "RELISTEN_SECONDS", 0.0)
+    line = modern(pipe := Pipe())
+    subscribing = asyncio.ensure_future(line.subscribe("file:///a"))
+    await turn()
+    await turn()
+    line.read(message(id=1, result={}))
+    async with asyncio.timeout(10):
+        while len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe tells nobody
+            await asyncio.sleep(0.001)
+        assert [watched(said) for said in pipe.said()] == [["file:///a"]] * 2
+        line.read(acknowledged(2))
+        await subscribing
+    line.deafened(1)  # which was over long ago
+    assert not line._is_deaf

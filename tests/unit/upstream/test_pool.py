@@ -10,15 +10,17 @@ import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
+from isthmus.core.ports.announcer import Follower
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.events import Log
 from isthmus.model.faults import Cancelled, Lost, NotConnected, Overloaded
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream import pool as module
+from isthmus.upstream.following import Following
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.pool import Pool
 from tests.unit.core.doubles import ANYONE, DONE, Listener, Stage, call, raw
-from tests.unit.upstream.scripted import SECONDS, Scripted, finish, settings
+from tests.unit.upstream.scripted import NAME, SECONDS, Scripted, finish, settings
 
 OTHER = Caller("other", "default", Grants(("*",)))
 NAMESAKE = Caller("anyone", "elsewhere", Grants(("*",)))
@@ -38,7 +40,8 @@ class Pooled:
         self.opened.set()
         self.refusal: BaseException | None = None
         made = settings(isolation=isolation, max_calls=max_calls)
-        self.pool = Pool(made, self.crew, self._connect, self.lines.append)
+        self.following = Following(self.stage.hub, self.crew, NAME)
+        self.pool = Pool(made, self.crew, self._connect, self.lines.append, self.following)
         self.stage.lane.attach(self.pool)
         self.stage.lane.pool = self.pool
 
@@ -479,6 +482,60 @@ async def test_a_link_that_is_borrowed_is_not_idle(pooled: Pooled, monkeypatch: 
     assert (kept, len(pooled.links)) == (True, 1)
 
 
+async def test_who_has_most_links_gives_way_and_nobody_else() -> None:
+    pooled = Pooled(max_calls=4)
+    pooled.pool.is_duplex = pooled.pool.is_profiled = True
+    others = await pooled.sent(OTHER, ROOTS)
+    finish(others)
+    for number in range(6):
+        finish(await pooled.sent(ANYONE, frozenset({"sampling", str(number)})))
+    assert not pooled.carrier_of(others).is_closed
+    assert [link.is_closed for link in pooled.links[1:]] == [True, True, True, False, False, False]
+    again = await pooled.sent(OTHER, ROOTS)
+    assert pooled.carrier_of(again) is pooled.carrier_of(others)
+    finish(again)
+    await pooled.pool.aclose()
+
+
+async def conversing(pooled: Pooled, session: str) -> InFlight:
+    """A call of a conversation that has a link of its own."""
+    pooled.pool.is_duplex = pooled.pool.is_profiled = True
+    inflight, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=session))
+    await pooled.until_sent(inflight)
+    return inflight
+
+
+async def test_the_link_of_a_conversation_ends_with_it(pooled: Pooled) -> None:
+    one, other, none = [await conversing(pooled, session) for session in ("one", "other", "")]
+    for inflight in (one, other, none):
+        finish(inflight)
+    for session in ("", "unknown", "one"):
+        pooled.stage.hub.left(session)
+    await pooled.until_quiet()
+    assert [pooled.carrier_of(inflight).is_closed for inflight in (one, other, none)] == [True, False, False]
+
+
+async def test_the_link_of_a_conversation_that_is_over_waits_for_its_last_call(pooled: Pooled) -> None:
+    inflight = await conversing(pooled, "one")
+    pooled.stage.hub.left("one")
+    await pooled.until_quiet()
+    assert not pooled.carrier_of(inflight).is_closed
+    finish(inflight)
+    await pooled.until_quiet()
+    assert pooled.carrier_of(inflight).is_closed
+
+
+async def test_a_link_that_is_made_for_a_conversation_that_ended_meanwhile_is_closed(pooled: Pooled) -> None:
+    pooled.pool.is_duplex = pooled.pool.is_profiled = True
+    pooled.opened.clear()
+    inflight, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ROOTS), session="one"))
+    inflight.cancel("the session was ended")
+    pooled.stage.hub.left("one")
+    pooled.opened.set()
+    await pooled.until_quiet()
+    assert (len(pooled.pool), [link.is_closed for link in pooled.links]) == (0, [True])
+
+
 async def test_listing_on_a_link_does_not_keep_it_from_being_idle(pooled: Pooled) -> None:
     async with pooled.pool.borrowed(ANYONE, ABLE):
         pass
@@ -516,15 +573,19 @@ async def test_a_full_pool_lends_nothing() -> None:
     await pooled.pool.aclose()
 
 
-async def test_only_links_of_those_who_can_be_asked_are_heard(pooled: Pooled) -> None:
+async def test_what_is_announced_on_a_link_is_heard_for_those_whose_it_is(pooled: Pooled) -> None:
     heard: list[tuple[Profile, str]] = []
+    renewed: list[BaseLink] = []
     pooled.pool.on_changed = lambda profile, topic: heard.append((profile, topic))
+    pooled.pool.on_renewed = renewed.append
     await pooled.sent()
     pooled.links[0].on_changed("tools")
     async with pooled.pool.borrowed(OTHER, ABLE):
         pooled.links[1].on_changed("prompts")
         pooled.links[1].on_renewed()
-    assert heard == [(ABLE, topic) for topic in ("prompts", "tools", "prompts", "resources")]
+    assert heard[0] == (NOTHING, "tools")
+    assert heard[1:] == [(ABLE, topic) for topic in ("prompts", "tools", "prompts", "resources")]
+    assert renewed == [pooled.links[1]]
 
 
 async def test_a_link_that_was_made_to_list_is_the_first_conversations_and_no_others(pooled: Pooled) -> None:
@@ -544,7 +605,448 @@ async def test_a_question_that_could_be_anybodys_parts_the_callers_from_then_on(
     pooled.pool.is_profiled = True
     shared = [pooled.carrier_of(await pooled.sent(caller, ROOTS)) for caller in (ANYONE, OTHER)]
     assert shared[0] is shared[1]
-    shared[0].on_crowded()
+    shared[0].on_asked()
     parted = [pooled.carrier_of(await pooled.sent(caller, ROOTS)) for caller in (ANYONE, OTHER)]
     assert parted[0] is not parted[1]
     await pooled.pool.aclose()
+
+
+# -- calls of no conversation ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def asking() -> AsyncIterator[Pooled]:
+    """A server that asks on links where a question names no call."""
+    made = Pooled("shared", max_calls=4)
+    made.pool.is_profiled = made.pool.is_duplex = True
+    yield made
+    for link in made.links:
+        for inflight in link.sent:
+            inflight.finish(DONE)
+    await made.pool.aclose()
+    await made.until_quiet()
+    assert made.is_empty()
+
+
+async def test_they_share_a_link_while_their_server_asks_nothing_and_none_from_then_on(asking: Pooled) -> None:
+    one, two = await asking.sent(profile=ROOTS), await asking.sent(profile=ROOTS)
+    assert [link.sent for link in asking.links] == [[one, two]]
+    asking.links[0].on_asked()
+    three, four = await asking.sent(profile=ROOTS), await asking.sent(profile=ROOTS)
+    assert [link.sent for link in asking.links] == [[one, two], [three], [four]]
+    assert asking.profiles == [ROOTS] * 3
+
+
+async def test_each_then_has_a_link_that_is_idle_if_there_is_one_of_the_same_caller_and_profile(
+    asking: Pooled,
+) -> None:
+    first = await asking.sent(profile=ROOTS)
+    asking.links[0].on_asked()
+    second = await asking.sent(profile=ROOTS)
+    finish(first)
+    third = await asking.sent(profile=ROOTS)
+    assert asking.carrier_of(third) is asking.links[0]
+    finish(second)
+    others = await asking.sent(OTHER, ROOTS), await asking.sent(profile=MORE)
+    assert [link.sent for link in asking.links] == [[first, third], [second], [others[0]], [others[1]]]
+
+
+async def test_a_conversation_keeps_the_link_that_is_its_own(asking: Pooled) -> None:
+    asked = msgspec.structs.replace(call(profile=ROOTS), session="one")
+    calls = [asking.stage.start(asked)[0] for _ in range(2)]
+    await asking.until_sent(*calls)
+    asking.links[0].on_asked()
+    calls.append(asking.stage.start(asked)[0])
+    lonely = await asking.sent(profile=ROOTS)
+    assert [link.sent for link in asking.links] == [calls, [lonely]]
+
+
+async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at_once(asking: Pooled) -> None:
+    connect = asking._connect
+
+    async def curious(profile: Profile) -> BaseLink:
+        link = await connect(profile)
+        link.has_asked = True
+        return link
+
+    asking.pool._connect = curious
+    asking.opened.clear()
+    calls = [asking.start(profile=ROOTS)[0] for _ in range(3)]
+    asking.opened.set()
+    await asking.until_sent(*calls)
+    assert [link.sent for link in asking.links] == [[one] for one in calls]
+    for inflight in calls:
+        finish(inflight)
+    assert all(member.calls == 0 for member in asking.pool._members.values())
+
+
+async def test_a_link_whose_server_may_ask_about_a_call_that_was_given_up_serves_nobody_else(asking: Pooled) -> None:
+    first = await asking.sent(profile=ROOTS)
+    asking.links[0].on_asked()
+    asking.links[0].strays = ""
+    finish(first)
+    await asking.until_quiet()
+    assert asking.links[0].is_closed
+    second = await asking.sent(profile=ROOTS)
+    assert asking.carrier_of(second) is asking.links[1]
+    finish(second)
+    asking.links[1].strays = ""  # it asked while there was no call
+    third = await asking.sent(profile=ROOTS)
+    assert asking.carrier_of(third) is asking.links[2]
+
+
+async def test_a_server_that_never_asked_keeps_a_link_on_which_a_call_was_given_up(asking: Pooled) -> None:
+    first = await asking.sent(profile=ROOTS)
+    asking.links[0].strays = ""
+    finish(first)
+    await asking.sent(profile=ROOTS)
+    assert len(asking.links) == 1
+
+
+@pytest.mark.parametrize("session", ["", "one"])
+async def test_a_question_without_a_call_waits_for_the_next_only_where_that_is_the_same_program(
+    asking: Pooled, session: str
+) -> None:
+    async with asking.pool.borrowed(ANYONE, ROOTS):
+        assert asking.links[0].can_wait
+        asked = msgspec.structs.replace(call(profile=ROOTS), session=session)
+        first, _ = asking.stage.start(asked)
+        await asking.until_quiet()
+        assert asking.carrier_of(first).can_wait == bool(session)
+    other, _ = asking.stage.start(msgspec.structs.replace(call(profile=MORE), session=session))
+    await asking.until_quiet()
+    assert asking.carrier_of(other).can_wait == bool(session)
+
+
+async def test_no_more_links_are_made_than_there_may_be_calls_and_who_finds_none_is_told(asking: Pooled) -> None:
+    first = await asking.sent(profile=ROOTS)
+    asking.links[0].on_asked()
+    for _ in range(3):
+        await asking.sent(profile=ROOTS)
+    fault = asking.start(profile=ROOTS)[1].fault
+    assert isinstance(fault, Overloaded)
+    assert (fault.executed, fault.retry_after, len(asking.pool)) == ("no", 1.0, 4)
+    finish(first)
+    await asking.sent(profile=ROOTS)
+    assert len(asking.links) == 4
+
+
+async def test_without_room_a_conversation_loses_its_link_last(asking: Pooled) -> None:
+    asked = msgspec.structs.replace(call(profile=ROOTS), session="one")
+    conversation, _ = asking.stage.start(asked)
+    await asking.until_sent(conversation)
+    asking.links[0].on_asked()
+    calls = [await asking.sent(profile=ROOTS) for _ in range(3)]
+    finish(conversation)
+    finish(calls[0])
+    await asking.sent(OTHER, ROOTS)
+    assert [link.is_closed for link in asking.links] == [False, True, False, False, False]
+
+
+async def test_where_a_question_names_its_call_everybody_shares_until_one_does_not() -> None:
+    pooled = Pooled("shared")
+    pooled.pool.is_profiled = True
+    calls = [await pooled.sent(profile=ROOTS) for _ in range(2)]
+    assert len(pooled.links) == 1
+    pooled.links[0].on_asked()
+    calls += [await pooled.sent(profile=ROOTS) for _ in range(2)]
+    assert [len(link.sent) for link in pooled.links] == [2, 1, 1]
+    for inflight in calls:
+        finish(inflight)
+    await pooled.pool.aclose()
+
+
+# -- what callers follow -------------------------------------------------------------------------------------------
+
+PAGE, OTHER_PAGE = "file:///page", "file:///other"
+
+
+class Followed(Pooled):
+    """A pool of a server of which callers follow resources, and what they were told."""
+
+    def __init__(self, isolation: str = "shared", max_calls: int = 64) -> None:
+        super().__init__(isolation, max_calls)
+        self.pool.is_profiled = self.pool.is_duplex = True
+        self.told: list[str] = []
+        self.common = Scripted()
+        self.kind: type[Scripted] = Scripted
+        self.subscriptions = self.stage.hub.subscriptions
+        self.subscriptions.attach(NAME, self.common, self.pool)
+
+    async def _connect(self, profile: Profile) -> BaseLink:
+        self.links.append(self.kind())
+        return self.links[-1]
+
+    async def follow(self, session: str = "a", uri: str = PAGE, caller: Caller = ANYONE) -> Follower:
+        follower = Follower(caller, ABLE, session)
+        assert await self.subscriptions.add((NAME, uri), lambda: self.told.append(f"{session} {uri}"), follower) is None
+        return follower
+
+    async def called(self, session: str = "a", caller: Caller = ANYONE) -> Scripted:
+        """A link on which a call of this conversation was answered."""
+        asked = msgspec.structs.replace(call(caller=caller, profile=ABLE), session=session)
+        inflight, _ = self.stage.start(asked)
+        await self.until_sent(inflight)
+        inflight.finish(DONE)
+        return self.carrier_of(inflight)
+
+
+@pytest.fixture
+async def followed() -> AsyncIterator[Followed]:
+    made = Followed()
+    yield made
+    made.opened.set()
+    await made.pool.aclose()
+    await made.until_quiet()
+    assert all(link.is_closed for link in made.links)
+
+
+def subscribed(link: Scripted) -> list[str]:
+    return [params["uri"] for method, params in link.asked if method == "resources/subscribe"]
+
+
+async def test_a_new_link_is_asked_for_what_its_conversation_follows_before_a_call_is_sent(followed: Followed) -> None:
+    await followed.follow("a")
+    await followed.follow("b", OTHER_PAGE)
+    sent: list[int] = []
+
+    class Late(Scripted):
+        async def subscribe(self, uri: str) -> None:
+            await super().subscribe(uri)
+            await asyncio.sleep(0)
+            sent.append(len(self.sent))
+
+    followed.kind = Late
+    link = await followed.called("a")
+    assert (subscribed(link), sent) == ([PAGE], [0])
+    link.on_updated(PAGE)
+    link.on_updated(OTHER_PAGE)
+    assert followed.told == [f"a {PAGE}"]
+
+
+async def test_what_is_followed_while_a_link_is_asked_is_asked_for_too(followed: Followed) -> None:
+    await followed.follow("a")
+
+    class Slow(Scripted):
+        async def subscribe(self, uri: str) -> None:
+            if uri == PAGE:
+                await followed.follow("a", OTHER_PAGE)
+            await super().subscribe(uri)
+
+    followed.kind = Slow
+    assert subscribed(await followed.called("a")) == [PAGE, OTHER_PAGE]
+
+
+async def test_a_server_that_does_not_answer_who_follows_holds_a_call_up_no_longer_than_a_while(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FOLLOW_SECONDS", 0.01)
+    await followed.follow("a")
+
+    class Mute(Scripted):
+        async def subscribe(self, uri: str) -> None:
+            await asyncio.get_running_loop().create_future()
+
+    followed.kind = Mute
+    link = await followed.called("a")
+    followed.subscriptions.updated(NAME, PAGE)  # it does not tell: the common one still does
+    assert (len(link.sent), followed.told) == (1, [f"a {PAGE}"])
+
+
+async def test_a_link_that_was_made_to_list_is_asked_before_it_is_a_conversations(followed: Followed) -> None:
+    await followed.follow("a")
+    async with followed.pool.borrowed(ANYONE, ABLE) as listed:
+        assert listed is followed.links[0]
+        assert subscribed(followed.links[0]) == []
+        inflight, _ = followed.stage.start(msgspec.structs.replace(call(profile=ABLE), session="a"))
+        assert followed.links[0].sent == []
+        async with followed.pool.borrowed(OTHER, ABLE) as again:
+            assert again is listed
+        await followed.until_sent(inflight)
+    assert (len(followed.links), subscribed(followed.links[0])) == (1, [PAGE])
+
+
+async def test_a_link_on_which_who_has_no_conversation_follows_is_no_conversations(followed: Followed) -> None:
+    await followed.follow("")
+    async with followed.pool.borrowed(ANYONE, ABLE):
+        pass
+    assert subscribed(followed.links[0]) == [PAGE]
+    await followed.called("a")
+    assert len(followed.links) == 2
+    followed.links[0].on_updated(PAGE)
+    assert followed.told == [f" {PAGE}"]
+
+
+async def test_who_follows_on_a_lost_link_is_told_once_and_the_next_one_is_asked(followed: Followed) -> None:
+    await followed.follow("a")
+    await followed.follow("b")
+    (await followed.called("a")).die("crashed")
+    assert followed.told == [f"a {PAGE}"]
+    followed.subscriptions.updated(NAME, PAGE)  # until there is another, the common one tells
+    assert followed.told == [f"a {PAGE}", f"a {PAGE}", f"b {PAGE}"]
+    again = await followed.called("a")
+    assert (subscribed(again), len(followed.told)) == ([PAGE], 3)
+
+
+async def test_a_link_that_is_lost_while_it_is_asked_ends_its_calls_and_does_not_stay(followed: Followed) -> None:
+    await followed.follow("a")
+
+    class Fragile(Scripted):
+        async def subscribe(self, uri: str) -> None:
+            self.die("crashed")
+            raise Lost(NAME, "crashed", executed="no")
+
+        def send(self, inflight: InFlight) -> None:
+            inflight.finish(Lost(NAME, "crashed", executed="no"))
+
+    followed.kind = Fragile
+    _, listener = followed.stage.start(msgspec.structs.replace(call(profile=ABLE), session="a"))
+    await followed.until_quiet()
+    assert isinstance(listener.fault, Lost)
+    assert (len(followed.pool), followed.links[0].is_closed) == (0, True)
+
+
+async def test_a_hub_that_goes_while_a_link_is_asked_leaves_nothing() -> None:
+    followed = Followed()
+    await followed.follow("a")
+    asked = asyncio.Event()
+
+    class Mute(Scripted):
+        async def subscribe(self, uri: str) -> None:
+            asked.set()
+            await asyncio.get_running_loop().create_future()
+
+    followed.kind = Mute
+    _, listener = followed.stage.start(msgspec.structs.replace(call(profile=ABLE), session="a"))
+    async with asyncio.timeout(SECONDS):
+        await asked.wait()
+    await followed.crew.aclose()
+    assert isinstance(listener.fault, NotConnected)
+    assert (len(followed.pool), followed.links[0].closings) == (0, 1)
+
+
+async def test_a_link_on_which_something_is_followed_is_not_idle(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
+    told: list[str] = []
+    await followed.subscriptions.add((NAME, PAGE), (tell := lambda: told.append(PAGE)), Follower(ANYONE, ABLE, "a"))
+    link = await followed.called("a")
+    await later(0.01)
+    assert not link.is_closed
+    followed.subscriptions.remove((NAME, PAGE), tell)
+    assert link.asked[-1] == ("resources/unsubscribe", {"uri": PAGE})
+    await later(0.01)
+    await followed.until_quiet()
+    assert (link.is_closed, len(followed.pool), told) == (True, 0, [])
+
+
+async def test_room_is_made_by_links_on_which_nothing_is_followed_and_others_tell_when_they_are_back() -> None:
+    followed = Followed(max_calls=2)
+    await followed.follow("a")
+    a, b = await followed.called("a"), await followed.called("b")
+    c = await followed.called("c")
+    assert (a.is_closed, b.is_closed) == (False, True)
+    await followed.follow("c")
+    await followed.called("d")  # now there is no other
+    await followed.until_quiet()
+    assert (a.is_closed, c.is_closed, followed.told) == (True, False, [])
+    again = await followed.called("a")
+    assert (subscribed(again), followed.told) == ([PAGE], [f"a {PAGE}"])
+    await followed.called("a")
+    assert followed.told == [f"a {PAGE}"]
+    await followed.pool.aclose()
+
+
+async def test_of_few_closed_links_it_is_remembered_that_something_was_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MISSED_MAX", 2)
+    followed = Followed(max_calls=1)
+    for session in "abcd":
+        await followed.follow(session)
+        await followed.called(session)
+    await followed.until_quiet()
+    assert [key.scope[2] for key in followed.pool._missed] == ["b", "c"]
+    await followed.pool.aclose()
+
+
+async def test_a_server_that_forgot_a_session_is_asked_again_and_its_followers_look(followed: Followed) -> None:
+    await followed.follow("a")
+    link = await followed.called("a")
+    link.on_renewed()
+    await followed.until_quiet()
+    assert (subscribed(link), followed.told) == ([PAGE] * 2, [f"a {PAGE}"])
+
+
+@pytest.mark.parametrize(("isolation", "profile", "links"), [("shared", NOTHING, 0), ("caller", NOTHING, 1)])
+async def test_who_cannot_be_asked_has_a_link_of_its_own_where_every_caller_has(
+    isolation: str, profile: Profile, links: int
+) -> None:
+    followed = Followed(isolation)
+    await followed.sent()
+    assert len(followed.pool.own(Follower(ANYONE, profile))) == links
+    assert followed.pool.own(Follower(OTHER, profile)) == []
+    await followed.pool.aclose()
+
+
+async def test_where_each_call_has_its_own_link_nothing_is_followed_there() -> None:
+    followed = Followed("call")
+    await followed.follow("a")
+    inflight = await followed.sent(profile=ABLE)
+    assert (subscribed(followed.links[0]), followed.pool.own(Follower(ANYONE, ABLE, "a"))) == ([], [])
+    inflight.finish(DONE)
+    await followed.until_quiet()
+    assert followed.links[0].is_closed
+
+
+async def test_who_has_no_conversation_hears_from_all_links_of_its_calls(followed: Followed) -> None:
+    await followed.follow("")
+    one = pooled_call(followed)
+    await followed.until_sent(one)
+    followed.links[0].on_asked()  # from now on no two of such calls share a link
+    two = pooled_call(followed)
+    await followed.until_sent(two)
+    assert [subscribed(link) for link in followed.links] == [[PAGE], [PAGE]]
+    for link in followed.links:
+        link.on_updated(PAGE)
+    assert followed.told == [f" {PAGE}"] * 2
+    for inflight in (one, two):
+        inflight.finish(DONE)
+
+
+def pooled_call(followed: Followed) -> InFlight:
+    return followed.stage.start(call(profile=ABLE))[0]
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------
+
+
+async def test_where_a_call_is_answered_is_its_own_links_to_say(pooled: Pooled) -> None:
+    one, two = await pooled.sent(), await pooled.sent(OTHER)
+    assert [pooled.pool.place_of(inflight) for inflight in (one, two)] == [link.place for link in pooled.links]
+    pooled.opened.clear()
+    waiting, _ = pooled.start(NAMESAKE)
+    assert pooled.pool.place_of(waiting) is None
+    one.finish(DONE)
+    assert pooled.pool.place_of(one) is None
+
+
+async def test_a_callers_link_is_listened_to_where_its_server_may_tell_of_tasks(pooled: Pooled) -> None:
+    heard: list[str] = []
+
+    class Telling(Scripted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.can = frozenset({"tools", "tasks"})
+
+        def listen(self) -> None:
+            heard.append("listens")
+
+    async def connect(_profile: Profile) -> BaseLink:
+        pooled.links.append(Telling())
+        return pooled.links[-1]
+
+    pooled.pool._connect = connect
+    await pooled.sent()
+    assert heard == ["listens"]

@@ -55,6 +55,14 @@ async def test_the_call_is_sent_again_with_the_answers_and_the_servers_state() -
     assert asked.stage.lane.running == 1
 
 
+async def test_each_question_that_sends_the_user_elsewhere_has_an_id_of_its_own() -> None:
+    asked = Asked()
+    login = Question("elicitation/create", raw({"mode": "url", "url": "https://login.example/"}))
+    asked.require(one=login, other=login)
+    ids = {json.loads(bytes(question.params))["elicitationId"] for question, _ in asked.listener.asked}
+    assert len(ids) == 2
+
+
 async def test_several_questions_are_asked_at_once_and_sent_back_together() -> None:
     asked = Asked()
     asked.require("s", roots=ROOTS, name=FORM)

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -17,9 +18,11 @@ from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
 from isthmus.transport.egress import Egress
+from isthmus.upstream import watching
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.link import StreamableLink
+from isthmus.upstream.waiters import CallWaiter
 from tests.conftest import Spawn
 from tests.faults.watching import eventually
 from tests.unit.core.doubles import SERVER, Listener, call
@@ -167,9 +170,10 @@ async def test_real_servers_of_the_earlier_transport_are_recognised(spawn: Spawn
 # -- the stream of changes -------------------------------------------------------------------------------------------
 
 
-def acknowledged(id: int) -> bytes:
+def acknowledged(id: int, *uris: str) -> bytes:
     meta = {"io.modelcontextprotocol/subscriptionId": id}
-    params = {"notifications": {}, "_meta": meta}
+    honoured = {"toolsListChanged": True, "resourceSubscriptions": uris} if uris else {}
+    params = {"notifications": honoured, "_meta": meta}
     return event(message(method="notifications/subscriptions/acknowledged", params=params))
 
 
@@ -199,7 +203,10 @@ async def test_the_stream_before_is_kept_until_the_next_one_tells(held: Held) ->
     await eventually(lambda: held.told[1:] == ["updated: file:///a"], "the next one tells")
 
 
-async def test_a_stream_that_is_overtaken_before_it_tells_is_dropped_alone(held: Held) -> None:
+async def test_a_stream_that_does_not_tell_for_long_is_overtaken_and_dropped_alone(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "HEARING_SECONDS", 0.01)
     await held.greeted(is_modern=True)
     held.link.listen()
     first, asked = await held.request()
@@ -250,6 +257,77 @@ async def test_a_refused_subscription_is_told_to_who_asked(held: Held, answered:
     peer.close()
     with pytest.raises(kind):
         await subscribing
+
+
+async def test_what_an_acknowledgement_leaves_out_is_refused(held: Held) -> None:
+    await held.greeted(is_modern=True)
+    good, bad = (asyncio.ensure_future(held.link.subscribe(f"file:///{name}")) for name in ("good", "bad"))
+    first, asked = await held.request()
+    assert asked["params"]["notifications"]["resourceSubscriptions"] == ["file:///bad", "file:///good"]
+    await first.say(STREAM + acknowledged(asked["id"], "file:///good"))
+    async with asyncio.timeout(10):
+        await good
+        with pytest.raises(ServerError, match="does not tell"):
+            await bad
+    await first.say(updated("file:///good"))
+    await eventually(lambda: held.told == ["updated: file:///good"], "the stream tells")
+
+
+async def test_a_refused_resource_costs_only_itself(held: Held) -> None:
+    await held.greeted(is_modern=True)
+    good = asyncio.ensure_future(held.link.subscribe("file:///good"))
+    first, asked = await held.request()
+    await first.say(STREAM + acknowledged(asked["id"]))
+    await good
+    bad = asyncio.ensure_future(held.link.subscribe("file:///bad"))
+    second, asked = await held.request()
+    refusal = message(id=asked["id"], error={"code": -32602, "message": "unknown"})
+    await second.say(reply("400 No", refusal, "connection: close", *JSON))
+    with pytest.raises(ServerError, match="unknown"):
+        await bad
+    await first.say(updated("file:///good"))
+    await eventually(lambda: held.told == ["updated: file:///good"], "the stream before still tells")
+    another = asyncio.ensure_future(held.link.subscribe("file:///next"))
+    third, asked = await held.request()
+    assert asked["params"]["notifications"]["resourceSubscriptions"] == ["file:///good", "file:///next"]
+    await third.say(STREAM + acknowledged(asked["id"]))
+    async with asyncio.timeout(10):
+        await another
+    assert await first.rest() == b""
+
+
+async def test_a_stream_that_ends_in_an_error_after_it_told_is_opened_again(held: Held) -> None:
+    await held.greeted(is_modern=True)
+    held.link.listen()
+    first, asked = await held.request()
+    await first.say(STREAM + acknowledged(asked["id"]))
+    await first.say(event(message(id=asked["id"], error={"code": -32000, "message": "restarting"})))
+    first.close()
+    _, asked = await held.request()
+    assert asked["method"] == "subscriptions/listen"
+
+
+async def test_who_subscribes_anew_waits_until_the_earlier_server_has_let_go(held: Held) -> None:
+    await held.greeted(is_modern=False)
+
+    async def answered(method: str) -> None:
+        peer, asked = await held.request()
+        assert (asked["method"], asked["params"]["uri"]) == (method, "file:///a")
+        await peer.say(reply("200 OK", message(id=asked["id"], result={}), "connection: close", *JSON))
+
+    first = asyncio.ensure_future(held.link.subscribe("file:///a"))
+    await answered("resources/subscribe")
+    await first
+    held.link.unsubscribe("file:///a")
+    leaving, asked = await held.request()
+    assert asked["method"] == "resources/unsubscribe"
+    again = asyncio.ensure_future(held.link.subscribe("file:///a"))
+    await asyncio.sleep(0.01)
+    assert held.server.waiting() == 0
+    await leaving.say(reply("200 OK", message(id=asked["id"], result={}), "connection: close", *JSON))
+    await answered("resources/subscribe")
+    async with asyncio.timeout(10):
+        await again
 
 
 async def test_a_lost_stream_is_opened_again_and_everything_is_looked_at(held: Held) -> None:
@@ -346,6 +424,48 @@ async def test_the_stream_for_questions_is_open_before_anything_can_be_asked(hel
         await greeting
 
 
+async def asked_beside(held: Held, *sessions: str) -> tuple[Peer, list[Listener]]:
+    """A server that can ask on the stream of all, and calls of these conversations; the peer is that stream."""
+    greeting, listener = await until_listening(held)
+    await listener.say(STREAM)
+    async with asyncio.timeout(10):
+        await greeting
+    callers = []
+    for session in sessions:
+        asked = msgspec.structs.replace(call(profile=held.link.profile), session=session)
+        callers.append(held._stage.start(asked)[1])
+        await held.request()
+    return listener, callers
+
+
+@pytest.mark.parametrize(
+    ("sessions", "is_asked"), [([""], True), (["", ""], False), (["one", "one"], True), (["one", "two"], False)]
+)
+async def test_a_question_that_names_no_call_reaches_one_program_or_nobody_and_is_told_of(
+    held: Held, sessions: list[str], *, is_asked: bool
+) -> None:
+    told: list[str] = []
+    held.link.on_asked = lambda: told.append("asked")
+    listener, callers = await asked_beside(held, *sessions)
+    await listener.say(event(message(id="q", method="elicitation/create", params={})))
+    await eventually(lambda: bool(told), "the question is read")
+    assert [len(caller.asked) for caller in callers] == [0] * (len(sessions) - 1) + [int(is_asked)]
+    if not is_asked:
+        _, refusal = await held.request()
+        assert (refusal["id"], refusal["error"]["code"]) == ("q", -32603)
+
+
+async def test_after_a_call_was_given_up_a_question_that_names_none_may_be_about_it(held: Held) -> None:
+    listener, (_, _) = await asked_beside(held, "one", "two")
+    first, *_ = held.link._posts.values()
+    assert isinstance(first.waiter, CallWaiter)
+    first.waiter.inflight.cancel("enough")
+    assert (await held.request())[1]["method"] == "notifications/cancelled"
+    await listener.say(event(message(id="q", method="elicitation/create", params={})))
+    _, refusal = await held.request()
+    assert (refusal["id"], refusal["error"]["code"]) == ("q", -32603)
+
+
 async def test_a_server_without_a_stream_for_questions_is_greeted_all_the_same(held: Held) -> None:
     greeting, listener = await until_listening(held)
     await listener.say(reply("405 No", b"", "connection: close"))
@@ -353,16 +473,36 @@ async def test_a_server_without_a_stream_for_questions_is_greeted_all_the_same(h
         await greeting
 
 
+@pytest.mark.parametrize("answered", [STREAM, reply("405 No", b"", "connection: close")])
+async def test_what_is_followed_on_a_link_that_hears_nothing_yet_opens_its_stream_first(
+    held: Held, answered: bytes
+) -> None:
+    await held.greeted(is_modern=False, session="s1")
+    for uri in ("a:b", "a:c"):
+        following = asyncio.ensure_future(held.link.subscribe(uri))
+        if uri == "a:b":
+            listener, asked = await held.request()
+            assert asked == {}
+            await listener.say(answered)
+        subscriber, asked = await held.request()  # the stream is asked for once, whether there is one or not
+        assert (asked["method"], asked["params"]) == ("resources/subscribe", {"uri": uri})
+        await subscriber.say(reply("200 OK", message(id=asked["id"], result={}), *JSON, "connection: close"))
+        async with asyncio.timeout(10):
+            await following
+
+
 async def test_tools_whose_headers_cannot_be_written_are_left_out_and_noted(held: Held) -> None:
     await held.greeted(is_modern=True)
     well = {"type": "object", "properties": {"at": {"type": "string", "x-mcp-header": "At"}}}
     ill = {"type": "object", "properties": {"at": {"type": "string", "x-mcp-header": "At all"}}}
-    tools = [{"name": "well", "inputSchema": well}, {"name": "ill", "inputSchema": ill}]
+    namesake = {"type": "object", "properties": {"x-mcp-header": {"type": "string"}}}
+    schemas = {"well": well, "ill": ill, "namesake": namesake}
+    tools = [{"name": name, "inputSchema": schema} for name, schema in schemas.items()]
     listing = asyncio.ensure_future(held.link.list_features({"tools"}))
     await held.answered(reply("200 OK", message(id=2, result={"tools": tools}), *JSON))
     async with asyncio.timeout(10):
         found = await listing
-    assert [tool.name for tool in found.tools] == ["well"]
+    assert [tool.name for tool in found.tools] == ["well", "namesake"]
     assert found.all_notes() == ("'ill' left out: its x-mcp-header cannot be written",)
 
 
@@ -540,3 +680,21 @@ async def test_a_stream_of_changes_goes_on_from_its_last_event_when_the_server_w
     third, last = await came_back(held)
     assert last == ""
     await third.say(STREAM)
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_an_ended_session_answers_was_not_said_where_the_next_one_is(held: Held) -> None:
+    await held.greeted(is_modern=False, session="s1")
+    first = held.link.place
+    (early, _), (early_peer, _) = held.start(), await held.request()
+    assert held.link.place_of(early) is first
+    held.start()
+    peer, _ = await held.request()
+    await peer.say(reply("404 Not Found", b"", "connection: close"))
+    _, renewal = await held.request()
+    assert renewal["method"] == "initialize"
+    assert (first.is_lost, held.link.place.is_lost) == (True, False)
+    assert held.link.place_of(early) is None
+    early_peer.reset()

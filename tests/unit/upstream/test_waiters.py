@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.ports.exchange import Aside
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.events import Log, Progress
-from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
+from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, Overloaded, ServerError
 from isthmus.model.outcomes import Result
-from isthmus.model.questions import NOT_ASKED, NOTHING, Answered, Profile, Question, Reply
+from isthmus.model.questions import NOT_ASKED, NOTHING, TOO_LATE, Answered, Profile, Question, Reply
 from isthmus.upstream.waiters import (
     CallWaiter,
     Inquiry,
-    Unheard,
     Waiter,
     log_alone,
     lone_call,
@@ -26,7 +25,7 @@ from isthmus.upstream.waiters import (
 )
 from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.mcp.tasks import KNOWN
-from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw, ready, resource
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, Listener, Stage, call, raw, ready, resource
 
 REFUSED = ErrorReply(msgspec.Raw(b"1"), -32000, "no", raw({"hint": 1}))
 
@@ -116,7 +115,7 @@ async def test_who_comes_back_is_given_the_servers_question_as_the_result() -> N
     waiter.result(raw(ASKS))
     (outcome,) = listener.ends
     assert isinstance(outcome, Result)
-    assert (outcome.is_question, outcome.is_typed, bytes(outcome.payload)) == (True, True, bytes(raw(ASKS)))
+    assert (outcome.asked_by, outcome.is_typed, bytes(outcome.payload)) == (SERVER, True, bytes(raw(ASKS)))
 
 
 async def test_who_does_not_come_back_is_asked_and_the_call_goes_on() -> None:
@@ -147,17 +146,17 @@ async def test_a_result_that_asks_badly_is_no_answer(wrong: dict[str, object], *
     assert listener.asked == []
 
 
-@pytest.mark.parametrize("whose", [Unheard, lambda: Inquiry(SERVER)])
-async def test_the_hub_itself_cannot_be_asked(whose: Callable[[], Waiter]) -> None:
+async def test_the_hub_itself_cannot_be_asked() -> None:
     answers = list[Reply]()
-    whose().ask(Question("roots/list", raw({})), answers.append)
+    Inquiry(SERVER).ask(Question("roots/list", raw({})), answers.append)
     assert answers == [NOT_ASKED]
 
 
 async def test_a_question_that_may_be_about_any_call_of_a_caller_stops_the_clocks_of_all_of_them() -> None:
     stage, answers = Stage(), list[Reply]()
     question, able = Question("roots/list", raw({})), frozenset({"roots"})
-    started = [stage.start(call(profile=able, timeout=0.001)) for _ in range(3)]
+    asked = msgspec.structs.replace(call(profile=able, timeout=0.001), session="one")
+    started = [stage.start(asked) for _ in range(3)]
     whose = lone_call([CallWaiter(inflight) for inflight, _ in started])
     assert whose is not None
     whose.ask(question, answers.append)
@@ -175,12 +174,69 @@ async def test_a_question_that_may_be_about_any_call_of_a_caller_stops_the_clock
     assert [type(listener.ends[0]).__name__ for _, listener in started] == ["TimedOut", "TimedOut", "Result"]
 
 
-async def test_a_question_among_calls_of_several_callers_is_nobodys() -> None:
+def waiters_of(*sessions: str, caller: Caller = ANYONE) -> list[CallWaiter]:
+    """Calls of these conversations on one link."""
     stage = Stage()
+    started = [stage.start(msgspec.structs.replace(call(caller=caller), session=session)) for session in sessions]
+    return [CallWaiter(inflight) for inflight, _ in started]
+
+
+async def test_a_question_among_calls_of_several_callers_is_nobodys() -> None:
     others = Caller("other", "default", Grants(("*",)))
-    both = [stage.start(), stage.start(call(caller=others))]
-    assert lone_call([CallWaiter(inflight) for inflight, _ in both]) is None
-    assert lone_call([Unheard(), Inquiry(SERVER)]) is None
+    assert lone_call([*waiters_of("one"), *waiters_of("one", caller=others)]) is None
+    assert lone_call([Inquiry(SERVER)]) is None
+
+
+@pytest.mark.parametrize(
+    ("sessions", "strays", "is_sure"),
+    [
+        (["one"], None, True),
+        (["one", "one"], None, True),
+        (["one", "two"], None, False),
+        (["one", ""], None, False),
+        ([""], None, True),
+        (["", ""], None, False),
+        (["one"], "one", True),
+        (["one", "one"], "one", True),
+        (["one"], "two", False),
+        (["one"], "", False),
+        ([""], "", False),
+        ([""], "one", False),
+    ],
+)
+async def test_a_question_is_put_to_one_program_for_certain_or_to_nobody(
+    sessions: list[str], strays: str | None, *, is_sure: bool
+) -> None:
+    waiters = waiters_of(*sessions)
+    whose = lone_call(waiters, strays)
+    assert (whose is not None) == is_sure
+    assert whose is None or whose.inflight is waiters[-1].inflight
+
+
+TASKS_OWN = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t"}}}
+
+
+@pytest.mark.parametrize(
+    ("question", "lasts"),
+    [
+        (Question("roots/list", raw({})), True),
+        (Question("elicitation/create", raw({"message": "who?"})), False),
+        (Question("elicitation/create", raw(TASKS_OWN)), True),
+        (Question("sampling/createMessage", raw({})), False),
+    ],
+)
+async def test_what_a_server_asks_on_a_shared_stream_may_outlast_the_call_it_came_with(
+    question: Question, *, lasts: bool
+) -> None:
+    inflight, listener = Stage().start(call(profile=frozenset({"roots", "elicitation", "sampling"})))
+    answers = list[Reply]()
+    whose = lone_call([CallWaiter(inflight)])
+    assert whose is not None
+    whose.ask(question, answers.append)
+    inflight.finish(DONE)
+    answer = Answered(raw({}))
+    listener.asked[0][1](answer)
+    assert answers == [answer if lasts else TOO_LATE]
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -200,6 +256,17 @@ async def test_a_failure_ends_the_call_as_it_is() -> None:
     fault = lost(SERVER, "gone", may_have_left=True)
     waiter.fail(fault)
     assert listener.ends == [fault]
+
+
+@pytest.mark.parametrize(
+    "fault", [lost(SERVER, "gone", may_have_left=False), turned_away(SERVER, "gone"), Overloaded(SERVER, 1, 0)]
+)
+async def test_a_call_that_was_asked_something_may_have_run_though_its_answers_were_not_sent(fault: Fault) -> None:
+    inflight, listener, waiter = await waiting()
+    inflight.rounds = 1
+    waiter.fail(fault)
+    assert (type(listener.fault), listener.fault.executed, fault.executed) == (Lost, "unknown", "no")
+    assert (listener.fault.message.count("during the call"), listener.fault.server) == (1, SERVER)
 
 
 async def test_progress_is_passed_on_without_the_token_of_this_hop() -> None:
@@ -282,7 +349,7 @@ async def test_a_line_reaches_the_call_it_was_logged_for() -> None:
 async def test_a_line_that_names_no_call_is_the_latest_of_the_only_caller() -> None:
     stage = Stage()
     (one, first), (two, latest) = stage.start(), stage.start()
-    assert log_alone(LINE, [Inquiry(SERVER), CallWaiter(one), CallWaiter(two), Unheard()])
+    assert log_alone(LINE, [Inquiry(SERVER), CallWaiter(one), CallWaiter(two)])
     assert (first.events, latest.events) == ([], [LINE])
 
 
@@ -295,7 +362,7 @@ async def test_a_line_that_names_no_call_is_nobodys_where_several_callers_have_c
 
 
 async def test_who_is_not_heard_says_nothing() -> None:
-    waiters: list[Waiter] = [Unheard(), Inquiry(SERVER)]
+    waiters: list[Waiter] = [Inquiry(SERVER)]
     for waiter in waiters:
         waiter.progress({})
         waiter.log(LINE)
@@ -303,3 +370,30 @@ async def test_who_is_not_heard_says_nothing() -> None:
     unheard.result(raw({}))
     unheard.error(REFUSED)
     unheard.fail(lost(SERVER, "gone", may_have_left=True))
+
+
+class Glance(Listener, Aside):
+    """What the hub asks in a caller's name."""
+
+
+async def test_what_the_hub_asks_in_a_callers_name_is_asked_and_told_nothing() -> None:
+    stage, line = Stage(), Log("info", {"data": raw("x"), "_meta": raw({})})
+    own, listener = stage.start()
+    glance = Glance()
+    waiters = [CallWaiter(own), CallWaiter(stage.hub.start(call(), glance))]
+    assert log_alone(line, waiters)
+    assert (listener.events, glance.events) == ([msgspec.structs.replace(line, task_of=SERVER)], [])
+    assert not log_alone(line, waiters[1:])
+    assert lone_call(waiters[1:]) is None
+    able = msgspec.structs.replace(call(profile=frozenset({"roots"})), session="s")
+    own, listener = stage.start(able)
+    waiters = [CallWaiter(own), CallWaiter(stage.hub.start(able, glance))]
+    whose = lone_call(waiters)
+    assert whose is not None
+    assert whose.inflight is own
+
+
+async def test_progress_that_may_relate_to_a_task_says_whose() -> None:
+    _, listener, waiter = await waiting()
+    waiter.progress({"progressToken": raw(1), "progress": raw(1), "_meta": raw({})})
+    assert listener.events == [Progress({"progress": raw(1), "_meta": raw({})}, SERVER)]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from isthmus.core.calls.deadlines import Bucket, Deadlines
 from isthmus.core.catalog.view import Route
-from isthmus.core.ports.exchange import Exchange, Pausable
+from isthmus.core.ports.exchange import Exchange, Pausable, Retracting, Sending
 from isthmus.core.ports.link import Link
 from isthmus.core.ports.recorder import Recorder
 from isthmus.model.calls import Call
 from isthmus.model.events import Event
-from isthmus.model.faults import Cancelled, Executed, Fault, TimedOut, Unanswered
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOT_ASKED, TOO_LATE, OnReply, Question, Reply
+from isthmus.model.faults import Cancelled, Executed, Fault, Lost, NotConnected, ServerError, TimedOut, Unanswered
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import GIVEN_UP, NOT_ASKED, TOO_LATE, OnReply, Question, Reply
 
 if TYPE_CHECKING:
     from isthmus.core.calls.lane import Lane
@@ -27,8 +28,12 @@ log = structlog.get_logger(__name__)
 QUESTIONS_MAX = 100
 """Questions of one call that may be open at once; further ones are refused."""
 
+ASKED_MAX = 1_000
+"""Questions of one call in all; further ones are refused, and the clock of a call that is asked nothing runs."""
+
 QUESTION_SECONDS = 300.0
-"""How long the caller may think about a question; meanwhile the call's own clock stands still."""
+"""How long the caller may think about a question. Meanwhile the call's own clock stands still, though not past
+`hard_seconds` in all, and the call keeps its slot of the server, as far as its lane allows."""
 
 
 class InFlight:
@@ -40,7 +45,9 @@ class InFlight:
     """
 
     __slots__ = (
+        "__weakref__",
         "_bucket",
+        "_clock",
         "_deadlines",
         "_loop",
         "_recorder",
@@ -52,8 +59,8 @@ class InFlight:
         "lane",
         "link",
         "name",
-        "open_questions",
         "outcome",
+        "questions",
         "rounds",
         "route",
         "timeout",
@@ -75,7 +82,9 @@ class InFlight:
         self._started = loop.time()
         self._bucket: Bucket | None = None
         self._deadlines: Deadlines | None = None
-        self.open_questions = 0
+        self._clock: _Clock | None = None
+        self.questions: tuple[OpenQuestion, ...] = ()
+        """What is open that is about this call, or may be."""
         self.rounds = 0
         """How often the call was sent again with answers to what the server asked."""
 
@@ -109,34 +118,82 @@ class InFlight:
         except Exception:  # as in `finish`
             log.exception("exchange failed while letting its caller go", tool=self.call.name)
 
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """Put a question of the server to the caller; the clock stands still until it is answered."""
-        if self.outcome is not None or self.open_questions >= QUESTIONS_MAX:
+    def ask(
+        self, question: Question, reply: OnReply, others: Sequence[InFlight] = (), *, lasts: bool = False
+    ) -> OpenQuestion | None:
+        """Put a question of the server to the caller; the clock stands still until it is answered.
+
+        It may be about `others` as well, the same caller's, whose clocks stand still too; one that `lasts` may be
+        about none of them. Returns what it can be taken back by, or None if it is over already.
+        """
+        if self.outcome is not None or not self._may_ask():
             reply(TOO_LATE if self.outcome is not None else NOT_ASKED)
-            return
-        self.hold()
-        answering = _Answering(self, reply)
+            return None
+        self._stopwatch().asked += 1
+        asked = OpenQuestion(self, others, reply, lasts=lasts)
         try:
-            self.exchange.ask(question, answering)
+            self.exchange.ask(question, asked)
         except Exception:  # as in `finish`
             log.exception("exchange failed while taking a question", tool=self.call.name)
-            answering(TOO_LATE)
+            asked(TOO_LATE)
+        return asked if asked.is_open else None
 
-    def hold(self) -> None:
-        """A question is open that is about this call, or may be: its clock stands still until `answered`."""
-        self.open_questions += 1
-        self._restart_clock(QUESTION_SECONDS)
+    def _may_ask(self) -> bool:
+        """Whether one more question is not too much, at once or in all, and there is time for it."""
+        too_many = len(self.questions) >= QUESTIONS_MAX or self._stopwatch().asked >= ASKED_MAX
+        return not too_many and self._left_in_all() > 0
 
-    def answered(self) -> None:
+    def retract(self, asked: OpenQuestion) -> None:
+        """Tell the caller that it need not answer any more."""
+        if not isinstance(self.exchange, Retracting):
+            return
+        try:
+            self.exchange.retract(asked)
+        except Exception:  # as in `finish`
+            log.exception("exchange failed while a question was taken back", tool=self.call.name)
+
+    def done_elsewhere(self, id: msgspec.Raw) -> None:
+        """Tell the caller that its user is done where a question sent them."""
+        if not isinstance(self.exchange, Sending):
+            return
+        try:
+            self.exchange.done(id)
+        except Exception:  # as in `finish`
+            log.exception("exchange failed while its user was done elsewhere", tool=self.call.name)
+
+    def hold(self, asked: OpenQuestion) -> None:
+        """A question is open that is about this call, or may be: its clock stands still until `release`."""
+        if not self.questions:
+            self._stopwatch().stop(self._loop.time())
+            if self.lane is not None:
+                self.lane.waits(self)
+        self.questions = (*self.questions, asked)
+        self._expire_in(QUESTION_SECONDS)
+
+    def release(self, asked: OpenQuestion) -> None:
         """A question was answered, or will not be: the clock runs again once none is open."""
-        self.open_questions -= 1
-        if not self.open_questions:
-            self._restart_clock(self.timeout)
+        self.questions = tuple(each for each in self.questions if each is not asked)
+        if not self.questions:
+            self._expire_in(self._stopwatch().start(self._loop.time()))
+            if self.lane is not None:
+                self.lane.goes_on(self)
 
-    def _restart_clock(self, seconds: float) -> None:
-        if self._bucket is not None and self._deadlines is not None and self.outcome is None:
+    def _stopwatch(self) -> _Clock:
+        """The clock of a call that is asked something; most are not, and need none."""
+        if self._clock is None:
+            self._clock = _Clock(self._started, self.timeout)
+        return self._clock
+
+    def _expire_in(self, seconds: float) -> None:
+        """Move the deadline, though not beyond what any call may take: what is due already stays so."""
+        left = self._left_in_all()
+        if self._bucket is not None and self._deadlines is not None and self.outcome is None and left:
             self._bucket.pop(self, None)
-            self._bucket = self._deadlines.add(self, seconds)
+            self._bucket = self._deadlines.add(self, min(seconds, left))
+
+    def _left_in_all(self) -> float:
+        whole = self.timeout if self.lane is None else self.lane.hard_seconds
+        return max(0.0, self._started + whole - self._loop.time())
 
     def finish(self, outcome: Outcome) -> bool:
         """End the call; False if it had ended already, in which case the outcome is counted and dropped."""
@@ -154,11 +211,28 @@ class InFlight:
         self._recorder.ended(self.call, server, outcome, self._loop.time() - self._started)
         if self.keep is not None:
             self.keep(self, outcome)
+        if self.questions:
+            self._end_questions(outcome)
         try:
             self.exchange.end(outcome)
         except Exception:  # one caller's broken exchange must not reach the link, which serves others
             log.exception("exchange failed while taking an outcome", tool=self.call.name)
         return True
+
+    def _end_questions(self, outcome: Outcome) -> None:
+        """Before the caller's side hears the end: after it, there may be no stream on which to take them back."""
+        questions, self.questions = self.questions, ()
+        if self.lane is not None:
+            self.lane.goes_on(self)
+        for asked in questions:
+            asked.ended(self, outcome)
+
+    def fail(self, fault: Fault) -> None:
+        """End the call without an answer: what was sent once and asked something may have run, whatever came after."""
+        if self.rounds and fault.executed == "no":
+            detail = fault.why if isinstance(fault, Lost | NotConnected) else fault.message
+            fault = Lost(self.target.feature.server, detail, executed="unknown")
+        self.finish(fault)
 
     def cancel(self, why: str) -> None:
         """Withdraw the call: end it here and tell the server to stop."""
@@ -170,12 +244,23 @@ class InFlight:
         """The deadline has passed: end the call and tell the server to stop."""
         if self.outcome is not None:
             return
-        if self.open_questions:
-            why = f"nobody answered within {QUESTION_SECONDS:g} s"
-            self._give_up(Unanswered(self.target.feature.server, why), why)
+        seconds = self._allowed()
+        if self.questions:
+            self.go_unanswered(f"nobody answered within {seconds:g} s")
         else:
-            fault = TimedOut(self.target.feature.server, self.timeout, executed=self._executed())
-            self._give_up(fault, f"no answer within {self.timeout:g} s")
+            fault = TimedOut(self.target.feature.server, seconds, executed=self._executed())
+            self._give_up(fault, f"no answer within {seconds:g} s")
+
+    def _allowed(self) -> float:
+        """How long was waited for what did not come: as long as any call may take, or for what was due next."""
+        if self.lane is not None and self._clock is not None and not self._left_in_all():
+            return self.lane.hard_seconds
+        return QUESTION_SECONDS if self.questions else self.timeout
+
+    def go_unanswered(self, why: str) -> None:
+        """End a call that was asked something: an answer is not waited for any more."""
+        if self.outcome is None:
+            self._give_up(Unanswered(self.target.feature.server, why), why)
 
     def _give_up(self, fault: Fault, reason: str) -> None:
         if self.link is not None:
@@ -184,27 +269,77 @@ class InFlight:
         self.finish(fault)
 
     def _executed(self) -> Executed:
-        if self.link is None or not self.link.may_have_run(self):
+        if self.link is None or not (self.rounds or self.link.may_have_run(self)):
             return "no"
         return "unknown"
 
 
-class _Answering:
-    """Takes the answer to one question, once.
+class _Clock:
+    """How much a call was asked, and what is left of its own time: that stands still while its caller thinks."""
 
-    One that comes after the call's end is the server's all the same: on a stream that all calls share, the question
-    may have been about another call of the same caller.
+    __slots__ = ("_left", "_since", "asked")
+
+    def __init__(self, since: float, left: float) -> None:
+        self.asked = 0
+        self._since = since
+        self._left = left
+
+    def stop(self, now: float) -> None:
+        self._left -= now - self._since
+
+    def start(self, now: float) -> float:
+        """Run again; how many seconds are left."""
+        self._since = now
+        return max(0.0, self._left)
+
+
+class OpenQuestion:
+    """A question until it is answered, once; or taken back, by its server or with the last call it may be about.
+
+    One that `lasts` is still open when the server has answered these calls: it may be about none of them.
     """
 
-    __slots__ = ("_inflight", "_reply")
+    __slots__ = ("_lasts", "_reply", "_waiting", "asked_of")
 
-    def __init__(self, inflight: InFlight, reply: OnReply) -> None:
-        self._inflight = inflight
+    def __init__(self, asked_of: InFlight, others: Sequence[InFlight], reply: OnReply, *, lasts: bool) -> None:
+        self.asked_of = asked_of
         self._reply: OnReply | None = reply
+        self._lasts = lasts
+        self._waiting = [asked_of, *others]
+        for inflight in self._waiting:
+            inflight.hold(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer is still wanted."""
+        return self._reply is not None
 
     def __call__(self, answer: Reply) -> None:
-        reply, self._reply = self._reply, None
-        if reply is None:
+        """Take the answer, for the server."""
+        reply = self._close()
+        if reply is not None:
+            reply(answer)
+
+    def take_back(self) -> None:
+        """The server does not want to know any more: nobody answers it, and the caller need not."""
+        if self._close() is not None:
+            self.asked_of.retract(self)
+
+    def ended(self, inflight: InFlight, outcome: Outcome) -> None:
+        """A call that it may be about has ended."""
+        if inflight in self._waiting:
+            self._waiting.remove(inflight)
+        is_answered = isinstance(outcome, Result | ServerError)
+        if self._waiting or (self._lasts and is_answered):
             return
-        self._inflight.answered()
-        reply(answer)
+        reply = self._close()
+        if reply is not None:
+            self.asked_of.retract(self)
+            reply(TOO_LATE if is_answered else GIVEN_UP)
+
+    def _close(self) -> OnReply | None:
+        reply, self._reply = self._reply, None
+        waiting, self._waiting = self._waiting, []
+        for inflight in waiting:
+            inflight.release(self)
+        return reply

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +18,7 @@ from isthmus.core.access.breaker import Breaker
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.link import Link, Pooled
 from isthmus.core.settings import Limits
+from isthmus.core.watch.tasks import Tasks
 from isthmus.model.events import LogLevel
 from isthmus.model.faults import BadReply, BreakerOpen, Bug, Cancelled, Fault, Lost, NotConnected, Overloaded, TimedOut
 from isthmus.model.names import ServerName
@@ -28,6 +29,8 @@ log = structlog.get_logger(__name__)
 _FAILURES = (TimedOut, Lost, BadReply)
 _SILENT = (Cancelled, NotConnected, Overloaded)
 """Outcomes that say nothing about whether the server works."""
+
+CROWDED = "its caller keeps most of the server waiting for answers, and others wait for the server"
 
 HEARD_MAX = 100
 """Lines that a server logged, as many as the operator is shown."""
@@ -51,8 +54,10 @@ class Lane:
         "_link",
         "_loop",
         "_queue",
+        "_waiting",
         "_why_not",
         "answered",
+        "hard_seconds",
         "heard",
         "max_calls",
         "max_queued",
@@ -61,6 +66,7 @@ class Lane:
         "pool",
         "running",
         "server",
+        "tasks",
         "timeout",
     )
 
@@ -74,6 +80,8 @@ class Lane:
         timeout: float | None = None,
     ) -> None:
         self.server = server
+        self.hard_seconds = limits.hard_seconds
+        """How long any call may take, the time included in which its caller thinks."""
         self._limits = limits
         self.adjust(
             limits.max_calls if max_calls is None else max_calls,
@@ -84,11 +92,15 @@ class Lane:
         self.heard: deque[Heard] = deque(maxlen=HEARD_MAX)
         self.pool: Pooled | None = None
         """Carries the calls of those who can be asked something, and every call where links are not shared."""
+        self.tasks: Tasks | None = None
+        """Where the hub remembers which tasks its callers were given."""
         self.on_idle: Callable[[], None] | None = None
         """Hears when the last call has ended, for who waits to take the lane away."""
         self.answered = 0
         """Calls that the present link has answered; the supervisor takes them for a sign of health."""
         self._queue: deque[InFlight] = deque()
+        self._waiting: dict[InFlight, None] = {}
+        """Calls that keep their slot until their caller has answered what it was asked, the oldest first."""
         self._is_sending = False
         self._breaker = Breaker(limits)
         self._link: Link | None = None
@@ -137,6 +149,8 @@ class Lane:
             self._send(inflight, self._link)
         elif len(self._queue) < self.max_queued:
             self._queue.append(inflight)
+            if self._waiting:
+                self._loop.call_soon(self._relieve)
         else:
             return Overloaded(self.server, self.running, len(self._queue))
         return None
@@ -186,6 +200,30 @@ class Lane:
             log.exception("a link failed to send a call", server=self.server, incident=incident)
             inflight.finish(Bug(incident))
 
+    # -- calls that wait for their caller --------------------------------------------------------------------------
+
+    def waits(self, inflight: InFlight) -> None:
+        """A running call was asked something, and keeps its slot until that is answered."""
+        self._waiting[inflight] = None
+        if self._queue:
+            self._loop.call_soon(self._relieve)
+
+    def goes_on(self, inflight: InFlight) -> None:
+        """It was answered, or has ended."""
+        self._waiting.pop(inflight, None)
+
+    def _relieve(self) -> None:
+        """One caller's unanswered calls hold half of the slots at most while somebody else waits for one.
+
+        The oldest end until that is so: where nobody else waits, a caller may think about as much as it likes.
+        """
+        counts = Counter(_owner(inflight) for inflight in self._waiting)
+        for owner, held in counts.most_common(1):
+            if held > max(1, self.max_calls // 2) and any(_owner(inflight) != owner for inflight in self._queue):
+                oldest = next(inflight for inflight in self._waiting if _owner(inflight) == owner)
+                oldest.go_unanswered(CROWDED)
+                self._loop.call_soon(self._relieve)
+
     def _judge(self, outcome: Outcome) -> None:
         if isinstance(outcome, _FAILURES):
             self._breaker.failed(self._loop.time())
@@ -194,3 +232,8 @@ class Lane:
         else:
             self.answered += 1
             self._breaker.succeeded(self._loop.time())
+
+
+def _owner(inflight: InFlight) -> tuple[str, str]:
+    caller = inflight.call.caller
+    return caller.tenant, caller.name

@@ -69,7 +69,7 @@ class Recall:
 
     def keep(self, inflight: InFlight, outcome: Outcome, seconds: float, now: float) -> None:
         """Keep how a call ended, if it may be kept: as long as the operator says, else as the server does."""
-        if not isinstance(outcome, Result) or outcome.is_error or outcome.is_question or outcome.task_of is not None:
+        if not isinstance(outcome, Result) or outcome.is_error or outcome.asked_by or outcome.task_of is not None:
             return
         seconds = min(seconds or outcome.ttl_seconds, SECONDS_MAX)
         size_bytes = len(memoryview(outcome.payload))

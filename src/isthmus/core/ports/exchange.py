@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, runtime_checkable
 
-from isthmus.model.events import Event
+import msgspec
+
+from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import OnReply, Question
 
@@ -12,7 +15,7 @@ from isthmus.model.questions import OnReply, Question
 class Exchange(Protocol):
     """Takes what happens to one call.
 
-    Both methods are synchronous and never wait: a link must not stand still because a caller reads slowly, so
+    All methods are synchronous and never wait: a link must not stand still because a caller reads slowly, so
     an implementation that cannot deliver at once keeps or drops by its own stated rule.
     """
 
@@ -26,9 +29,43 @@ class Exchange(Protocol):
         """The call is over; called exactly once, and nothing follows."""
 
 
+Report: TypeAlias = Callable[[Progress], None]
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """An exchange whose caller hears progress even of what goes on after the answer."""
+
+    def reporter(self) -> Report | None:
+        """What tells the caller of it, and holds no more than that needs; None if the caller did not ask for it."""
+
+
+class Aside:
+    """An exchange of the hub's own, beside a caller's calls: what a server asks meanwhile is about one of those."""
+
+
 @runtime_checkable
 class Pausable(Protocol):
     """An exchange whose caller can be let go while the call runs, to come back for the rest."""
 
     def pause(self, seconds: float) -> None:
         """The server let the call's stream go for so long."""
+
+
+@runtime_checkable
+class Retracting(Protocol):
+    """An exchange that can tell its caller that a question need not be answered."""
+
+    def retract(self, reply: OnReply) -> None:
+        """The question that came with this `reply` is not asked any more, and `reply` is called no more."""
+
+
+@runtime_checkable
+class Sending(Protocol):
+    """An exchange whose caller may be sent elsewhere by a question, and told when its user is done there."""
+
+    def done(self, id: msgspec.Raw) -> None:
+        """The user is done where the question of this id, which is the server's, sent them."""
+
+    def done_later(self) -> Callable[[msgspec.Raw], None] | None:
+        """What tells the same after the call's end, and holds no more than that needs; None if nothing can."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from isthmus.core.calls.inflight import InFlight
+    from isthmus.core.watch.tasks import Place
 
 
 class Link(Protocol):
@@ -30,3 +31,14 @@ class Pooled(Link, Protocol):
 
     def ended(self, inflight: InFlight) -> None:
         """A call that was sent on it is over."""
+
+    def left(self, session: str) -> None:
+        """A conversation is over: nobody comes any more for what was its alone."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A link, or several, whose server may run calls as tasks."""
+
+    def place_of(self, inflight: InFlight) -> Place | None:
+        """Where a call was answered that has not ended here; None if that life of its link is over."""

@@ -29,6 +29,12 @@ class Askable(Protocol):
     def say(self, message: bytes) -> None:
         """Tell the caller something while the call runs."""
 
+    def put(self, id: bytes, message: bytes) -> None:
+        """Send the caller a request under this id, and again if it comes back before `settle`."""
+
+    def settle(self, id: bytes) -> None:
+        """A request was answered, or need not be."""
+
 
 class Asker(Protocol):
     """Puts questions to callers of one era."""
@@ -36,5 +42,8 @@ class Asker(Protocol):
     def ask(self, where: Askable, question: Question, reply: OnReply) -> None:
         """Put a server's question to the caller; `reply` is called once, now or later."""
 
-    def seal(self, call: Call, result: Result) -> Result:
-        """A result that asks, as the caller may carry it."""
+    def retract(self, where: Askable, reply: OnReply) -> None:
+        """The question that came with this `reply` is not asked any more: tell the caller, where it can be told."""
+
+    def seal(self, call: Call, result: Result) -> Outcome:
+        """A result that asks, as the caller may carry it; or why it cannot."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import msgspec
 
 from isthmus.faces.mcp.asker import Askable
-from isthmus.faces.mcp.tasks import shown_params
+from isthmus.faces.mcp.tasks import own_result, shown_params
+from isthmus.model.callers import Caller
 from isthmus.model.calls import Call
 from isthmus.model.outcomes import Result
-from isthmus.model.questions import Answered, Declined, OnReply, Question
-from isthmus.wire.jsonrpc import ErrorReply, Response, render
+from isthmus.model.questions import Answered, Declined, OnReply, Question, Reply
+from isthmus.wire.jsonrpc import ErrorReply, Response, notification, render
+from isthmus.wire.mcp.messages import CANCELLED, cancelled_params, is_object
 
 OPEN_MAX = 1_000
 """Questions that one caller may have before it, unanswered; the oldest is given up for one more. Most of so many are
@@ -20,13 +22,16 @@ of calls that ended long ago."""
 
 CROWDED = Declined(-32603, "The caller has too many questions before it")
 GONE = Declined(-32603, "The caller has left")
+NO_ANSWER = Declined(-32603, "The caller's answer is no object")
 
 
 class Asked:
     """What one caller was asked and has not answered."""
 
     def __init__(self) -> None:
-        self._open: dict[bytes, OnReply] = {}
+        self._open: dict[bytes, tuple[OnReply, Askable]] = {}
+        self._caller: Caller | None = None
+        """Who is asked, always the same."""
         self._last = 0
 
     def seal(self, call: Call, result: Result) -> Result:
@@ -35,27 +40,46 @@ class Asked:
 
     def ask(self, where: Askable, question: Question, reply: OnReply) -> None:
         """Send the question as a request, and wait for its answer."""
-        if len(self._open) >= OPEN_MAX:
-            self._open.pop(next(iter(self._open)))(CROWDED)
+        if len(self._open) >= OPEN_MAX and (oldest := self._close(next(iter(self._open)))) is not None:
+            oldest(CROWDED)
         self._last += 1
+        self._caller = where.call.caller
         id = msgspec.json.encode(f"isthmus-{self._last}")
-        self._open[id] = reply
+        self._open[id] = (reply, where)
         members = {"jsonrpc": b'"2.0"', "id": id, "method": msgspec.json.encode(question.method)}
-        where.say(render({**members, "params": shown_params(question.params, where.call)}))
+        where.put(id, render({**members, "params": shown_params(question, where.call)}))
+
+    def retract(self, where: Askable, reply: OnReply) -> None:
+        """Tell the caller to let a question be; what it answers all the same is nobody's."""
+        id = next((id for id, (each, _) in self._open.items() if each is reply), None)
+        if id is not None:
+            self._close(id)
+            where.say(notification(CANCELLED, cancelled_params(id, "an answer is not needed any more")))
 
     def take(self, message: Response | ErrorReply) -> bool:
         """Take an answer of the caller; False if nobody asked for it."""
-        reply = None if message.id is None else self._open.pop(bytes(message.id), None)
+        reply = None if message.id is None else self._close(bytes(message.id))
         if reply is None:
             return False
-        if isinstance(message, Response):
-            reply(Answered(message.result))
-        else:
-            reply(Declined(message.code, message.message))
+        reply(self._read(message))
         return True
+
+    def _read(self, message: Response | ErrorReply) -> Reply:
+        if isinstance(message, ErrorReply):
+            return Declined(message.code, message.message)
+        if not is_object(message.result):
+            return NO_ANSWER
+        return Answered(message.result if self._caller is None else own_result(message.result, self._caller))
+
+    def _close(self, id: bytes) -> OnReply | None:
+        """A question is over: whom its answer goes to, if it was open."""
+        reply, where = self._open.pop(id, (None, None))
+        if where is not None:
+            where.settle(id)
+        return reply
 
     def close(self) -> None:
         """Nobody will answer any more."""
         waiting, self._open = self._open, {}
-        for reply in waiting.values():
+        for reply, _ in waiting.values():
             reply(GONE)

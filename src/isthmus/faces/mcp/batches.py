@@ -82,6 +82,8 @@ class Part:
     def _leave(self, callback: Callable[[], None]) -> None:
         if not self._is_over:
             callback()
+        if not self._is_over:  # its answer goes to wherever the caller comes back, and not through here
+            self._finish()
 
     def take_body(self) -> bytes | None:
         """Its message was read already."""

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections import OrderedDict
+from collections.abc import Container, Mapping, MutableMapping
+from functools import partial
 
 import msgspec
 
+from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import QUESTION_SECONDS, InFlight
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.sealer import Sealer
+from isthmus.core.settings import Limits
 from isthmus.faces.mcp.asker import Askable
+from isthmus.faces.mcp.parked import FULL, Lot, Owner, Parked, owner_of
+from isthmus.model.callers import Caller
 from isthmus.model.calls import Call
-from isthmus.model.events import Event
+from isthmus.model.faults import BadReply, BadState, Fault
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import Answered, Declined, OnReply, Question
+from isthmus.model.questions import OnReply, Question
 from isthmus.wire.mcp.inputs import STATE, read_responses, with_state, write_inputs
 from isthmus.wire.mcp.messages import read_string
 
 STATE_SECONDS = QUESTION_SECONDS
-PARKED_MAX = 1_000
-PARKED_EACH_MAX = 100
-"""Calls of one caller that may wait here for it to come back."""
+
+STATE_LENGTH_MAX = 1024 * 1024
+"""The longest text that a caller is given to carry; half of `request_bytes` where that is less, as it has to bring its
+arguments and answers along."""
 
 USED_EACH_MAX = 50_000
 """States of one caller that it brought back and that have not ceased to hold; beyond, it has to wait for some to."""
@@ -38,11 +44,6 @@ USED_EACH_MAX = 50_000
 GATHER_SECONDS = 0.02
 """How long a first question waits for others: many servers ask several things at once, and their caller should
 not have to come back for each."""
-
-KEPT_SECONDS = 60.0
-"""How long the end of a parked call waits for its caller to come back."""
-
-FULL = Declined(-32603, "Too many calls wait for their callers to come back")
 
 
 class _State(msgspec.Struct, omit_defaults=True):
@@ -56,126 +57,134 @@ class _State(msgspec.Struct, omit_defaults=True):
 
 _STATE = msgspec.json.Decoder(_State)
 
-Owner: TypeAlias = tuple[str, str]
-
-
-class Parked:
-    """A call whose caller has to come back: stands in for it, and keeps what happens meanwhile."""
-
-    def __init__(self, inflight: InFlight) -> None:
-        self.id = secrets.token_urlsafe(16)
-        self.number: str | None = None
-        """Of the state that its caller has now: every other one has been brought back."""
-        self.inflight = inflight
-        self.questions: dict[str, tuple[Question, OnReply]] = {}
-        self.outcome: Outcome | None = None
-        self.on_end: Callable[[], None] = _nothing
-        self._last = 0
-
-    def emit(self, event: Event) -> None:
-        """Nobody listens now."""
-
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """Keep the question until the caller comes back."""
-        self._last += 1
-        self.questions[f"q{self._last}"] = (question, reply)
-
-    def end(self, outcome: Outcome) -> None:
-        """Keep how the call ended until the caller comes back."""
-        self.outcome = outcome
-        self.on_end()
-
 
 class Comebacks:
     """Everything that modern callers were asked. Calls are parked on the node that holds their link."""
 
-    def __init__(self, sealer: Sealer, *, gather_seconds: float = GATHER_SECONDS) -> None:
+    def __init__(self, sealer: Sealer, limits: Limits, *, gather_seconds: float = GATHER_SECONDS) -> None:
+        self.limits = limits
         self._sealer = sealer
         self._gather_seconds = gather_seconds
         self._loop = asyncio.get_running_loop()
-        self._parked: dict[str, Parked] = {}
-        self._counts: Counter[Owner] = Counter()
+        self._lot = Lot()
         self._used: dict[Owner, OrderedDict[str, float]] = {}
         """Numbers of states that were brought back and must not be again, with when they cease to hold anyway."""
 
     def __len__(self) -> int:
-        return len(self._parked)
+        return len(self._lot)
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """Give up the parked calls of everybody else: who was removed, or may now do other things."""
+        for parked in self._lot:
+            if parked.caller not in callers and parked.inflight is not None:
+                parked.inflight.cancel("the caller was removed, or may do other things now")
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    def seal(self, call: Call, result: Result) -> Result:
-        """A modern server's question, with its state sealed for this caller and this call."""
+    def seal(self, call: Call, result: Result) -> Outcome:
+        """A modern server's question, with its state sealed for this caller and this call, if that can be carried."""
         members = msgspec.json.decode(result.payload, type=dict[str, msgspec.Raw])
         state = self._seal(call, _State(self._until(), _number(), read_string(members.get(STATE))))
+        longest = min(STATE_LENGTH_MAX, self.limits.request_bytes // 2)
+        if len(state) > longest and result.asked_by is not None:
+            return BadReply(result.asked_by, f"a state of {len(state)} bytes once sealed; callers carry {longest}")
         return msgspec.structs.replace(result, payload=msgspec.Raw(with_state(result.payload, state)))
 
     def ask(self, where: Askable, question: Question, reply: OnReply) -> None:
         """Park the call, and answer it with the question."""
-        inflight, owner = where.inflight, _owner(where.call)
-        if inflight is None or len(self._parked) >= PARKED_MAX or self._counts[owner] >= PARKED_EACH_MAX:
+        inflight = where.inflight
+        parked = None if inflight is None else self._lot.park(inflight)
+        if inflight is None or parked is None:
             reply(FULL)
             return
-        parked = Parked(inflight)
         parked.ask(question, reply)
-        self._parked[parked.id] = parked
-        self._counts[owner] += 1
-        parked.on_end = lambda: self._keep_end(parked)
-        self._stand_in(parked, where)
+        if not parked.questions:
+            self._lot.leave(parked)
+            return
+        parked.on_end = partial(self._keep_end, parked)
+        parked.where = where
+        inflight.exchange, where.inflight = parked, None
         if self._gather_seconds:
             self._loop.call_later(self._gather_seconds, self._hand_out, parked, where)
         else:
             self._hand_out(parked, where)
 
-    def _stand_in(self, parked: Parked, where: Askable) -> None:
-        parked.inflight.exchange = parked
-        where.inflight = None
+    def retract(self, where: Askable, reply: OnReply) -> None:
+        """Who is asked is parked, and what is parked forgets its questions itself."""
 
     def _hand_out(self, parked: Parked, where: Askable) -> None:
-        """Let the caller go with the questions; or with how the call ended, if it did meanwhile."""
-        if parked.outcome is not None:
-            self._forget(parked)
-            where.end(parked.outcome)
+        """Let the caller go with the questions; or with how the call ended or goes on, if there are none any more."""
+        parked.where = None
+        if parked.outcome is not None or not parked.questions:
+            self._rejoin(parked, where)
             return
-        parked.number = _number()
-        state = self._seal(where.call, _State(self._until(), parked.number, parked=parked.id))
+        parked.number, parked.until = _number(), self._until()
+        state = self._seal(where.call, _State(parked.until, parked.number, parked=parked.id))
         questions = {key: question for key, (question, _) in parked.questions.items()}
         where.end(Result(msgspec.Raw(write_inputs(questions, state)), is_typed=True))
 
-    def _keep_end(self, parked: Parked) -> None:
-        self._loop.call_later(KEPT_SECONDS, self._forget, parked)
+    def _rejoin(self, parked: Parked, where: Askable) -> None:
+        """Let the caller listen again, or tell it how the call ended meanwhile."""
+        self._lot.leave(parked)
+        if parked.outcome is not None:
+            where.end(parked.outcome)
+        else:
+            assert parked.inflight is not None, "it has not ended"
+            where.inflight = parked.inflight
+            parked.inflight.exchange = where
 
-    def _forget(self, parked: Parked) -> None:
-        if self._parked.pop(parked.id, None) is not None:
-            self._counts -= Counter({_owner(parked.inflight.call): 1})
+    def _keep_end(self, parked: Parked) -> None:
+        """Keep how a call ended for as long as its caller may come back to hear it."""
+        if parked.number is not None:  # else it is just being handed out or resumed, and is told at once
+            parked.clock = self._loop.call_at(parked.until, self._lot.leave, parked)
 
     # -- coming back -----------------------------------------------------------------------------------------------
 
-    def open(self, call: Call, view: View) -> Parked | Call | None:
-        """What a call comes back to: a parked one, or itself with the server's own state; None if that is not its."""
+    def go_on(self, call: Call, where: Askable, hub: Hub) -> InFlight | None:
+        """Go on with what a call comes back to; None if it has been answered already."""
+        view = hub.snapshot.view(call.caller.grants, call.surface, call.profile)
         state = self._opened(call)
-        if state is None:
-            return None
-        if state.parked is not None:
-            return self._unparked(state.parked, state.number)
-        if not self._use(state, call, view):
-            return None
-        extra = {key: value for key, value in call.extra.items() if key != STATE}
-        if state.server is not None:
-            extra[STATE] = msgspec.Raw(msgspec.json.encode(state.server))
-        return msgspec.structs.replace(call, extra=extra)
+        if state is not None and state.parked is not None:
+            parked = self._unparked(state.parked, state.number, call, view)
+            if parked is not None:
+                self._resume(parked, where, call.extra)
+                return where.inflight
+        elif state is not None and self._use(state, call, view):
+            return self._start_again(state, call, where, hub)
+        where.end(BadState())
+        return None
 
     def _opened(self, call: Call) -> _State | None:
         text = read_string(call.extra.get(STATE))
-        content = None if text is None else self._sealer.open(text, _bound_to(call))
+        if text is None or len(text) > STATE_LENGTH_MAX:
+            return None
+        content = self._sealer.open(text, _bound_to(call))
         if content is None:
             return None
         state = _STATE.decode(content)
         return state if state.until > self._loop.time() else None
 
-    def _unparked(self, id: str, number: str) -> Parked | None:
-        """The parked call, for the one state that was given out last."""
-        parked = self._parked.get(id)
+    def _start_again(self, state: _State, call: Call, where: Askable, hub: Hub) -> InFlight:
+        """Send a modern server its own state back; a call that it did not get has not used the state up."""
+        extra = {key: value for key, value in call.extra.items() if key != STATE}
+        if state.server is not None:
+            extra[STATE] = msgspec.Raw(msgspec.json.encode(state.server))
+        inflight = hub.start(msgspec.structs.replace(call, extra=extra), where)
+        used = _Used(self._used.get(owner_of(call), {}), state.number, inflight)
+        if inflight.outcome is not None:
+            used(inflight, inflight.outcome)
+        else:
+            inflight.keep = used
+        return inflight
+
+    def _unparked(self, id: str, number: str, call: Call, view: View) -> Parked | None:
+        """The parked call, for the one state that was given out last and who may still call such a thing."""
+        parked = self._lot.find(id)
         if parked is None or parked.number != number:
+            return None
+        if view.find(call.kind, call.name) is None:
+            if parked.inflight is not None:
+                parked.inflight.cancel("what was called is not there any more")
             return None
         parked.number = None
         return parked
@@ -184,7 +193,7 @@ class Comebacks:
         """Whether a state may be brought back: once, unless doing it again would change nothing."""
         if _is_harmless(call, view):
             return True
-        used = self._used.setdefault(_owner(call), OrderedDict())
+        used = self._used.setdefault(owner_of(call), OrderedDict())
         now = self._loop.time()
         while used and next(iter(used.values())) <= now:
             used.popitem(last=False)
@@ -193,22 +202,12 @@ class Comebacks:
         used[state.number] = state.until
         return True
 
-    def resume(self, parked: Parked, where: Askable, extra: Mapping[str, msgspec.Raw]) -> None:
+    def _resume(self, parked: Parked, where: Askable, extra: Mapping[str, msgspec.Raw]) -> None:
         """Give the answers to the server that waits for them, and let the caller listen again."""
         # What follows at once (a link that breaks, another question) is still kept: the caller is answered once.
         for key, answer in (read_responses(dict(extra)) or {}).items():
-            _, reply = parked.questions.pop(key, (None, None))
-            if reply is not None:
-                reply(Answered(answer))
-        if parked.outcome is not None:
-            self._forget(parked)
-            where.end(parked.outcome)
-        elif parked.questions:
-            self._hand_out(parked, where)
-        else:
-            self._forget(parked)
-            where.inflight = parked.inflight
-            parked.inflight.exchange = where
+            parked.answer(key, answer)
+        self._hand_out(parked, where)
 
     # -- sealing ---------------------------------------------------------------------------------------------------
 
@@ -219,23 +218,57 @@ class Comebacks:
         return self._loop.time() + STATE_SECONDS
 
 
+class _Used:
+    """Hears how a call ended that used a state up; if it was not sent at all, the state is good again."""
+
+    def __init__(self, used: MutableMapping[str, float], number: str, inflight: InFlight) -> None:
+        self._used = used
+        self._number = number
+        self._keep = inflight.keep
+
+    def __call__(self, inflight: InFlight, outcome: Outcome) -> None:
+        if isinstance(outcome, Fault) and outcome.executed == "no":
+            self._used.pop(self._number, None)
+        if self._keep is not None:
+            self._keep(inflight, outcome)
+
+
 def _number() -> str:
     return secrets.token_urlsafe(12)
 
 
-def _owner(call: Call) -> Owner:
-    return call.caller.tenant, call.caller.name
-
-
 def _bound_to(call: Call) -> bytes:
     """What a state belongs to: who called what, where, with which arguments, however these are spelt."""
-    try:
-        arguments = msgspec.json.encode(msgspec.json.decode(call.arguments), order="sorted")
-    except msgspec.MsgspecError:
-        arguments = bytes(call.arguments)  # a number too large to read, say: then as it was written
     parts = (call.caller.tenant, call.caller.name, call.surface.style, call.surface.server or "", call.kind, call.name)
-    digest = hashlib.blake2b(arguments, digest_size=32)
+    digest = hashlib.blake2b(_spelt_alike(bytes(call.arguments)), digest_size=32)
     return "\0".join(parts).encode("utf-8", "surrogatepass") + b"\0" + digest.digest()
+
+
+def _spelt_alike(arguments: bytes) -> bytes:
+    """The same text for the same arguments, whatever their order and white space; numbers stay as they are written.
+
+    What two readers could understand differently, a member that is given twice, is the same only letter by letter.
+    """
+    try:
+        read = _READER.decode(arguments.decode())
+        return b"=" + msgspec.json.encode(read, order="sorted")
+    except (ValueError, RecursionError):
+        return b"~" + arguments
+
+
+def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a member is given twice")
+    return members
+
+
+def _as_written(number: str) -> msgspec.Raw:
+    return msgspec.Raw(number.encode())
+
+
+_READER = json.JSONDecoder(object_pairs_hook=_once_each, parse_int=_as_written, parse_float=_as_written)
+"""Slower than the decoder of everything else, which has no such hooks; only what is asked about is read by it."""
 
 
 class _Hints(msgspec.Struct, rename="camel"):
@@ -254,6 +287,3 @@ def _is_harmless(call: Call, view: View) -> bool:
     except msgspec.MsgspecError:
         return False
     return bool(hints.read_only_hint or hints.idempotent_hint)
-
-
-def _nothing() -> None: ...

@@ -15,6 +15,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
+from isthmus.core.watch.tasks import Task
 from isthmus.faces.mcp.asker import Asker
 from isthmus.faces.mcp.asking import Asked
 from isthmus.faces.mcp.batches import BATCH_MAX, BATCHES_VERSION
@@ -31,6 +32,9 @@ from isthmus.faces.mcp.dialogue import (
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
+from isthmus.faces.mcp.task_news import TaskNews
+from isthmus.faces.mcp.task_polls import TaskPolls
+from isthmus.faces.mcp.tasks import status_message
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Surface
 from isthmus.model.events import Event, LogLevel
@@ -71,13 +75,18 @@ class Conversation:
         self._calls: dict[bytes, InFlight] = {}
         self._waiting: set[bytes] = set()
         """Calls that wait for servers which only start."""
-        self._interests = Interests(self._hub, caller, surface, self._tell_update, is_crowded=is_crowded)
+        self._session = secrets.token_hex(8)
+        self._interests = Interests(
+            self._hub, caller, surface, self._tell_update, session=self._session, is_crowded=is_crowded
+        )
         self._version = ""
         """What was agreed on with an earlier caller."""
         self._profile: Profile = NOTHING
-        self._session = secrets.token_hex(8)
         self._asked = Asked()
         self._feed: ChangeFeed | None = None
+        self._news: TaskNews | None = None
+        self._polls: dict[bytes, TaskPolls] = {}
+        """Tasks that a modern caller follows, by its subscriptions."""
         self._streams: dict[bytes, tuple[ChangeFeed | None, Interests]] = {}
         """Subscriptions of a modern caller, by their ids; without a feed until they are acknowledged."""
         self._is_telling = True
@@ -100,6 +109,8 @@ class Conversation:
         self._is_telling = False
         if self._feed is not None:
             self._feed.close()
+        if self._news is not None:
+            self._news.close()
         for id in list(self._streams):
             self._unsubscribe(id)
         self._interests.close()
@@ -110,6 +121,7 @@ class Conversation:
         self._asked.close()
         for inflight in list(self._calls.values()):
             inflight.cancel(why)
+        self._hub.left(self._session)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -151,6 +163,15 @@ class Conversation:
         if notification.method == INITIALIZED:
             if self._feed is None and self._is_telling:
                 self._interests.attend()
+                self._news = TaskNews(
+                    self._hub,
+                    self._caller,
+                    self._surface,
+                    self._tell_task,
+                    self._is_crowded,
+                    session=self._session,
+                    profile=self._profile,
+                )
                 self._feed = ChangeFeed(
                     self._hub, self._caller.grants, self._surface, self._tell_change, TOPICS, profile=self._profile
                 )
@@ -166,6 +187,9 @@ class Conversation:
 
     def _tell_update(self, uri: str) -> None:
         self._say(jsonrpc.notification(UPDATED, jsonrpc.render(updated_params(uri))))
+
+    def _tell_task(self, task: Task) -> None:
+        self._say(status_message(task, self._caller))
 
     # -- answering -------------------------------------------------------------------------------------------------
 
@@ -184,7 +208,9 @@ class Conversation:
             if request.method == "initialize":
                 self._version = legacy.negotiate(legacy.requested_version(request.params) or "")
                 self._profile = self._interests.profile = read_profile(request.params.get("capabilities"))
-            answer = await self._dialogue.answer(request, self._caller, self._surface, era, self._profile)
+            answer = await self._dialogue.answer(
+                request, self._caller, self._surface, era, self._profile, self._session
+            )
             self._reply(answer)
         return None
 
@@ -228,28 +254,32 @@ class Conversation:
         self._reply(answer)
 
     async def _listen(self, request: Request) -> None:
-        wanted = modern.read_wanted(request.params)
-        if wanted is None:
-            text = "subscriptions/listen needs notifications, an object"
-            self._reply(refuse(request.id, jsonrpc.INVALID_PARAMS, text))
+        profile = profile_of(request, "modern")
+        wanted = self._dialogue.read_wanted(request, profile)
+        if isinstance(wanted, Answer):
+            self._reply(wanted)
             return
         id = bytes(request.id)
         self._unsubscribe(id)
         stream = MarkedStream(request.id, self._say, frame=bytes)
-        profile = profile_of(request, "modern")
+        polls = TaskPolls(self._hub, self._caller, self._surface, profile, stream.tell_task)
         interests = Interests(
             self._hub,
             self._caller,
             self._surface,
             stream.tell_update,
             profile=profile,
+            session=self._session,
             is_crowded=self._is_crowded,
         )
         self._streams[id] = (None, interests)
         honoured = await follow_all(interests, wanted)
+        honoured = msgspec.structs.replace(honoured, tasks=polls.agree(wanted.tasks))
         if self._is_telling and self._streams.get(id) == (None, interests):
             self._say(stream.acknowledge(honoured))
             stream.release()
+            self._polls[id] = polls
+            polls.start()
             feed = ChangeFeed(
                 self._hub,
                 self._caller.grants,
@@ -269,6 +299,8 @@ class Conversation:
             feed.close()
         if interests is not None:
             interests.close()
+        if (polls := self._polls.pop(id, None)) is not None:
+            polls.close()
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -331,6 +363,9 @@ class _Exchange(CallerSide):
     def say(self, message: bytes) -> None:
         """Tell the caller something while the call runs."""
         self._face.say(message)
+
+    def _afterwards(self) -> Callable[[bytes], None]:
+        return self._face.report
 
     def end(self, outcome: Outcome) -> None:
         """Answer."""

@@ -18,17 +18,18 @@ from isthmus.faces.mcp.claims import ParamClaims
 from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.faults import Era, code_of, error_reply
 from isthmus.faces.mcp.interests import Interests
+from isthmus.faces.mcp.task_pages import TaskPages
 from isthmus.model.callers import Caller
 from isthmus.model.calls import TASK_KINDS, Call, Kind, Surface
 from isthmus.model.events import LOG_LEVELS, Event, LogLevel, Progress
-from isthmus.model.faults import BadState, Cancelled, Fault
+from isthmus.model.faults import Cancelled, Fault
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, object_members, render
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.capabilities import LATER, read_profile
-from isthmus.wire.mcp.inputs import STATE
+from isthmus.wire.mcp.inputs import RESPONSES, STATE
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 from isthmus.wire.mcp.messages import (
     LOGGED,
@@ -87,11 +88,17 @@ class Dialogue:
         return checked
 
     async def answer(
-        self, request: Request, caller: Caller, surface: Surface, era: Era, profile: Profile = NOTHING
+        self,
+        request: Request,
+        caller: Caller,
+        surface: Surface,
+        era: Era,
+        profile: Profile = NOTHING,
+        session: str = "",
     ) -> Answer:
         """Answer everything that is not a call and not a stream.
 
-        `profile` is what an earlier caller said once for all that it can be asked.
+        `profile` is what an earlier caller said once for all that it can be asked, `session` its conversation.
         """
         profile = profile_of(request, era, profile)
         match (request.method, era):
@@ -101,8 +108,12 @@ class Dialogue:
                 return Answer(jsonrpc.result(request.id, b"{}"))
             case ("server/discover", "modern"):
                 view = await self.hub.view_for(caller, surface, profile)
-                result = modern.discover_result(VERSIONS, self._me, view.abilities, self._instructions)
+                hubs = {**view.hubs, self.hub.id: 0}
+                result = modern.discover_result(VERSIONS, self._me, view.claimed, self._instructions, hubs)
                 return Answer(jsonrpc.result(request.id, result))
+            case ("tasks/list", "legacy"):
+                pages = TaskPages(self.hub, caller, surface, profile=profile, session=session)
+                return await _list_tasks(request, pages, await self.hub.view_for(caller, surface, profile))
             case _ if (shape := SHAPES.get(request.method)) is not None:
                 return self._list(shape, request, await self.hub.view_for(caller, surface, profile), era)
             case _:
@@ -114,7 +125,8 @@ class Dialogue:
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "initialize needs a protocolVersion, a string")
         view = await self.hub.view_for(caller, surface, profile)
         version = legacy.negotiate(requested)
-        result = legacy.initialize_result(version, self._me, view.abilities, self._instructions)
+        hubs = {**view.hubs, self.hub.id: 0}
+        result = legacy.initialize_result(version, self._me, view.claimed, self._instructions, hubs)
         return Answer(jsonrpc.result(request.id, result))
 
     # -- listing ---------------------------------------------------------------------------------------------------
@@ -131,7 +143,9 @@ class Dialogue:
         """Take what the caller wants to be told from now on; None if the request is about something else."""
         match request.method:
             case "logging/setLevel":
-                return _set_level(request, interests)
+                answer = _set_level(request, interests)
+                await self.hub.levels.settled()
+                return answer
             case "resources/subscribe" | "resources/unsubscribe":
                 return await _follow(request, interests)
             case _:
@@ -159,14 +173,14 @@ class Dialogue:
             return refuse(request.id, jsonrpc.INVALID_PARAMS, asked)
         token = asked.meta.get(PROGRESS_TOKEN)
         if meta is not None:
-            level = read_level(meta.get(modern.LOG_KEY))
+            level = self._level(meta) if modern.LOG_KEY in meta else None
             profile = read_profile(meta.get(modern.CAPABILITIES_KEY), LATER)
         call = Call(  # by position: by name it takes three times as long, and every call comes through here
             caller,
             surface,
             asked.name,
             asked.arguments,
-            _passed_on(asked),
+            _passed_on(asked, caller),
             asked.extra,
             token is not None,
             asked.kind,
@@ -179,10 +193,22 @@ class Dialogue:
             refutation = self._claims.refute(call, self.hub.snapshot, headers)
             if refutation is not None:
                 return refuse(request.id, modern.HEADER_MISMATCH, refutation)
-        if (asked.extra and TASK in asked.extra) or asked.kind in TASK_KINDS:
-            aimed = self._aimed(request, call, "legacy" if meta is None else "modern")
-            return aimed if isinstance(aimed, Answer) else (aimed, token)
+        if asked.extra or asked.kind in TASK_KINDS:
+            meant = self._meant(request, call, "legacy" if meta is None else "modern")
+            return meant if isinstance(meant, Answer) else (meant, token)
         return call, token
+
+    def _meant(self, request: Request, call: Call, era: Era) -> Call | Answer:
+        """A call that says more than what is called and with which arguments, as the hub understands it."""
+        call = _own_answers(call)
+        return self._aimed(request, call, era) if call.kind in TASK_KINDS or TASK in call.extra else call
+
+    def _level(self, meta: Members) -> LogLevel | None:
+        """How much a modern call wants to hear, of which an earlier server can be told only beside it."""
+        level = read_level(meta[modern.LOG_KEY])
+        if level is not None:
+            self.hub.levels.call(level)
+        return level
 
     def _aimed(self, request: Request, call: Call, era: Era) -> Call | Answer:
         """A call about a task, or one that asks for it, to the server whose it is."""
@@ -194,21 +220,24 @@ class Dialogue:
         if era == "modern" and KNOWN not in call.profile:
             text = f"{request.method} needs a client that knows {EXTENSION}"
             return refuse(request.id, modern.MISSING_CAPABILITY, text, REQUIRED)
-        return tasks.aimed(call, view) or refuse(request.id, jsonrpc.INVALID_PARAMS, tasks.NOT_FOUND)
+        return tasks.aimed(call, view, self.hub.tasks) or refuse(request.id, jsonrpc.INVALID_PARAMS, tasks.NOT_FOUND)
+
+    def read_wanted(self, request: Request, profile: Profile) -> modern.Wanted | Answer:
+        """What a modern caller's subscription asks to be told of."""
+        wanted = modern.read_wanted(request.params)
+        if wanted is None:
+            text = "subscriptions/listen needs notifications, an object"
+            return refuse(request.id, jsonrpc.INVALID_PARAMS, text)
+        if wanted.tasks and KNOWN not in profile:
+            text = f"To hear of tasks needs a client that knows {EXTENSION}"
+            return refuse(request.id, modern.MISSING_CAPABILITY, text, REQUIRED)
+        return wanted
 
     def start(self, call: Call, exchange: Askable) -> InFlight | None:
         """Start a call, or go on with the one that its caller comes back to; None if it has been answered already."""
         if not call.extra or not call.comes_back or STATE not in call.extra or self.comebacks is None:
             return self.hub.start(call, exchange)
-        view = self.hub.snapshot.view(call.caller.grants, call.surface, call.profile)
-        opened = self.comebacks.open(call, view)
-        if isinstance(opened, Call):
-            return self.hub.start(opened, exchange)
-        if opened is None or view.find(call.kind, call.name) is None:
-            exchange.end(BadState())
-            return None
-        self.comebacks.resume(opened, exchange, call.extra)
-        return exchange.inflight
+        return self.comebacks.go_on(call, exchange, self.hub)
 
 
 def profile_of(request: Request, era: Era, known: Profile = NOTHING) -> Profile:
@@ -217,6 +246,21 @@ def profile_of(request: Request, era: Era, known: Profile = NOTHING) -> Profile:
         meta = object_members(request.params.get("_meta", b"")) or {}
         return read_profile(meta.get(modern.CAPABILITIES_KEY), LATER)
     return read_profile(request.params.get("capabilities")) if request.method == "initialize" else known
+
+
+async def _list_tasks(request: Request, pages: TaskPages, view: View) -> Answer:
+    """A page of a caller's own tasks."""
+    if not tasks.are_spoken(request.method, "legacy", view):
+        return _unknown_method(request)
+    cursor = request.params.get("cursor", msgspec.Raw(b"null"))
+    page = await pages.page(view, read_string(cursor)) if _is_cursor(cursor) else None
+    if page is None:
+        return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor")
+    return Answer(jsonrpc.result(request.id, page))
+
+
+def _is_cursor(raw: msgspec.Raw) -> bool:
+    return bytes(raw) == b"null" or read_string(raw) is not None
 
 
 def _unknown_method(request: Request) -> Answer:
@@ -247,10 +291,25 @@ _HOP_KEYS = frozenset(key.casefold() for key in (*modern.OWN_KEYS, PROGRESS_TOKE
 them: to a server that ignores case, `ProgressToken` would name the progress of somebody else's call."""
 
 
-def _passed_on(asked: CallRequest) -> dict[str, msgspec.Raw]:
+def _passed_on(asked: CallRequest, caller: Caller) -> dict[str, msgspec.Raw]:
     if asked.meta.keys() <= modern.OWN_KEYS:
         return {}
-    return {key: value for key, value in asked.meta.items() if key.casefold() not in _HOP_KEYS}
+    meta = tasks.own_meta(asked.meta, caller)
+    return {key: value for key, value in meta.items() if key.casefold() not in _HOP_KEYS}
+
+
+_ANSWERS = frozenset((RESPONSES, STATE))
+_SPELT = frozenset(key.casefold() for key in _ANSWERS)
+
+
+def _own_answers(call: Call) -> Call:
+    """A call without a state and answers that are not its caller's to bring: a modern server would believe them.
+
+    Who is asked by requests brings none with a call; who comes back brings them in one spelling, which the hub reads.
+    """
+    kept = _ANSWERS if call.comes_back or call.kind in TASK_KINDS else ()
+    extra = {key: value for key, value in call.extra.items() if key in kept or key.casefold() not in _SPELT}
+    return call if len(extra) == len(call.extra) else msgspec.structs.replace(call, extra=extra)
 
 
 def list_bytes(view: View, era: Era, shape: ListShape = TOOLS) -> bytes:

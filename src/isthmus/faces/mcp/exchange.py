@@ -55,11 +55,20 @@ def status_of(answer: Answer, era: Era) -> int:
 class Stream(Protocol):
     """What precedes an answer, and the answer."""
 
+    is_over: bool
+    """Whether the answer was given, after which nothing can be said on it."""
+
     def report(self, message: bytes) -> None:
         """Say what a later report replaces; a caller that does not read is spared it."""
 
     def say(self, message: bytes) -> None:
         """Say what the caller cannot do without."""
+
+    def put(self, id: bytes, message: bytes) -> None:
+        """Say what the caller is to answer under this id, and again if it comes back before `settle`."""
+
+    def settle(self, id: bytes) -> None:
+        """It was answered, or need not be."""
 
     def end(self, message: bytes) -> None:
         """Say the last thing."""
@@ -74,12 +83,13 @@ class Stream(Protocol):
 class Passing:
     """A stream that ends with its connection."""
 
-    __slots__ = ("_alive", "_peer")
+    __slots__ = ("_alive", "_peer", "is_over")
 
     def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
         peer.begin(200, STREAM)
         self._peer = peer
         self._alive = KeepAlive(peer, loop)
+        self.is_over = False
 
     def report(self, message: bytes) -> None:
         """See `Stream`."""
@@ -90,8 +100,16 @@ class Passing:
         """See `Stream`."""
         self._peer.push(sse.frame(message))
 
+    def put(self, id: bytes, message: bytes) -> None:
+        """See `Stream`; nobody comes back."""
+        self.say(message)
+
+    def settle(self, id: bytes) -> None:
+        """Nothing is kept."""
+
     def end(self, message: bytes) -> None:
         """See `Stream`."""
+        self.is_over = True
         self._alive.stop()
         self._peer.end(sse.frame(message))
 
@@ -151,8 +169,28 @@ class HttpExchange(CallerSide):
             self._streamed().report(message)
 
     def say(self, message: bytes) -> None:
-        """Tell the caller something; the first time makes the answer a stream."""
-        self._streamed().say(message)
+        """Tell the caller something; the first time makes the answer a stream, and after it there is the session's."""
+        stream = self._streamed()
+        if not stream.is_over:
+            stream.say(message)
+        elif self.session is not None:
+            self.session.say(message)
+
+    def put(self, id: bytes, message: bytes) -> None:
+        """See `asker.Askable`."""
+        stream = self._streamed()
+        if stream.is_over:
+            self.say(message)
+        else:
+            stream.put(id, message)
+
+    def settle(self, id: bytes) -> None:
+        """See `asker.Askable`."""
+        if self._stream is not None:
+            self._stream.settle(id)
+
+    def _afterwards(self) -> Callable[[bytes], None] | None:
+        return None if self.session is None else self.session.report
 
     def pause(self, seconds: float) -> None:
         """The server let its stream of this call go for a while: the caller's goes too, if it knows of such."""

@@ -20,12 +20,15 @@ from isthmus.faces.http.gate import Denied, Fields, Gate, Headers
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
 from isthmus.faces.mcp.changes import ChangeFeed
-from isthmus.faces.mcp.dialogue import Answer, Dialogue, profile_of, refuse, withdrawn
+from isthmus.faces.mcp.dialogue import VERSIONS, Answer, Dialogue, profile_of, refuse, withdrawn
 from isthmus.faces.mcp.exchange import HttpExchange, status_of
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
+from isthmus.faces.mcp.parked import Parked
 from isthmus.faces.mcp.sessions import Listener, Session, Sessions
+from isthmus.faces.mcp.task_news import TaskNews
+from isthmus.faces.mcp.task_polls import TaskPolls
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.events import LogLevel
@@ -69,7 +72,7 @@ class McpHttp:
     def __init__(self, dialogue: Dialogue, gate: Gate) -> None:
         self.dialogue = dialogue
         self.hub = dialogue.hub
-        self.sessions = Sessions()
+        self.sessions = Sessions(on_close=dialogue.hub.left)
         self.streams: dict[asyncio.Future[None], Caller] = {}
         """Open streams of changes, each as what ends it, and whose they are."""
         self.loop = asyncio.get_running_loop()
@@ -86,8 +89,10 @@ class McpHttp:
             _set(stream)
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the sessions and streams of everybody else: who was removed, or may now do other things."""
+        """End the sessions, parked calls and streams of everybody else: who was removed, or may now do other things."""
         self.sessions.retain(callers)
+        if self.dialogue.comebacks is not None:
+            self.dialogue.comebacks.retain(callers)
         for stream, caller in list(self.streams.items()):
             if caller not in callers:
                 _set(stream)
@@ -189,10 +194,12 @@ class _Visit:
         match message:
             case Request():
                 await self._request(message)
-            case Notification():
-                self._notification(message)
             case Malformed():
                 self._answer(refuse(message.id, message.code, message.message), 400)
+            case _ if self._is_version_refused():
+                pass
+            case Notification():
+                self._notification(message)
             case Batch():
                 await self._batch(body, message.count)
             case Response() | ErrorReply():
@@ -203,6 +210,8 @@ class _Visit:
         """Answer several messages together, for a caller whose revision has such."""
         id = self._headers.get(SESSION_HEADER)
         session = None if id is None else self._session(id)
+        if id is not None and session is None:
+            return self._no_session(None)
         if session is None or session.version != BATCHES_VERSION:
             return self._answer(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
         if not 0 < count <= BATCH_MAX:
@@ -259,7 +268,8 @@ class _Visit:
         if session is not None and (noted := await self._dialogue.note(request, _interests(session))) is not None:
             return self._answer(noted, 200)
         profile = NOTHING if session is None else session.profile
-        answer = await self._dialogue.answer(request, self._caller, self._surface, era, profile)
+        own = "" if session is None else session.id
+        answer = await self._dialogue.answer(request, self._caller, self._surface, era, profile, own)
         headers = self._remember(request, answer, session) if era == "legacy" else ()
         if session is not None and self._prefers_stream(session):
             return self._answer_by_stream(answer)
@@ -271,6 +281,8 @@ class _Visit:
         waiting = set() if id is None or (session := self._session(id)) is None else session.waiting
         key = bytes(request.id)
         waiting.add(key)
+        if self._is_modern(request):  # to an earlier caller, a broken connection is no withdrawal
+            self._peer.on_disconnect(partial(waiting.discard, key))
         await self._hub.settle(self._surface)
         if key not in waiting:
             return self._answer(withdrawn(request.id), 200)
@@ -315,9 +327,20 @@ class _Visit:
                 self._surface,
                 opened.updated,
                 profile=profile,
+                session=opened.id,
                 is_crowded=opened.is_crowded,
+                on_unfollow=opened.forget,
             )
             opened.interests.attend()
+            opened.news = TaskNews(
+                self._hub,
+                self._caller,
+                self._surface,
+                opened.task_told,
+                opened.is_slow,
+                session=opened.id,
+                profile=profile,
+            )
             return ((SESSION_HEADER, opened.id.encode()),)
         if session is not None and (topic := _LISTED.get(request.method)) is not None:
             session.seen[topic] = session.told[topic] = self._digest(session, topic)
@@ -417,7 +440,7 @@ class _Visit:
 
     def _left(self, inflight: InFlight, exchange: HttpExchange, era: Era) -> None:
         if era == "modern":
-            if inflight.exchange is exchange:  # else it waits for its caller to come back
+            if inflight.exchange is exchange or _is_asking(inflight, exchange):
                 inflight.cancel("the caller closed the connection")
         else:
             exchange.left(self._peer)
@@ -428,6 +451,8 @@ class _Visit:
         """A legacy caller's stream for what belongs to no request."""
         if not self._accepts(b"text/event-stream"):
             return say(self._peer, 406, "Accept must include text/event-stream")
+        if self._is_version_refused():
+            return None
         if self._header(VERSION_HEADER) in modern.VERSIONS:
             return say(self._peer, 405, "Use subscriptions/listen", ((b"allow", b"POST"),))
         if (id := self._headers.get(SESSION_HEADER)) is None:
@@ -487,14 +512,14 @@ class _Visit:
 
     async def _subscribe(self, request: Request) -> None:
         """A modern caller's stream: acknowledged first, every message marked with the subscription's id."""
-        wanted = modern.read_wanted(request.params)
-        if wanted is None:
-            text = "subscriptions/listen needs notifications, an object"
-            return self._answer(refuse(request.id, jsonrpc.INVALID_PARAMS, text), 400)
+        profile = profile_of(request, "modern")
+        wanted = self._dialogue.read_wanted(request, profile)
+        if isinstance(wanted, Answer):
+            return self._answer(wanted, 400)
         if not self._accepts(b"text/event-stream"):
             return say(self._peer, 406, "Accept must include text/event-stream")
         stream = MarkedStream(request.id, self._peer.push)
-        profile = profile_of(request, "modern")
+        polls = TaskPolls(self._hub, self._caller, self._surface, profile, stream.tell_task)
         interests = Interests(
             self._hub,
             self._caller,
@@ -505,10 +530,13 @@ class _Visit:
         )
         try:
             honoured = await follow_all(interests, wanted)
+            honoured = msgspec.structs.replace(honoured, tasks=polls.agree(wanted.tasks))
             self._open_stream(stream.acknowledge(honoured))
             stream.release()
+            polls.start()
             return await self._stay(stream.last_word(), honoured.topics, stream.tell_change, {}, profile=profile)
         finally:
+            polls.close()
             interests.close()
 
     def _open_stream(self, first: bytes) -> None:
@@ -542,6 +570,8 @@ class _Visit:
 
     def delete(self) -> None:
         """End a legacy caller's session."""
+        if self._is_version_refused():
+            return None
         id = self._headers.get(SESSION_HEADER)
         session = None if id is None else self._session(id)
         if session is None:
@@ -566,6 +596,15 @@ class _Visit:
         accept = self._headers.get(b"accept", b"*/*")
         return kind in accept or b"*/*" in accept or _is_among(kind, accept)
 
+    def _is_version_refused(self) -> bool:
+        """Refuse what names a version that is not spoken; a request says its version in its body too, and is read."""
+        version = self._header(VERSION_HEADER)
+        if version is None or version in VERSIONS:
+            return False
+        refused = modern.unsupported(version, VERSIONS)
+        self._answer(refuse(None, refused.code, refused.message, refused.data), 400)
+        return True
+
     def _prefers_stream(self, session: Session) -> bool:
         """Whether the caller names streams first: without weights, there is no other sign of what it likes."""
         return session.can_poll and self._headers.get(b"accept", b"").startswith(b"text/event-stream")
@@ -582,6 +621,11 @@ def _interests(session: Session) -> Interests:
 def _take_note(session: Session, notification: Notification) -> None:
     if notification.method == CANCELLED and "requestId" in notification.params:
         session.cancel(bytes(notification.params["requestId"]))
+
+
+def _is_asking(inflight: InFlight, exchange: HttpExchange) -> bool:
+    """Whether a call is parked whose caller was not told so yet; after that, it waits for its caller to come back."""
+    return isinstance(inflight.exchange, Parked) and inflight.exchange.where is exchange
 
 
 def _set(future: asyncio.Future[None]) -> None:

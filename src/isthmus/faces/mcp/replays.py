@@ -25,7 +25,10 @@ KEEP_SECONDS = 30.0
 
 EVENTS_MAX = 1_000
 EVENTS_BYTES = 256 * 1024
-"""Reports and log lines kept for one stream; beyond either, the oldest go. Answers and questions stay."""
+"""Reports and log lines kept for one stream; beyond either, the oldest go. Answers stay."""
+
+QUESTIONS_BYTES = 4 * 1024 * 1024
+"""What one stream's open questions may hold; beyond it, who comes back does not hear the oldest."""
 
 ANSWERS_BYTES = 16 * 1024 * 1024
 """What one caller's ended streams may hold; beyond it the oldest go, those first that it seems to have read."""
@@ -63,6 +66,8 @@ class Tape:
         self._kept: dict[int, bytes] = {}
         self._reports: deque[int] = deque()
         self._bytes = 0
+        self._questions: dict[bytes, int] = {}
+        self._questions_bytes = 0
         self._last = 0
         self._peer: Peer | None = None
         self._alive: KeepAlive | None = None
@@ -131,21 +136,39 @@ class Tape:
         """Say what a later report replaces: it is skipped for a listener that does not read, and not kept for ever."""
         if self._peer is not None and self._peer.buffered_bytes() > CROWDED_BYTES:
             return
+        self.say(message)
+
+    def say(self, message: bytes) -> None:
+        """Say what the caller cannot do without now, and is kept like a report."""
         chunk = self._keep(message)
         self._reports.append(self._last)
         self._bytes += len(chunk)
         while len(self._reports) > EVENTS_MAX or self._bytes > EVENTS_BYTES:
-            dropped = len(self._kept.pop(self._reports.popleft()))
-            self._bytes -= dropped
-            self.size_bytes -= dropped
+            self._bytes -= self._drop(self._reports.popleft())
         if self._peer is not None:
             self._peer.push(chunk)
 
-    def say(self, message: bytes) -> None:
-        """Say what the caller cannot do without."""
+    def _drop(self, number: int) -> int:
+        """Keep an event no longer; how many bytes it had."""
+        dropped = len(self._kept.pop(number))
+        self.size_bytes -= dropped
+        return dropped
+
+    def put(self, id: bytes, message: bytes) -> None:
+        """Say what the caller is to answer under this id; who comes back hears it again until it is settled."""
         chunk = self._keep(message)
+        self._questions[id] = self._last
+        self._questions_bytes += len(chunk)
+        while self._questions_bytes > QUESTIONS_BYTES and len(self._questions) > 1:
+            self.settle(next(iter(self._questions)))
         if self._peer is not None:
             self._peer.push(chunk)
+
+    def settle(self, id: bytes) -> None:
+        """A question was answered, or need not be: it is not kept any longer."""
+        number = self._questions.pop(id, None)
+        if number is not None and not self.is_over:  # else the shelf has counted it already
+            self._questions_bytes -= self._drop(number)
 
     def pause(self, retry_ms: int) -> bool:
         """Let the connection go; the caller is to come back in so many milliseconds. False if nobody listens."""
@@ -248,6 +271,10 @@ class Bulletin:
         if len(self._told) > MATTERS_MAX:
             del self._told[next(iter(self._told))]
         return chunk
+
+    def forget(self, matter: str) -> None:
+        """Nobody cares for it any more."""
+        self._told.pop(matter, None)
 
     def after(self, event_id: str) -> bytes | None:
         """What was told after an event; None if it is none of these."""

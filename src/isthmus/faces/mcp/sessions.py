@@ -13,15 +13,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.watch.tasks import Task
+from isthmus.faces.http.bodies import CROWDED_BYTES
 from isthmus.faces.mcp.asking import Asked
 from isthmus.faces.mcp.dialogue import updated_params
 from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.replays import Bulletin, Shelf, Speaker, Tape
+from isthmus.faces.mcp.task_news import TaskNews
+from isthmus.faces.mcp.tasks import status_message
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.features import Topic
 from isthmus.model.questions import NOTHING, Profile
-from isthmus.wire import jsonrpc
+from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp.messages import CHANGED, UPDATED
 
 SESSIONS_MAX = 1_000
@@ -29,6 +33,9 @@ SESSIONS_MAX = 1_000
 
 IDLE_SECONDS = 3600.0
 """A session unused for this long is forgotten; its caller initialises again."""
+
+UNTOLD_MAX = 100
+"""Tasks of which a session is told when it listens; it can ask about each and all at any time."""
 
 POLLING_VERSION = "2025-11-25"
 """From here on, callers know that a stream may begin with an event without content, and be left and resumed."""
@@ -76,8 +83,11 @@ class Session:
     """What the caller said it can be asked."""
     asked: Asked = field(default_factory=Asked)
     bulletin: Bulletin = field(default_factory=Bulletin)
-    missed: set[str] = field(default_factory=set)
-    """Resources that were updated while no stream was open."""
+    missed: dict[str, None] = field(default_factory=dict)
+    """Resources that were updated while no stream was open, in the order in which they first were."""
+    news: TaskNews | None = None
+    untold: dict[Task, None] = field(default_factory=dict)
+    """Tasks of which there was something to tell meanwhile."""
 
     @property
     def can_poll(self) -> bool:
@@ -92,12 +102,40 @@ class Session:
         """Whether the caller has not taken yet what it was told last."""
         return bool(self.listeners) and self.listeners[-1].unsent_bytes() > 0
 
+    def is_slow(self) -> bool:
+        """Whether the caller is far behind with what it was told."""
+        return bool(self.listeners) and self.listeners[-1].unsent_bytes() > CROWDED_BYTES
+
+    def say(self, message: bytes) -> None:
+        """Tell what belongs to no call that runs, if the caller listens; it is of no use later."""
+        if self.listeners:
+            self.listeners[-1].tell(sse.frame(message))
+
+    def report(self, message: bytes) -> None:
+        """The same for what a later report replaces, unless the caller reads slowly."""
+        if not self.is_slow():
+            self.say(message)
+
     def updated(self, uri: str) -> None:
         """Tell that a resource was updated, now or as soon as the caller listens."""
         if not self.listeners:
-            self.missed.add(uri)
+            self.missed[uri] = None
         else:
             self.listeners[-1].tell(self.bulletin.add(uri, _updated(uri)))
+
+    def forget(self, uri: str) -> None:
+        """Tell nothing of a resource that the caller does not follow any more."""
+        self.missed.pop(uri, None)
+        self.bulletin.forget(uri)
+
+    def task_told(self, task: Task) -> None:
+        """Tell how a task stands, now or as soon as the caller listens."""
+        if self.listeners:
+            self.say(status_message(task, self.caller))
+            return
+        self.untold[task] = None
+        if len(self.untold) > UNTOLD_MAX:
+            del self.untold[next(iter(self.untold))]
 
     def tell_change(self, topic: Topic, listener: Listener) -> bool:
         """Tell that a list changed; False if there is a later stream on which that is told."""
@@ -112,9 +150,12 @@ class Session:
         if again:
             listener.tell(again)
         self.listeners.append(listener)
-        missed, self.missed = self.missed, set()
-        for uri in sorted(missed):
+        missed, self.missed = self.missed, {}
+        for uri in missed:
             self.updated(uri)
+        untold, self.untold = self.untold, {}
+        for task in untold:
+            self.task_told(task)
 
     def stop_listening(self, listener: Listener) -> None:
         """A stream is over; if it was the latest, the one before it is told now."""
@@ -144,7 +185,9 @@ class Session:
 class Sessions:
     """All sessions of one face, kept by caller so that nobody can crowd out another's. Time comes in."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_close: Callable[[str], None] = lambda _id: None) -> None:
+        """`on_close` hears of every session that is over, when its calls are."""
+        self._on_close = on_close
         self._of: dict[str, OrderedDict[str, Session]] = {}
         self._shelves: dict[str, Shelf] = {}
 
@@ -200,9 +243,12 @@ class Sessions:
         self._of[session.caller.name].pop(session.id, None)
         if session.interests is not None:
             session.interests.close()
+        if session.news is not None:
+            session.news.close()
         session.asked.close()
         for inflight in list(session.calls.values()):
             inflight.cancel("the session was ended")
+        self._on_close(session.id)
         session.shelf.forget(session.id)
         for listener in list(session.listeners):
             listener.end()

@@ -182,11 +182,18 @@ class _Visit:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     async def call(self, receive: Receive) -> None:
-        """Start a call once its body is here and servers that only start were given their moment; wait for its end."""
+        """Start a call once its body is here and servers that only start were given their moment; wait for its end.
+
+        Who has gone by then is not served: nobody would hear what was done.
+        """
         body = self._peer.take_body()
         if body is None and (body := await read_body(receive)) is None:
             return
+        left = asyncio.Event()
+        self._peer.on_disconnect(left.set)
         await self._hub.settle(EVERYTHING)
+        if left.is_set():
+            return
         over: asyncio.Future[None] = self._face.loop.create_future()
         self.start_call(body, partial(_set, over))
         await over
@@ -220,6 +227,8 @@ class _Visit:
         call = self._call_of(arguments)
         if isinstance(call, Problem):
             return call
+        if level is not None:
+            self._hub.levels.call(level)
         return msgspec.structs.replace(call, timeout=timeout, log_level=level, wants_progress=level is not None)
 
     def _call_of(self, arguments: msgspec.Raw) -> Call | Problem:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Set
 from functools import partial
 
 import structlog
@@ -18,6 +17,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
+from isthmus.core.watch.tasks import Place
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected
 from isthmus.model.features import TOPICS, Feature, Topic
@@ -27,7 +27,7 @@ from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import HttpClient, header_lines, request_head
 from isthmus.transport.http_connection import Lost
 from isthmus.upstream.address import target_within
-from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier, put_request
+from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing, leave_out
 from isthmus.upstream.notices import Notices
 from isthmus.upstream.replies import EVENT_STREAM
@@ -179,10 +179,20 @@ class StreamableLink(BaseLink):
         Servers on the TypeScript SDK ask there, unless they say which call a question is about.
         """
         if self.profile and self.dialect.era == "legacy" and self._session is not None:
-            self._expect_hearing()
-            self.listen()
-            with suppress(Fault):  # it has no such stream, and so asks nothing there
-                await self._until_heard(EAR_SECONDS)
+            await self._open_ear()
+
+    async def _open_ear(self) -> None:
+        self._expect_hearing()
+        self.listen()
+        if (hearing := self.hearing) is not None:
+            await asyncio.wait({hearing}, timeout=EAR_SECONDS)
+
+    async def subscribe(self, uri: str) -> None:
+        """An earlier server tells on the stream of changes, which a link for single callers need not have open yet."""
+        is_deaf = self._changes is None and self._next_changes is None and self._hearing is None
+        if is_deaf and self.dialect.era == "legacy" and self._session is not None:
+            await self._open_ear()
+        await super().subscribe(uri)
 
     def redirected(self, location: str) -> None:
         """The server points elsewhere; while greeting, that is followed."""
@@ -244,6 +254,9 @@ class StreamableLink(BaseLink):
     def _tell(self, method: str, message: bytes) -> None:
         self._notices.send(self._head(method), message)
 
+    def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
+        self._notices.answer(self._head(""), message)
+
     def over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
         self._posts.pop(post.id, None)
@@ -285,11 +298,17 @@ class StreamableLink(BaseLink):
         post = inflight.carriage
         return not isinstance(post, Post) or post.may_have_left
 
+    def place_of(self, inflight: InFlight) -> Place | None:
+        """Where a call was answered: an answer of a session that is gone says nothing of tasks of the present one."""
+        post = inflight.carriage
+        return self.place if isinstance(post, Post) and post.session == self._session else None
+
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Close the connection, which is how the modern era cancels; the earlier one wants it in words as well."""
         post = inflight.carriage
         if isinstance(post, Post):
             if self.dialect.era == "legacy" and post.may_have_left:
+                self._stray(inflight)
                 self._notify(CANCELLED, cancelled_params(str(post.id).encode(), reason))
             post.abandon()
 
@@ -305,6 +324,8 @@ class StreamableLink(BaseLink):
             post = self._posts.get(token_of(params))
             if post is not None:
                 post.waiter.progress(params)
+            else:
+                self._progressed(params)
         else:
             super().noted(method, params)
 
@@ -315,10 +336,11 @@ class StreamableLink(BaseLink):
 
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
         """A server's own request, on a call's stream or on one that all share; the answer is a POST of its own."""
-        whose = lone_call(post.waiter for post in self._posts.values()) if waiter is None else waiter
-        if whose is None and request.method in QUESTIONS and self._posts:
-            self.on_crowded()
-        put_request(request, whose, partial(self._tell, ""))
+        if waiter is None:
+            if request.method in QUESTIONS:
+                self._note_asked()
+            waiter = lone_call((post.waiter for post in self._posts.values()), self.strays)
+        self._put(request, waiter, partial(self._tell, ""))
 
     async def list_features(
         self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
@@ -349,6 +371,8 @@ class StreamableLink(BaseLink):
 
     async def _renew(self) -> None:
         self._session = self._heard_last = None
+        self.place.is_lost = True
+        self.place = Place()
         self._heads.clear()
         try:
             await self._initialize()
@@ -374,21 +398,29 @@ class StreamableLink(BaseLink):
         """
         if self.lost.done() or not (self.capabilities.announces_changes or self._session is not None):
             return
+        if self.dialect.era == "modern":
+            self._jointly.again()
+            return
+        last, self._heard_last = self._heard_last, None
+        changes = self._next_stream()
+        changes.is_resumed = last is not None
+        changes.ticket = self._client.send(self._listen_head(last), None, changes)
+
+    def _listen_for(self, uris: Collection[str]) -> None:
+        changes = self._next_stream()
+        body = jsonrpc.request(self.next_id(), modern.LISTEN, self._listen_params(uris))
+        changes.ticket = self._client.send(self._head(modern.LISTEN), body, changes)
+
+    def _next_stream(self) -> Changes:
         if self._changes is None:
             self._changes = self._next_changes  # it may tell soon, and the next one later
         elif self._next_changes is not None:
             self._next_changes.close()
-        self._next_changes = changes = Changes(self, self.dialect.era)
-        if self.dialect.era == "modern":
-            self._expect_hearing()
-            body = jsonrpc.request(self.next_id(), modern.LISTEN, self._listen_params())
-            changes.ticket = self._client.send(self._head(modern.LISTEN), body, changes)
-        else:
-            last, self._heard_last = self._heard_last, None
-            changes.is_resumed = last is not None
-            changes.ticket = self._client.send(self._listen_head(last), None, changes)
+        self._expect_hearing()
+        self._next_changes = Changes(self, self.dialect.era)
+        return self._next_changes
 
-    def heard(self, changes: Changes) -> None:
+    def heard(self, changes: Changes, honoured: Collection[str] | None = None) -> None:
         """The server tells on a stream of changes; only now is the one before it given up."""
         if changes is self._next_changes:
             before, self._changes, self._next_changes = self._changes, changes, None
@@ -396,8 +428,9 @@ class StreamableLink(BaseLink):
                 before.close()
             self._heard_at = asyncio.get_running_loop().time()
             self._heard()
+            self._jointly.acknowledged(honoured)
             if self._is_deaf:
-                self._is_deaf = False
+                self._is_deaf = self._jointly.is_asking
                 self.on_gap()
 
     def unheard(self, changes: Changes, refusal: Fault) -> None:
@@ -408,16 +441,19 @@ class StreamableLink(BaseLink):
         if changes is self._next_changes:
             self._next_changes = None
             self._heard(refusal)
+            self._jointly.refused(refusal)
         elif changes is self._changes:
-            self._changes = None
+            self.deaf(changes)
 
     def deaf(self, changes: Changes) -> None:
         """The stream of changes ended: open it again in a while, and look for what was missed."""
         if changes is self._changes:
             self._changes = None
+            self._jointly.closed()
         if changes is self._next_changes:
             self._next_changes = None
-        self._is_deaf |= self._changes is None
+            self._jointly.interrupted()
+        self._is_deaf = True
         if self.lost.done() or self._relisten is not None:
             return
         self._heard_last = changes.event_id if _is_header(changes.event_id or "") else None

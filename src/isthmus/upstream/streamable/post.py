@@ -78,6 +78,9 @@ class PostOwner(Protocol):
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
         """The server asks something of its own."""
 
+    def erred(self, waiter: Waiter, reply: ErrorReply) -> None:
+        """The server answered with an error, of which who waits is to be told."""
+
     def noted(self, method: str, params: Members) -> None:
         """The server tells something that need not be about this request."""
 
@@ -278,7 +281,7 @@ class Post:
     def _answer(self, message: Response | ErrorReply) -> None:
         if isinstance(message, ErrorReply):
             self._finish()
-            self.waiter.error(message)
+            self._link.erred(self.waiter, message)
         elif bytes(message.id) != str(self.id).encode():
             self.fail(BadReply(self._link.server, "the answer to another request"))
         else:

@@ -15,8 +15,15 @@ from isthmus.wire.mcp import tasks
 REMEMBERED_BYTES_MAX = 2048
 """What a client says of itself is remembered up to this length, which is many times what any needs."""
 
-ASKABLE = ("elicitation", "roots", "sampling")
-"""Capabilities of a client that let a server ask something of it."""
+ASKABLE: dict[str, Set[str]] = {
+    "elicitation": frozenset({"form", "url"}),
+    "roots": frozenset(),
+    "sampling": frozenset({"context", "tools"}),
+}
+"""Capabilities of a client that let a server ask something of it, each with the details that the protocol knows.
+
+No others count: whoever made some up would have links and lists of its own for each. Nor does `listChanged` of roots: a
+server that heard of other roots would ask for them, and outside a call nobody can be asked."""
 
 APPS = "io.modelcontextprotocol/ui"
 APP_TYPE = "text/html;profile=mcp-app"
@@ -31,7 +38,7 @@ EARLIER = frozenset({APPS})
 LATER = frozenset({APPS, tasks.EXTENSION})
 """Extensions that servers are told of where the caller knows them: an earlier caller, one since 2026-07-28."""
 
-_SETTINGS: dict[str, Any] = {"listChanged": True, APPS: {"mimeTypes": [APP_TYPE]}}
+_SETTINGS: dict[str, Any] = {APPS: {"mimeTypes": [APP_TYPE]}}
 """What stands at a detail of what a client can do, where it is not an empty object."""
 
 
@@ -87,20 +94,15 @@ def _holds(capability: Any, *path: str) -> bool:
 
 
 def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
-    """What the hub says it can do for a caller: what the servers behind it can, and tell of every change.
-
-    Where nothing is known of any server yet, tools are what one expects.
-    """
-    told: dict[str, Any] = {"tools": {"listChanged": True}} if "tools" in abilities or not abilities else {}
-    if "prompts" in abilities:
-        told["prompts"] = {"listChanged": True}
+    """What the hub says it can do for a caller: what the servers behind it can, and tell of every change."""
+    told: dict[str, Any] = {topic: {"listChanged": True} for topic in ("tools", "prompts") if topic in abilities}
     if "resources" in abilities:
         told["resources"] = {"listChanged": True, "subscribe": "subscribe" in abilities}
     for plain in ("completions", "logging"):
         if plain in abilities:
             told[plain] = {}
     if "tasks" in abilities:
-        told["tasks"] = {"cancel": {}, "requests": {"tools": {"call": {}}}}
+        told["tasks"] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
     extensions: dict[str, Any] = {name: {} for name, ability in EXTENSIONS.items() if ability in abilities}
     if extensions:
         told["extensions"] = extensions
@@ -111,7 +113,7 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read_profile(capabilities: msgspec.Raw | None, extensions: Set[str] = EARLIER) -> Profile:
-    """What a client says it can be asked; what it says of it in detail is kept as words behind a dot.
+    """What a client says it can be asked; of what it says in detail, what is known is kept as words behind a dot.
 
     Of the extensions that it knows, those among `extensions` count as such words too.
     """
@@ -129,10 +131,10 @@ def _profile_in(capabilities: bytes, extensions: frozenset[str]) -> Profile:
     except msgspec.MsgspecError:
         return NOTHING
     words: set[str] = set()
-    for name in ASKABLE:
+    for name, known in ASKABLE.items():
         if name in members:
             words.add(name)
-            words.update(f"{name}.{detail}" for detail in _details(members[name]))
+            words.update(f"{name}.{detail}" for detail in _details(members[name]) if detail in known)
     if "extensions" in members:
         words.update(f"extensions.{name}" for name in _known(members["extensions"]) if name in extensions)
     return frozenset(words)
@@ -149,7 +151,7 @@ def _details(raw: msgspec.Raw) -> list[str]:
         details = _MEMBERS.decode(raw)
     except msgspec.MsgspecError:
         return []
-    return [name for name, value in details.items() if bytes(value) not in (b"false", b"null") and len(name) <= 64][:16]
+    return [name for name, value in details.items() if bytes(value) not in (b"false", b"null")]
 
 
 def profile_capabilities(profile: Profile) -> dict[str, Any]:

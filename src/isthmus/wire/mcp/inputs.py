@@ -23,6 +23,13 @@ ASKED_OF = {"elicitation/create": "elicitation", "roots/list": "roots", "samplin
 
 QUESTIONS = frozenset(ASKED_OF)
 
+COMPLETED = "notifications/elicitation/complete"
+ELICITATION_ID = "elicitationId"
+"""Until 2026-07-28 a server told so when the user was done where its question had sent them."""
+
+ELSEWHERE_FIRST = -32042
+"""The error of a server that wants the user to go somewhere first; its data holds the questions that send them."""
+
 QUESTIONS_MAX = 100
 """Questions that one result may hold."""
 
@@ -61,6 +68,28 @@ def _read_question(raw: msgspec.Raw) -> Question | None:
     method = read_string(members.get("method"))
     params = members.get("params", EMPTY)
     return Question(method, params) if method in QUESTIONS and is_object(params) else None
+
+
+def as_request(question: Question, id: str) -> Question:
+    """The question as an earlier caller takes it: until 2026-07-28 one that sends the user elsewhere had an id."""
+    members = object_members(question.params) or {}
+    if question.method != "elicitation/create" or read_string(members.get("mode")) != "url":
+        return question
+    params = msgspec.Raw(render({ELICITATION_ID: msgspec.json.encode(id), **members}))
+    return msgspec.structs.replace(question, params=params)
+
+
+_LIST = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+
+
+def read_elsewhere(data: msgspec.Raw | None) -> list[msgspec.Raw]:
+    """The ids of the questions in an error that sends the user elsewhere first; none if it is not written so."""
+    members = {} if data is None else object_members(data) or {}
+    try:
+        told = _LIST.decode(members.get("elicitations", b"[]"))
+    except msgspec.MsgspecError:
+        return []
+    return [members[ELICITATION_ID] for members in told[:QUESTIONS_MAX] if ELICITATION_ID in members]
 
 
 def write_inputs(questions: Mapping[str, Question], state: str) -> bytes:

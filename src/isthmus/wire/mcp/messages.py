@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from isthmus.model.events import LOG_LEVELS, Log, LogLevel
+from isthmus.model.events import LOG_LEVELS, Log, LogLevel, Progress
 from isthmus.model.features import Topic
+from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Payload, render
 
 Members: TypeAlias = dict[str, msgspec.Raw]
@@ -46,6 +47,12 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
 def progress_params(token: Payload, members: Mapping[str, Payload]) -> bytes:
     """Write a progress notification's parameters under the receiver's own token."""
     return render({PROGRESS_TOKEN: token, **members})
+
+
+def read_progress(params: Members, server: ServerName) -> Progress:
+    """A server's progress report, without the token of its hop."""
+    members = {key: value for key, value in params.items() if key != PROGRESS_TOKEN}
+    return Progress(members, server if "_meta" in members else None)
 
 
 def token_of(params: Members) -> int:

@@ -18,6 +18,7 @@ from isthmus.model.features import Ability, Topic
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
 from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
+from isthmus.wire.mcp.hubs import NO_HUBS, write_hubs
 from isthmus.wire.mcp.messages import Implementation, Members, read_string
 
 VERSION = "2026-07-28"
@@ -87,11 +88,8 @@ def check(request: Request, claims: Claims | None, supported: tuple[str, ...]) -
     not spoken, because the latter makes it fall back to another era.
     """
     meta = object_members(request.params.get("_meta", b""))
-    if meta is None:
-        return Rejection(INVALID_PARAMS, f"params._meta must be an object with {VERSION_KEY} and {CAPABILITIES_KEY}")
-    if VERSION_KEY not in meta or CAPABILITIES_KEY not in meta:
-        absent = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
-        return Rejection(INVALID_PARAMS, f"params._meta lacks {' and '.join(absent)}")
+    if meta is None or VERSION_KEY not in meta or CAPABILITIES_KEY not in meta:
+        return _incomplete(meta, claims, supported)
     version = read_string(meta[VERSION_KEY])
     if claims is not None and (mismatch := _mismatch(request, version, claims)) is not None:
         return Rejection(HEADER_MISMATCH, mismatch)
@@ -100,10 +98,22 @@ def check(request: Request, claims: Claims | None, supported: tuple[str, ...]) -
     return meta if version in VERSIONS else unsupported(version, supported)
 
 
+def _incomplete(meta: Members | None, claims: Claims | None, supported: tuple[str, ...]) -> Rejection:
+    """The refusal of an envelope that lacks something, or of a header whose version may have no envelope at all."""
+    version = None if claims is None else claims.version
+    if version is not None and version not in supported and (meta is None or VERSION_KEY not in meta):
+        return unsupported(version, supported)
+    if meta is None:
+        return Rejection(INVALID_PARAMS, f"params._meta must be an object with {VERSION_KEY} and {CAPABILITIES_KEY}")
+    absent = [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]
+    return Rejection(INVALID_PARAMS, f"params._meta lacks {' and '.join(absent)}")
+
+
 def unsupported(version: str, supported: tuple[str, ...]) -> Rejection:
     """The refusal of a version, naming those that are spoken."""
     data = msgspec.json.encode({"supported": supported, "requested": version})
-    return Rejection(UNSUPPORTED_VERSION, f"Unsupported protocol version: {version}", data)
+    text = f"Unsupported protocol version: {version or 'none'}; spoken are {', '.join(supported)}"
+    return Rejection(UNSUPPORTED_VERSION, text, data)
 
 
 def _mismatch(request: Request, version: str | None, claims: Claims) -> str | None:
@@ -118,7 +128,11 @@ def _mismatch(request: Request, version: str | None, claims: Claims) -> str | No
 
 
 def discover_result(
-    supported: tuple[str, ...], me: Implementation, abilities: Set[Ability], instructions: str | None
+    supported: tuple[str, ...],
+    me: Implementation,
+    abilities: Set[Ability],
+    instructions: str | None,
+    hubs: Mapping[str, int] = NO_HUBS,
 ) -> bytes:
     """What the hub answers to `server/discover`."""
     answer: dict[str, Any] = {
@@ -127,7 +141,7 @@ def discover_result(
         "capabilities": capabilities_of(abilities - {"tasks"}),
         "ttlMs": 0,
         "cacheScope": "private",
-        "_meta": {SERVER_KEY: me},
+        "_meta": {SERVER_KEY: me, **write_hubs(hubs)},
     }
     if instructions:
         answer["instructions"] = instructions
@@ -139,6 +153,7 @@ class Discovery(msgspec.Struct):
 
     supportedVersions: list[str]
     capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
+    meta: msgspec.Raw = msgspec.field(name="_meta", default=msgspec.Raw(b"{}"))
 
 
 def read_discovery(result: Payload) -> Discovery | None:
@@ -214,13 +229,15 @@ class _Filter(msgspec.Struct, omit_defaults=True):
     promptsListChanged: bool | None = False
     resourcesListChanged: bool | None = False
     resourceSubscriptions: list[str] | None = None
+    taskIds: list[str] | None = None
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a `subscriptions/listen` asks to be told of: changes of lists, and updates of single resources."""
+    """What a `subscriptions/listen` asks to be told of: changes of lists, updates of resources, and single tasks."""
 
     topics: frozenset[Topic]
     uris: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
 
 
 def read_wanted(params: Mapping[str, msgspec.Raw]) -> Wanted | None:
@@ -235,7 +252,8 @@ def read_wanted(params: Mapping[str, msgspec.Raw]) -> Wanted | None:
         "resources": asked.resourcesListChanged,
     }
     topics = frozenset(topic for topic, is_wanted in flags.items() if is_wanted)
-    return Wanted(topics, tuple(dict.fromkeys(asked.resourceSubscriptions or ())))
+    uris, tasks = (tuple(dict.fromkeys(names or ())) for names in (asked.resourceSubscriptions, asked.taskIds))
+    return Wanted(topics, uris, tasks)
 
 
 def write_wanted(wanted: Wanted) -> bytes:
@@ -246,6 +264,7 @@ def write_wanted(wanted: Wanted) -> bytes:
             "prompts" in wanted.topics,
             "resources" in wanted.topics,
             list(wanted.uris) or None,
+            list(wanted.tasks) or None,
         )
     )
 
@@ -265,6 +284,15 @@ def read_subscription(params: Mapping[str, msgspec.Raw]) -> bytes | None:
     """Which subscription a message belongs to, as the text of its id; None if it does not say."""
     meta = object_members(params.get("_meta", b"")) or {}
     return bytes(meta[SUBSCRIPTION_KEY]) if SUBSCRIPTION_KEY in meta else None
+
+
+def read_honoured(params: Mapping[str, msgspec.Raw]) -> frozenset[str] | None:
+    """The resources of which an acknowledgement says that they will be told of; None if it says nothing of anything."""
+    try:
+        honoured = msgspec.json.decode(params["notifications"], type=_Filter)
+    except (KeyError, msgspec.MsgspecError):
+        return None
+    return None if honoured == _Filter() else frozenset(honoured.resourceSubscriptions or ())
 
 
 def marked_params(subscription: Payload, members: Mapping[str, Payload] = {}) -> bytes:

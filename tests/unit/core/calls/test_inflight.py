@@ -9,11 +9,12 @@ from itertools import permutations
 import pytest
 
 from isthmus.core.calls import inflight as module
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.settings import Limits
 from isthmus.model.events import Event
 from isthmus.model.faults import Cancelled, Lost, TimedOut, Unanswered
 from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOT_ASKED, TOO_LATE, Answered, OnReply, Question, Reply
+from isthmus.model.questions import GIVEN_UP, NOT_ASKED, TOO_LATE, Answered, OnReply, Question, Reply
 from tests.unit.core.doubles import DONE, PROGRESS, SERVER, Listener, Notes, Stage, call, raw
 
 
@@ -53,6 +54,19 @@ async def test_whatever_comes_first_wins_and_the_rest_changes_nothing() -> None:
             ways[way](inflight)
         assert [type(end) for end in listener.ends] == [kinds[order[0]]], order
         assert stage.lane.running == 0
+
+
+@pytest.mark.parametrize("way", [InFlight.expire, lambda inflight: inflight.cancel("enough")])
+@pytest.mark.parametrize(("rounds", "executed"), [(0, "no"), (1, "unknown")])
+async def test_a_call_that_asked_something_may_have_run_though_its_answers_are_not_sent_yet(
+    way: Callable[[InFlight], object], rounds: int, executed: str
+) -> None:
+    stage = Stage()
+    inflight, listener = stage.start()
+    stage.link.has_left = False
+    inflight.rounds = rounds
+    way(inflight)
+    assert listener.fault.executed == executed
 
 
 async def test_a_late_answer_to_a_call_that_found_no_tool_is_nobodys() -> None:
@@ -203,7 +217,7 @@ async def test_a_question_that_nobody_answers_ends_the_call_and_the_server_is_to
     assert stage.link.withdrawn == [(inflight, "nobody answered within 0.01 s")]
     assert stage.lane.running == 0
     listener.asked[0][1](ANSWER)
-    assert (answers, len(listener.ends)) == ([ANSWER], 1)
+    assert (answers, len(listener.ends)) == ([GIVEN_UP], 1)
 
 
 async def test_a_call_that_is_over_asks_nobody() -> None:
@@ -225,6 +239,60 @@ async def test_only_so_many_questions_of_one_call_are_open_at_once() -> None:
     assert (len(listener.asked), answers) == (module.QUESTIONS_MAX + 1, [NOT_ASKED, ANSWER])
 
 
+async def test_a_call_asks_only_so_much_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASKED_MAX", 3)
+    inflight, listener = Stage().start()
+    answers: list[Reply] = []
+    for _ in range(5):
+        inflight.ask(QUESTION, answers.append)
+        listener.asked[-1][1](ANSWER)
+    assert (len(listener.asked), answers) == (3, [ANSWER, ANSWER, ANSWER, NOT_ASKED, NOT_ASKED])
+
+
+def test_a_clock_goes_on_with_what_was_left_of_it() -> None:
+    clock = module._Clock(1000.0, 30.0)
+    clock.stop(1010.0)
+    assert clock.start(1300.0) == 20.0
+    clock.stop(1315.0)
+    assert clock.start(1400.0) == 5.0
+    clock.stop(1500.0)
+    assert clock.start(1600.0) == 0.0
+
+
+async def ask_for_ever(inflight: InFlight, listener: Listener) -> None:
+    """A server that asks again as soon as it is answered, and a caller that answers at once."""
+    async with asyncio.timeout(60):
+        while not listener.ends:
+            inflight.ask(QUESTION, lambda _: None)
+            await asyncio.sleep(0)
+            listener.asked[-1][1](ANSWER)
+
+
+async def test_a_server_that_asks_for_ever_does_not_outlive_what_any_call_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ASKED_MAX", 10**9)
+    inflight, listener = Stage(limits=Limits(call_seconds=0.2, hard_seconds=0.3)).start()
+    await ask_for_ever(inflight, listener)
+    assert isinstance(listener.fault, TimedOut | Unanswered)
+
+
+async def test_a_server_that_asked_too_much_runs_out_of_its_own_time() -> None:
+    inflight, listener = Stage(limits=Limits(call_seconds=0.2)).start()
+    await ask_for_ever(inflight, listener)
+    assert isinstance(listener.fault, TimedOut)
+
+
+async def test_thinking_has_an_end_with_the_longest_that_any_call_may_take() -> None:
+    stage = Stage(limits=Limits(call_seconds=0.05, hard_seconds=0.05))
+    _, listener, answers = asked(stage)
+    async with asyncio.timeout(30):
+        await listener.ended.wait()
+    assert isinstance(listener.fault, Unanswered)
+    assert "nobody answered within 0.05 s" in str(listener.fault)
+    assert answers == [GIVEN_UP]
+
+
 async def test_an_exchange_that_breaks_on_a_question_declines_it_and_the_call_goes_on() -> None:
     class Broken(Listener):
         def ask(self, question: Question, reply: OnReply) -> None:
@@ -234,19 +302,169 @@ async def test_an_exchange_that_breaks_on_a_question_declines_it_and_the_call_go
     inflight = stage.hub.start(call(), listener)
     answers: list[Reply] = []
     inflight.ask(QUESTION, answers.append)
-    assert (answers, inflight.open_questions) == ([TOO_LATE], 0)
+    assert (answers, inflight.questions) == ([TOO_LATE], ())
     assert inflight.finish(DONE)
     assert listener.ends == [DONE]
 
 
 async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
-    for way in (InFlight.expire, lambda inflight: inflight.cancel("enough"), lambda inflight: inflight.finish(DONE)):
+    for way, told in (
+        (InFlight.expire, GIVEN_UP),
+        (lambda inflight: inflight.cancel("enough"), GIVEN_UP),
+        (lambda inflight: inflight.finish(DONE), TOO_LATE),
+    ):
         stage = Stage()
         inflight, listener, answers = asked(stage)
         way(inflight)
         listener.asked[0][1](ANSWER)
-        assert (len(listener.ends), answers, stage.lane.running) == (1, [ANSWER], 0)
+        assert (len(listener.ends), answers, stage.lane.running) == (1, [told], 0)
         assert stage.hub.deadlines.everything() == []
+
+
+# -- questions that are not asked any more -----------------------------------------------------------------------------
+
+
+class Spared(Listener):
+    """A caller that can be told to let a question be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[object] = []
+        """What it was told, in order: which question not to answer, and the end."""
+
+    def retract(self, reply: OnReply) -> None:
+        self.told.append(reply)
+
+    def end(self, outcome: Outcome) -> None:
+        super().end(outcome)
+        self.told.append(outcome)
+
+
+def spared(stage: Stage, timeout: float = 3600.0) -> tuple[InFlight, Spared]:
+    listener = Spared()
+    return stage.hub.start(call(timeout=timeout), listener), listener
+
+
+async def test_a_question_that_is_taken_back_is_answered_by_nobody_and_the_clock_runs_again() -> None:
+    inflight, listener = spared(Stage(), timeout=0.001)
+    answers: list[Reply] = []
+    question = inflight.ask(QUESTION, answers.append)
+    assert question is not None
+    question.take_back()
+    question.take_back()
+    listener.asked[0][1](ANSWER)
+    assert (listener.told, answers, question.is_open) == ([question], [], False)
+    async with asyncio.timeout(30):
+        await listener.ended.wait()
+    assert isinstance(listener.fault, TimedOut)
+
+
+async def test_a_question_that_was_answered_cannot_be_taken_back() -> None:
+    inflight, listener = spared(Stage())
+    answers: list[Reply] = []
+    question = inflight.ask(QUESTION, answers.append)
+    listener.asked[0][1](ANSWER)
+    assert question is not None
+    question.take_back()
+    assert (listener.told, answers) == ([], [ANSWER])
+
+
+async def test_a_caller_that_is_never_asked_has_nothing_to_take_back() -> None:
+    class Prompt(Listener):
+        def ask(self, question: Question, reply: OnReply) -> None:
+            reply(ANSWER)
+
+    inflight, answers = Stage().hub.start(call(), Prompt()), list[Reply]()
+    assert inflight.ask(QUESTION, answers.append) is None
+    assert answers == [ANSWER]
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+@pytest.mark.parametrize(
+    "way",
+    [InFlight.expire, lambda inflight: inflight.cancel("enough"), lambda i: i.finish(Lost(SERVER, "x", executed="no"))],
+)
+async def test_a_call_that_fails_takes_its_questions_along_before_it_is_told(
+    way: Callable[[InFlight], object], *, lasts: bool
+) -> None:
+    inflight, listener = spared(Stage())
+    answers: list[Reply] = []
+    questions = [inflight.ask(QUESTION, answers.append, lasts=lasts) for _ in range(2)]
+    way(inflight)
+    assert listener.told == [*questions, *listener.ends]
+    listener.asked[0][1](ANSWER)
+    assert answers == [GIVEN_UP, GIVEN_UP]
+
+
+async def test_a_call_that_was_answered_takes_along_only_the_questions_that_are_surely_its_own() -> None:
+    inflight, listener = spared(Stage())
+    answers: list[Reply] = []
+    own, other = [inflight.ask(QUESTION, answers.append, lasts=lasts) for lasts in (False, True)]
+    inflight.finish(DONE)
+    assert (listener.told, answers) == ([own, DONE], [TOO_LATE])
+    listener.asked[1][1](ANSWER)
+    assert answers == [TOO_LATE, ANSWER]
+    assert other is not None
+    other.take_back()
+    assert listener.told == [own, DONE]
+
+
+async def test_a_question_that_outlived_its_call_can_still_be_taken_back() -> None:
+    inflight, listener = spared(Stage())
+    answers: list[Reply] = []
+    question = inflight.ask(QUESTION, answers.append, lasts=True)
+    inflight.finish(DONE)
+    assert question is not None
+    question.take_back()
+    assert (listener.told, answers) == ([DONE, question], [])
+
+
+async def test_a_question_that_may_be_about_several_calls_ends_with_the_last() -> None:
+    stage = Stage()
+    (one, first), (two, second), (three, third) = [spared(stage) for _ in range(3)]
+    answers: list[Reply] = []
+    question = three.ask(QUESTION, answers.append, (one, two))
+    for inflight in (three, one):
+        inflight.finish(DONE)
+    assert (first.told, second.told, third.told, answers) == ([DONE], [], [DONE], [])
+    assert two.questions == (question,)
+    two.cancel("enough")
+    assert (third.told, answers) == ([DONE, question], [GIVEN_UP])
+    assert [inflight.questions for inflight in (one, two, three)] == [()] * 3
+
+
+async def test_questions_that_end_one_another_end_once() -> None:
+    inflight, listener = spared(Stage())
+    questions: list[OpenQuestion | None] = []
+    answers: list[Reply] = []
+
+    def break_off(answer: Reply) -> None:  # as a link that is lost while it is told of the first
+        answers.append(answer)
+        assert questions[1] is not None
+        questions[1].take_back()
+
+    questions += inflight.ask(QUESTION, break_off), inflight.ask(QUESTION, answers.append)
+    inflight.finish(DONE)
+    assert (listener.told, answers) == ([*questions, DONE], [TOO_LATE])
+
+
+async def test_an_exchange_that_breaks_when_a_question_is_taken_back_costs_nobody_anything() -> None:
+    class Broken(Spared):
+        def retract(self, reply: OnReply) -> None:
+            raise RuntimeError("a defect of a face")
+
+    stage, listener = Stage(), Broken()
+    inflight = stage.hub.start(call(), listener)
+    answers: list[Reply] = []
+    inflight.ask(QUESTION, answers.append)
+    inflight.finish(DONE)
+    assert (listener.ends, answers) == ([DONE], [TOO_LATE])
+
+
+async def test_a_caller_that_cannot_be_told_is_not() -> None:
+    inflight, listener, answers = asked(Stage())
+    inflight.finish(DONE)
+    assert (listener.ends, answers) == ([DONE], [TOO_LATE])
 
 
 async def test_a_caller_is_let_go_if_its_exchange_can_and_the_call_runs() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller, Grants
 from isthmus.model.faults import (
     BadReply,
     BreakerOpen,
@@ -20,7 +23,8 @@ from isthmus.model.faults import (
     TimedOut,
 )
 from isthmus.model.outcomes import Outcome
-from tests.unit.core.doubles import DONE, SERVER, HeldLink, HeldPool, Listener, Stage, call, ready, tool
+from isthmus.model.questions import Answered, Question
+from tests.unit.core.doubles import DONE, SERVER, HeldLink, HeldPool, Listener, Stage, call, raw, ready, tool
 
 SMALL = Limits(max_calls=2, max_queued=3)
 GONE = Lost(SERVER, "gone", executed="unknown")
@@ -283,3 +287,81 @@ async def test_a_lane_says_why_it_has_no_link() -> None:
     fault = stage.start()[1].fault
     assert isinstance(fault, NotConnected)
     assert fault.why == "it is disabled"
+
+
+# -- calls that wait for their caller ----------------------------------------------------------------------------------
+
+ANN = Caller("ann", "default", Grants(("*",)))
+BEN = Caller("ben", "default", Grants(("*",)))
+QUESTION = Question("roots/list", raw({}))
+FOUR = Limits(max_calls=4)
+
+
+def asked_of(stage: Stage, caller: Caller) -> Listener:
+    """The caller's side of a call that was asked something and is not answered."""
+    inflight, listener = stage.start(call(caller=caller))
+    inflight.ask(QUESTION, lambda _: None)
+    return listener
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_who_keeps_a_whole_server_waiting_gives_way_to_somebody_else() -> None:
+    stage = Stage(limits=FOUR)
+    anns = [asked_of(stage, ANN) for _ in range(4)]
+    ben, _ = stage.start(call(caller=BEN))
+    assert stage.lane.queued == 1
+    await turns()
+    assert [len(listener.ends) for listener in anns] == [1, 0, 0, 0]
+    assert (anns[0].fault.reason, anns[0].fault.executed) == ("unanswered", "unknown")
+    assert stage.link.sent[-1] is ben
+    assert [inflight for inflight, _ in stage.link.withdrawn] == [stage.link.sent[0]]
+
+
+async def test_half_of_a_server_may_be_kept_waiting_whoever_else_waits_for_it() -> None:
+    stage = Stage(limits=FOUR)
+    anns = [asked_of(stage, ANN) for _ in range(4)]
+    for _ in range(5):
+        stage.start(call(caller=BEN))
+    await turns()
+    assert [len(listener.ends) for listener in anns] == [1, 1, 0, 0]
+    assert stage.lane.queued == 3
+
+
+async def test_a_caller_that_nobody_else_waits_for_thinks_about_as_much_as_it_likes() -> None:
+    stage = Stage(limits=FOUR)
+    anns = [asked_of(stage, ANN) for _ in range(4)]
+    stage.start(call(caller=ANN))
+    await turns()
+    assert (not any(listener.ends for listener in anns), stage.lane.queued) == (True, 1)
+
+
+async def test_a_caller_is_asked_too_much_only_once_others_wait() -> None:
+    stage = Stage(limits=FOUR)
+    running = [stage.start(call(caller=ANN))[0] for _ in range(4)]
+    stage.start(call(caller=BEN))
+    for inflight in running:
+        inflight.ask(QUESTION, lambda _: None)
+    await turns()
+    assert [inflight.outcome is None for inflight in running] == [False, True, True, True]
+
+
+async def test_what_was_answered_keeps_nobody_waiting() -> None:
+    stage = Stage(limits=FOUR)
+    anns = [asked_of(stage, ANN) for _ in range(4)]
+    for listener in anns[:2]:
+        listener.asked[0][1](Answered(raw({})))
+    stage.start(call(caller=BEN))
+    await turns()
+    assert not any(listener.ends for listener in anns)
+
+
+async def test_the_only_slot_is_kept_for_who_has_it() -> None:
+    stage = Stage(limits=Limits(max_calls=1))
+    ann = asked_of(stage, ANN)
+    stage.start(call(caller=BEN))
+    await turns()
+    assert (ann.ends, stage.lane.queued) == ([], 1)

@@ -10,12 +10,13 @@ import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.mcp import asking
-from isthmus.faces.mcp.asking import CROWDED, GONE, Asked
+from isthmus.faces.mcp.asking import CROWDED, GONE, NO_ANSWER, Asked
+from isthmus.faces.mcp.tasks import shown_id
 from isthmus.model.events import Event
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import Answered, Declined, OnReply, Question, Reply
 from isthmus.wire.jsonrpc import ErrorReply, Response
-from tests.unit.core.doubles import DONE, call, raw
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, call, raw
 
 FORM = Question("elicitation/create", raw({"message": "who?"}))
 
@@ -27,6 +28,7 @@ class Stream:
         self.call = call()
         self.inflight: InFlight | None = None
         self.read: list[Any] = []
+        self.settled: list[bytes] = []
 
     def emit(self, event: Event) -> None:
         raise AssertionError(event)
@@ -39,6 +41,13 @@ class Stream:
 
     def say(self, message: bytes) -> None:
         self.read.append(json.loads(message))
+
+    def put(self, id: bytes, message: bytes) -> None:
+        self.say(message)
+        assert self.read[-1]["id"] == json.loads(id)
+
+    def settle(self, id: bytes) -> None:
+        self.settled.append(id)
 
 
 class Seat:
@@ -76,6 +85,12 @@ def test_an_answer_is_taken_once(seat: Seat) -> None:
     assert bytes(answer.result) == b'{"action": "accept"}'
 
 
+@pytest.mark.parametrize("text", [b"5", b"null", b"[]", b'"accept"'])
+def test_what_is_no_answer_does_not_reach_the_server(seat: Seat, text: bytes) -> None:
+    assert seat.asked.take(Response(seat.ask(), msgspec.Raw(text)))
+    assert seat.answers == [NO_ANSWER]
+
+
 def test_a_refusal_is_the_servers_to_hear_as_it_is(seat: Seat) -> None:
     assert seat.asked.take(ErrorReply(seat.ask(), -1, "User rejected", None))
     assert seat.answers == [Declined(-1, "User rejected")]
@@ -86,10 +101,10 @@ def test_answers_in_any_order_find_their_questions(seat: Seat) -> None:
     for answers in heard.values():
         seat.asked.ask(seat.stream, FORM, answers.append)
     for number, request in reversed(list(enumerate(seat.stream.read))):
-        assert seat.asked.take(Response(raw(request["id"]), raw(number)))
+        assert seat.asked.take(Response(raw(request["id"]), raw({"number": number})))
     for number, (answer,) in heard.items():
         assert isinstance(answer, Answered)
-        assert bytes(answer.result) == b"%d" % number
+        assert json.loads(bytes(answer.result)) == {"number": number}
 
 
 @pytest.mark.parametrize("id", [b"1", b'"isthmus-2"', b'"isthmus-01"', b"null", b'"Isthmus-1"'])
@@ -124,6 +139,35 @@ def test_who_never_answers_has_the_oldest_question_given_up_for_a_new_one(
     assert all(seat.asked.take(Response(id, raw({}))) for id in others)
 
 
+def test_a_question_that_is_not_asked_any_more_is_told_so_and_an_answer_to_it_is_nobodys(seat: Seat) -> None:
+    first, second = seat.ask(), list[Reply]()
+    seat.asked.ask(seat.stream, FORM, reply := second.append)
+    id = seat.stream.read[-1]["id"]
+    for _ in range(2):
+        seat.asked.retract(seat.stream, reply)
+    assert seat.stream.read[2:] == [
+        {
+            "jsonrpc": "2.0",
+            "method": "notifications/cancelled",
+            "params": {"requestId": id, "reason": "an answer is not needed any more"},
+        }
+    ]
+    assert not seat.asked.take(Response(raw(id), raw({})))
+    assert seat.asked.take(Response(first, raw({})))
+    assert (len(seat.answers), second) == (1, [])
+
+
+def test_a_question_that_is_over_need_not_be_heard_again(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "OPEN_MAX", 2)
+    seat.asked.take(Response(seat.ask(), raw({})))
+    seat.asked.take(ErrorReply(seat.ask(), -1, "no", None))
+    seat.asked.ask(seat.stream, FORM, reply := list[Reply]().append)
+    seat.asked.retract(seat.stream, reply)
+    for _ in range(3):
+        seat.ask()
+    assert seat.stream.settled == [b'"isthmus-%d"' % number for number in (1, 2, 3, 4)]
+
+
 def test_when_the_caller_leaves_nobody_waits_for_it(seat: Seat) -> None:
     ids = [seat.ask(), seat.ask()]
     seat.asked.close()
@@ -135,3 +179,14 @@ def test_when_the_caller_leaves_nobody_waits_for_it(seat: Seat) -> None:
 def test_there_is_nothing_to_seal_for_an_earlier_caller(seat: Seat) -> None:
     assert isinstance(DONE, Result)
     assert seat.asked.seal(call(), DONE) is DONE
+
+
+def test_what_relates_to_a_task_is_asked_and_answered_under_each_ends_own_id(seat: Seat) -> None:
+    meta = {"io.modelcontextprotocol/related-task": {"taskId": "t"}}
+    id = seat.ask(Question("elicitation/create", raw({"message": "?", "_meta": meta}), SERVER))
+    asked = seat.stream.read[-1]["params"]["_meta"]
+    assert asked == {"io.modelcontextprotocol/related-task": {"taskId": shown_id(ANYONE, SERVER, "t")}}
+    seat.asked.take(Response(id, raw({"action": "accept", "_meta": asked})))
+    (answer,) = seat.answers
+    assert isinstance(answer, Answered)
+    assert json.loads(bytes(answer.result)) == {"action": "accept", "_meta": meta}

@@ -59,6 +59,19 @@ def test_who_leaves_leaves_every_part_that_has_not_ended() -> None:
     assert left == [1]
 
 
+def test_a_batch_whose_client_has_left_is_over_though_its_parts_go_on_elsewhere() -> None:
+    client = Client()
+    reply, (first, second), over = batch(client, 2)
+    reply.close()
+    first.begin(200, STREAM)
+    first.on_disconnect(lambda: None)
+    second.on_disconnect(lambda: second.answer(200, JSON, b"2"))
+    client.leave()
+    assert over == ["over"]
+    first.end(b"late")
+    assert (client.events, over) == ([2], ["over"])
+
+
 def test_a_part_has_no_body_of_its_own_and_shares_its_connection() -> None:
     client = Client()
     _, (part,), _ = batch(client, 1)

@@ -12,16 +12,18 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.settings import Limits
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.faces.mcp import comebacks as module
-from isthmus.faces.mcp.comebacks import FULL, Comebacks
+from isthmus.faces.mcp import parked as parking
+from isthmus.faces.mcp.comebacks import STATE_LENGTH_MAX, Comebacks
 from isthmus.faces.mcp.dialogue import Dialogue
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
 from isthmus.model.events import Event
-from isthmus.model.faults import BadState, Cancelled, Unanswered
+from isthmus.model.faults import BadReply, BadState, Cancelled, NotConnected, Unanswered, UnknownTool
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import Answered, OnReply, Question, Reply
+from isthmus.model.questions import TOO_LATE, Answered, OnReply, Question, Reply
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import (
     ANYONE,
@@ -68,6 +70,12 @@ class Visit:
     def say(self, message: bytes) -> None:
         raise AssertionError(message)
 
+    def put(self, id: bytes, message: bytes) -> None:
+        raise AssertionError(message)
+
+    def settle(self, id: bytes) -> None:
+        raise AssertionError(id)
+
     @property
     def outcome(self) -> Outcome:
         (outcome,) = self.ends
@@ -97,7 +105,7 @@ class Visitor(Visit):
 
     def end(self, outcome: Outcome) -> None:
         self.inflight = None
-        if isinstance(outcome, Result) and outcome.is_question:
+        if isinstance(outcome, Result) and outcome.asked_by:
             outcome = self._comebacks.seal(self.call, outcome)
         super().end(outcome)
 
@@ -113,8 +121,11 @@ class Desk:
 
     def __init__(self, gather_seconds: float = 0) -> None:
         harmless = tool("look", annotations={"idempotentHint": True})
-        self.stage = Stage.of(ready(tool(), tool("write"), harmless, prompts=[prompt()], resources=[resource("a:b")]))
-        self.comebacks = Comebacks(ProcessSealer(), gather_seconds=gather_seconds)
+        odd = tool("odd", annotations=["idempotentHint"])
+        self.stage = Stage.of(
+            ready(tool(), tool("write"), harmless, odd, prompts=[prompt()], resources=[resource("a:b")])
+        )
+        self.comebacks = Comebacks(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
         self.dialogue = Dialogue(self.stage.hub, Implementation("isthmus", "1"), comebacks=self.comebacks)
 
     def visit(
@@ -153,7 +164,7 @@ class Desk:
         visit = self.visit(**more)
         asks = {"resultType": "input_required", "inputRequests": {"q": {"method": "roots/list"}}}
         payload = raw(asks if state is None else {**asks, "requestState": state})
-        self.last.finish(Result(payload, is_typed=True, is_question=True))
+        self.last.finish(Result(payload, is_typed=True, asked_by=SERVER))
         return visit
 
     @property
@@ -171,7 +182,7 @@ async def desk() -> Desk:
 
 
 def is_refused(visit: Visit) -> bool:
-    return isinstance(visit.outcome, BadState) and visit.outcome.executed == "no"
+    return isinstance(visit.outcome, BadState) and visit.outcome.executed == "unknown"
 
 
 # -- a modern server: its own state, sealed --------------------------------------------------------------------------
@@ -197,13 +208,13 @@ async def test_several_rounds_have_a_state_each(desk: Desk) -> None:
     first = desk.required("one")
     asks = {"resultType": "input_required", "requestState": "two"}
     second = desk.visit(state=first.state, responses={"q": {}})
-    desk.last.finish(Result(raw(asks), is_typed=True, is_question=True))
+    desk.last.finish(Result(raw(asks), is_typed=True, asked_by=SERVER))
     desk.visit(state=second.state)
     assert bytes(desk.last.call.extra["requestState"]) == b'"two"'
 
 
 async def test_a_state_is_good_once_unless_its_tool_may_run_twice(desk: Desk) -> None:
-    for name, times in (("files.read", 1), ("files.look", 3)):
+    for name, times in (("files.read", 1), ("files.odd", 1), ("files.look", 3)):
         state, before = desk.required(name=name).state, len(desk.sent)
         visits = [desk.visit(name, state=state) for _ in range(3)]
         assert [is_refused(visit) for visit in visits if visit.ends] == [True] * (3 - times)
@@ -244,6 +255,53 @@ async def test_a_caller_that_comes_back_too_often_waits_and_nobody_else_does(
     assert [desk.visit(state=state).ends for state in states[:2]] == [[], []]
     assert is_refused(desk.visit(state=states[2]))
     assert desk.visit(state=desk.required(caller=OTHER).state, caller=OTHER).ends == []
+
+
+async def test_a_call_that_its_server_did_not_get_has_not_used_its_state_up(desk: Desk) -> None:
+    state, sent = desk.required().state, len(desk.sent)
+    desk.stage.lane.detach("away", is_failure=False)
+    assert isinstance(desk.visit(state=state).outcome, NotConnected)
+    desk.stage.lane.attach(desk.stage.link)
+    assert (desk.visit(state=state).ends, len(desk.sent)) == ([], sent + 1)
+    assert is_refused(desk.visit(state=state))
+
+
+async def test_a_call_that_never_left_its_queue_has_not_used_its_state_up(desk: Desk) -> None:
+    state = desk.required().state
+    desk.stage.lane.adjust(1, 1, 30.0)
+    desk.visit()
+    queued = desk.visit(state=state)
+    assert is_refused(desk.visit(state=state)), "it may still be sent"
+    desk.stage.lane.detach("away", is_failure=False)
+    desk.last.finish(DONE)
+    desk.stage.lane.attach(desk.stage.link)
+    assert isinstance(queued.outcome, NotConnected)
+    assert desk.visit(state=state).ends == []
+
+
+async def test_a_call_that_was_sent_has_used_its_state_up_however_it_ended(desk: Desk) -> None:
+    state = desk.required().state
+    again = desk.visit(state=state)
+    desk.last.cancel("enough")
+    assert isinstance(again.outcome, Cancelled)
+    assert is_refused(desk.visit(state=state))
+
+
+async def test_what_may_be_given_again_is_kept_though_it_was_come_back_to(desk: Desk) -> None:
+    state = desk.required(name="a:b", kind="resource").state
+    desk.visit("a:b", kind="resource", state=state)
+    desk.last.finish(Result(raw({"contents": []}), ttl_seconds=60.0))
+    assert len(desk.stage.hub.recall) == 1
+
+
+async def test_a_state_that_could_not_be_brought_back_is_not_handed_out(desk: Desk) -> None:
+    assert len(desk.required("x" * 700_000).state) <= STATE_LENGTH_MAX
+    refused = desk.required("x" * 800_000)
+    assert isinstance(refused.outcome, BadReply)
+    assert refused.outcome.server == SERVER
+    desk.comebacks.limits = Limits(request_bytes=4096)
+    assert isinstance(desk.required("x" * 2000).outcome, BadReply)
+    assert desk.visit(state=desk.required("x" * 500).state).ends == []
 
 
 # -- what is refused, for both kinds of servers ----------------------------------------------------------------------
@@ -323,7 +381,34 @@ async def test_arguments_are_the_same_however_they_are_spelt(desk: Desk) -> None
         assert desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=spelt).ends == []
 
 
-@pytest.mark.parametrize("odd", [b'{"a":1e999}', b'{"a":-1e999}', b'{"a":123456789012345678901234567890}'])
+@pytest.mark.parametrize(
+    ("asked", "brought"),
+    [
+        ('{"amount":1}', '{"amount":1000,"amount":1}'),
+        ('{"amount":1}', '{"amount":1000,"\\u0061mount":1}'),
+        ('{"in":{"amount":1}}', '{"in":{"amount":1000,"amount":1}}'),
+        ('{"amount":1000,"amount":1}', '{"amount":1}'),
+        ('{"amount":1000,"amount":1}', '{"amount":1000, "amount":1}'),
+        ('{"amount":9007199254740992.0}', '{"amount":9007199254740993.0}'),
+        ('{"amount":0.1}', '{"amount":0.1000000000000000055}'),
+        ('{"amount":1}', '{"amount":1e0}'),
+        ('{"amount":0}', '{"amount":-0}'),
+        ('{"amount":1}', '{"amount":"1"}'),
+        ('{"amount":[1,2]}', '{"amount":[2,1]}'),
+    ],
+)
+async def test_arguments_that_somebody_could_read_otherwise_are_others(desk: Desk, asked: str, brought: str) -> None:
+    written, other = msgspec.Raw(asked.encode()), msgspec.Raw(brought.encode())
+    for state in both(desk, arguments=written):
+        sent = len(desk.sent)
+        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=other))
+        assert len(desk.sent) == sent
+        assert desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=written).ends == []
+
+
+@pytest.mark.parametrize(
+    "odd", [b'{"a":1e999}', b'{"a":-1e999}', b'{"a":123456789012345678901234567890}', b'{"a":"\\ud8009"}']
+)
 async def test_arguments_that_only_their_server_can_read_are_bound_as_well(desk: Desk, odd: bytes) -> None:
     for state in both(desk, arguments=msgspec.Raw(odd)):
         other = odd.replace(b"9", b"8")
@@ -336,16 +421,41 @@ async def test_who_may_not_see_the_tool_any_more_cannot_come_back_to_it(desk: De
     narrowed = Caller(ANYONE.name, ANYONE.tenant, Grants(("files.write",)))
     sent = len(desk.sent)
     outcomes = [desk.visit(state=state, responses={"q1": ACCEPTED}, caller=narrowed).outcome for state in states]
-    assert [getattr(outcome, "executed", None) for outcome in outcomes] == ["no", "no"]
+    assert [type(outcome) for outcome in outcomes] == [UnknownTool, BadState]
     assert len(desk.sent) == sent
 
 
-async def test_a_tool_that_is_gone_cannot_be_come_back_to(desk: Desk) -> None:
+async def test_a_tool_that_is_gone_cannot_be_come_back_to_and_who_waits_for_that_is_told(desk: Desk) -> None:
     states = both(desk)
     desk.stage.hub.publish(ready(tool("write")))
-    for state in states:
-        outcome = desk.visit(state=state, responses={"q1": ACCEPTED}).outcome
-        assert getattr(outcome, "executed", None) == "no"
+    outcomes = [desk.visit(state=state, responses={"q1": ACCEPTED}).outcome for state in states]
+    assert [type(outcome) for outcome in outcomes] == [UnknownTool, BadState]
+    assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [desk.last]
+    desk.stage.hub.publish(ready(tool()))
+    assert isinstance(desk.visit(state=states[1]).outcome, Cancelled), "it is told how its call ended"
+
+
+async def test_what_ended_before_its_tool_was_gone_is_not_told(desk: Desk) -> None:
+    asked, _ = desk.asked()
+    desk.last.finish(DONE)
+    desk.stage.hub.publish(ready(tool("write")))
+    assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
+    assert desk.stage.link.withdrawn == []
+
+
+async def test_the_parked_calls_of_who_was_taken_out_are_given_up(desk: Desk) -> None:
+    asked, _ = desk.asked()
+    desk.asked(caller=OTHER)
+    desk.comebacks.retain({OTHER})
+    assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [desk.sent[0]]
+    assert isinstance(desk.visit(state=asked.state).outcome, Cancelled)
+    desk.comebacks.retain({OTHER})
+    assert desk.sent[1].outcome is None
+
+
+async def test_answers_without_a_state_are_the_callers_own_word_and_the_servers_to_judge(desk: Desk) -> None:
+    assert desk.visit(responses={"q": {"roots": []}}).ends == []
+    assert list(desk.last.call.extra) == ["inputResponses"]
 
 
 # -- an earlier server: its call is parked ---------------------------------------------------------------------------
@@ -389,7 +499,7 @@ async def test_every_further_question_is_a_result_of_its_own(desk: Desk) -> None
 async def test_questions_that_came_meanwhile_are_asked_when_the_caller_is_back(desk: Desk) -> None:
     asked, answers = desk.asked(FORM, ROOTS)
     assert list(asked.result["inputRequests"]) == ["q1"]
-    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED, "q2": "nobody asked this of it yet"})
+    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
     assert len(answers) == 2, "who guesses has answered"
     desk.last.finish(DONE)
     assert again.outcome is DONE
@@ -409,7 +519,9 @@ async def test_what_a_server_asks_at_once_is_put_together() -> None:
     desk = Desk(gather_seconds=0.001)
     asked, answers = desk.asked(FORM, ROOTS)
     assert asked.ends == []
+    assert [parked.where for parked in desk.comebacks._lot] == [asked]
     await until(lambda: bool(asked.ends))
+    assert [parked.where for parked in desk.comebacks._lot] == [None]
     assert list(asked.result["inputRequests"]) == ["q1", "q2"]
     desk.visit(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
     assert (len(answers), len(desk.comebacks)) == (2, 0)
@@ -423,7 +535,9 @@ async def test_a_call_that_ends_before_its_questions_are_put_is_simply_answered(
     assert (asked.ends, len(desk.comebacks)) == ([DONE], 0)
 
 
-@pytest.mark.parametrize("responses", [None, {}, {"q9": {}}, [], 7, "q1"])
+@pytest.mark.parametrize(
+    "responses", [None, {}, {"q9": {}}, [], 7, "q1", {"q1": None}, {"q1": 5}, {"q1": []}, {"q1": "accept"}]
+)
 async def test_who_comes_back_without_an_answer_is_asked_again(desk: Desk, responses: object) -> None:
     asked, answers = desk.asked()
     again = desk.visit(state=asked.state, responses=responses)
@@ -441,8 +555,16 @@ async def test_a_call_that_ended_meanwhile_is_told_to_who_comes_back(desk: Desk)
     assert (again.outcome, again.inflight, len(answers), len(desk.comebacks)) == (DONE, None, 1, 0)
 
 
+async def test_an_end_is_kept_for_as_long_as_its_state_holds(desk: Desk) -> None:
+    desk.asked()
+    desk.last.finish(DONE)
+    (parked,) = desk.comebacks._lot
+    assert parked.clock is not None
+    assert parked.clock.when() == parked.until > asyncio.get_running_loop().time()
+
+
 async def test_an_end_that_nobody_comes_back_for_is_forgotten(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_SECONDS", 0.01)
+    monkeypatch.setattr(module, "STATE_SECONDS", 0.01)
     asked, _ = desk.asked()
     desk.last.finish(DONE)
     async with asyncio.timeout(SECONDS):
@@ -473,7 +595,11 @@ async def test_a_link_that_breaks_as_it_is_answered_ends_the_call_once(desk: Des
 async def test_a_server_that_asks_on_as_it_is_answered_has_its_caller_come_back_again(desk: Desk) -> None:
     answers: list[Reply] = []
     asked, inflight = desk.visit(), desk.last
-    inflight.ask(FORM, lambda _: inflight.ask(ROOTS, answers.append))
+
+    def ask_on(_: Reply) -> None:
+        inflight.ask(ROOTS, answers.append)
+
+    inflight.ask(FORM, ask_on)
     again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
     assert list(again.result["inputRequests"]) == ["q2"]
     desk.visit(state=again.state, responses={"q2": {}})
@@ -483,28 +609,118 @@ async def test_a_server_that_asks_on_as_it_is_answered_has_its_caller_come_back_
 async def test_only_so_many_calls_of_one_caller_are_parked_and_others_are_not_crowded_out(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PARKED_EACH_MAX", 2)
+    monkeypatch.setattr(parking, "PARKED_EACH_MAX", 2)
     parked = [desk.asked()[0] for _ in range(2)]
     crowded, refusals = desk.asked()
-    assert (refusals, crowded.ends, len(desk.comebacks)) == ([FULL], [], 2)
+    assert (refusals, crowded.ends, len(desk.comebacks)) == ([parking.FULL], [], 2)
     for caller in (OTHER, NAMESAKE):
         assert desk.asked(caller=caller)[1] == []
     desk.visit(state=parked[0].state, responses={"q1": ACCEPTED})
     assert desk.asked()[1] == []
 
 
+async def test_a_question_that_is_too_much_to_keep_is_declined_and_nothing_is_parked(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "ASKED_BYTES_MAX", 10)
+    visit, answers = desk.asked()
+    assert (answers, visit.ends, visit.inflight, len(desk.comebacks)) == ([parking.LARGE], [], desk.last, 0)
+    desk.last.finish(DONE)
+    assert visit.ends == [DONE]
+
+
 async def test_only_so_many_calls_are_parked_in_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PARKED_MAX", 2)
+    monkeypatch.setattr(parking, "PARKED_MAX", 2)
     desk.asked()
     desk.asked(caller=OTHER)
-    assert desk.asked(caller=NAMESAKE)[1] == [FULL]
+    assert desk.asked(caller=NAMESAKE)[1] == [parking.FULL]
     desk.sent[0].finish(DONE)
     assert len(desk.comebacks) == 2, "its end waits for its caller"
 
 
 async def test_who_is_not_parked_can_be_counted_on_not_to_be(desk: Desk) -> None:
-    for _ in range(module.PARKED_EACH_MAX * 3):
+    for _ in range(parking.PARKED_EACH_MAX * 3):
         asked, _ = desk.asked()
         desk.visit(state=asked.state, responses={"q1": ACCEPTED})
         desk.last.finish(DONE)
-    assert (len(desk.comebacks), dict(desk.comebacks._counts), desk.comebacks._used) == (0, {}, {})
+    assert (len(desk.comebacks), desk.comebacks._lot._counts, desk.comebacks._used) == (0, {}, {})
+
+
+# -- questions that are not asked any more -----------------------------------------------------------------------------
+
+
+async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_goes_on(desk: Desk) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    question = desk.last.ask(FORM, answers.append)
+    assert question is not None
+    question.take_back()
+    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED})
+    assert (again.ends, answers, len(desk.sent)) == ([], [], 1)
+    desk.last.emit(PROGRESS)
+    desk.last.finish(DONE)
+    assert (again.events, again.ends, len(desk.comebacks)) == ([PROGRESS], [DONE], 0)
+
+
+async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_ended(desk: Desk) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    question = desk.last.ask(FORM, answers.append)
+    assert question is not None
+    question.take_back()
+    desk.last.finish(DONE)
+    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED})
+    assert (again.ends, answers) == ([DONE], [])
+
+
+async def test_of_several_questions_only_what_is_still_asked_is_asked_again(desk: Desk) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    first, _, third = [desk.last.ask(question, answers.append) for question in (FORM, ROOTS, FORM)]
+    assert first is not None
+    assert third is not None
+    third.take_back()
+    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED, "q3": ACCEPTED})
+    assert (list(again.result["inputRequests"]), len(answers)) == (["q2"], 1)
+    last = desk.visit(state=again.state, responses={"q2": {"roots": []}})
+    desk.last.finish(DONE)
+    assert (last.ends, len(answers)) == ([DONE], 2)
+
+
+async def test_a_question_that_is_taken_back_before_it_is_handed_out_is_never_seen() -> None:
+    desk = Desk(gather_seconds=0.001)
+    visit, answers = desk.visit(), list[Reply]()
+    question = desk.last.ask(FORM, answers.append)
+    assert question is not None
+    question.take_back()
+    await until(lambda: desk.last.exchange is visit)
+    assert (visit.ends, visit.inflight, len(desk.comebacks)) == ([], desk.last, 0)
+    desk.last.finish(DONE)
+    assert visit.ends == [DONE]
+
+
+async def test_a_call_that_ends_while_it_is_asked_ends_its_questions(desk: Desk) -> None:
+    visit, answers = desk.asked()
+    desk.last.finish(DONE)
+    assert answers == [TOO_LATE]
+    assert desk.visit(state=visit.state, responses={"q1": ACCEPTED}).ends == [DONE]
+    assert answers == [TOO_LATE]
+
+
+async def test_what_outlasts_its_call_is_answered_by_who_comes_back_or_given_up(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    desk.last.ask(ROOTS, answers.append, lasts=True)
+    desk.last.finish(DONE)
+    assert desk.visit(state=visit.state, responses={"q1": {"roots": []}}).ends == [DONE]
+    assert [type(answer) for answer in answers] == [Answered]
+    monkeypatch.setattr(module, "STATE_SECONDS", 0.0)
+    desk.visit()
+    desk.last.ask(ROOTS, answers.append, lasts=True)
+    desk.last.finish(DONE)
+    await until(lambda: len(answers) == 2)
+    assert (answers[1], len(desk.comebacks)) == (TOO_LATE, 0)
+
+
+async def test_a_caller_that_is_not_parked_was_asked_nothing(desk: Desk) -> None:
+    visit = desk.visit()
+    desk.comebacks.retract(visit, list[Reply]().append)
+    assert visit.ends == []

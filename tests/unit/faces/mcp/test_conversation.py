@@ -18,7 +18,7 @@ from isthmus.model.faults import Cancelled, ServerError
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp.messages import Implementation
-from tests.unit.core.doubles import PROGRESS, SERVER, prompt, raw, ready, resource, template, tool
+from tests.unit.core.doubles import PROGRESS, SERVER, HeldPool, prompt, raw, ready, resource, template, tool
 from tests.unit.faces.mcp.doubles import (
     LOG_KEY,
     META,
@@ -397,6 +397,25 @@ async def test_an_update_is_told_under_the_uri_that_was_followed() -> None:
     assert (hosted.announcer.asked, len(talk.told())) == ([f"+{NOTES}", f"-{NOTES}"], 1)
 
 
+@pytest.mark.parametrize("is_modern", [False, True])
+async def test_who_follows_is_who_calls(*, is_modern: bool) -> None:
+    hosted, talk = talking()
+    can: dict[str, Any] = {"roots": {}}
+    if is_modern:
+        meta = {"_meta": {**META, "io.modelcontextprotocol/clientCapabilities": can}}
+        talk.say("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}, **meta}, id=1)
+        await talk.until(lambda: len(talk.told()) == 1)
+    else:
+        meta = {}
+        await talk.ask("initialize", {**HELLO, "capabilities": can}, id=0)
+        await talk.ask("resources/subscribe", {"uri": NOTES}, id=1)
+    talk.say("tools/call", {"name": "files.read", **meta}, id=2)
+    call = hosted.last_call.call
+    assert call.session
+    ((_, follower),) = hosted.hub.subscriptions.followers(SERVER)
+    assert follower == (call.caller, call.profile, call.session)
+
+
 @pytest.mark.parametrize("method", ["resources/subscribe", "resources/unsubscribe"])
 async def test_following_needs_a_uri(method: str) -> None:
     _, talk = talking()
@@ -423,6 +442,14 @@ async def test_a_conversation_that_ends_lets_go_of_everything() -> None:
     talk.say("notifications/initialized")  # read late, too
     assert hosted.is_forgotten()
     assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+
+
+async def test_servers_hear_that_a_conversation_is_over() -> None:
+    hosted, talk = talking()
+    pool = HeldPool()
+    hosted.stage.lane.pool = pool
+    talk.conversation.cancel_all("the caller has left")
+    assert pool.gone == [talk.conversation._session]
 
 
 @pytest.mark.parametrize(

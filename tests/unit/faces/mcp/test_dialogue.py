@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.credentials.sealing import ProcessSealer
+from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.dialogue import (
     answer_call,
     event_notification,
@@ -37,6 +39,24 @@ def read(hosted: Hosted, method: str, params: dict[str, Any], level: Any = None)
     made = hosted.dialogue.read_call(request, ANYONE, EVERYTHING, meta, level)
     assert isinstance(made, tuple)
     return made
+
+
+ANSWERS = {"requestState": "mine", "inputResponses": {"q": {"action": "accept"}}}
+SPELT = {"RequestState": "mine", "inputresponses": {}}
+
+
+async def test_an_earlier_caller_brings_no_answers_to_what_nobody_asked_it() -> None:
+    for name, params in (("tools/call", {"name": "files.read"}), ("resources/read", {"uri": NOTES})):
+        call, _ = read(Hosted(), name, {**params, **ANSWERS, **SPELT, "own": 1})
+        assert list(call.extra) == ["own"]
+
+
+async def test_a_modern_caller_brings_its_answers_in_their_own_spelling() -> None:
+    hosted = Hosted()
+    asked = {"name": "files.read", "_meta": META, **ANSWERS, **SPELT, "own": 1}
+    assert list(read(hosted, "tools/call", asked)[0].extra) == ["own"], "it cannot be asked"
+    hosted.dialogue.comebacks = Comebacks(ProcessSealer(), hosted.hub.limits)
+    assert list(read(hosted, "tools/call", asked)[0].extra) == [*ANSWERS, "own"]
 
 
 async def test_a_list_is_rendered_once_for_each_view_era_and_kind() -> None:
@@ -77,6 +97,25 @@ async def test_the_level_of_an_earlier_caller_is_that_of_its_session() -> None:
     assert read(hosted, "prompts/get", {"name": "files.ask", "_meta": META}, "error")[0].log_level is None
     wrong = {"name": "files.ask", "_meta": {**META, LOG_KEY: "loud"}}
     assert read(hosted, "prompts/get", wrong)[0].log_level is None
+
+
+async def test_what_a_modern_call_wants_to_hear_is_asked_of_servers_that_are_told_once() -> None:
+    hosted = Hosted()
+    read(hosted, "prompts/get", {"name": "files.ask", "_meta": {**META, LOG_KEY: "loud"}})
+    assert hosted.hub.levels.lowest is None
+    read(hosted, "prompts/get", {"name": "files.ask", "_meta": {**META, LOG_KEY: "info"}})
+    assert hosted.hub.levels.lowest == "info"
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_who_greets_the_hub_is_told_which_hubs_are_here_and_behind(era: Any) -> None:
+    hosted = Hosted()
+    hosted.hub.publish(Standing(ServerName("web"), "ready", is_settled=True, hubs={"another": 0, "far": 2}))
+    method = "initialize" if era == "legacy" else "server/discover"
+    params: dict[str, Any] = {"protocolVersion": "2025-11-25"} if era == "legacy" else {"_meta": META}
+    told = await hosted.dialogue.answer(Request(ID, method, members(params)), ANYONE, EVERYTHING, era)
+    hubs = json.loads(told.body)["result"]["_meta"]["isthmus/hubs"]
+    assert hubs == {hosted.hub.id: 0, "another": 1, "far": 3}
 
 
 @pytest.mark.parametrize(("era", "is_typed"), [("legacy", False), ("modern", True)])

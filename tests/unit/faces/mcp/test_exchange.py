@@ -15,10 +15,11 @@ from isthmus.faces.http.bodies import CROWDED_BYTES, KeepAlive
 from isthmus.faces.mcp import exchange as module
 from isthmus.faces.mcp.exchange import HttpExchange, Passing
 from isthmus.faces.mcp.faults import Era
-from isthmus.faces.mcp.sessions import Session, Sessions
+from isthmus.faces.mcp.sessions import Listener, Session, Sessions
 from isthmus.model.calls import EVERYTHING, Kind
 from isthmus.model.events import LOG_LEVELS, Log, LogLevel
 from isthmus.model.faults import Cancelled, TimedOut, UnknownResource, UnknownTool
+from isthmus.model.questions import Question, Reply
 from isthmus.wire.mcp.messages import PROGRESS as PROGRESSED
 from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, Stage, call, raw
@@ -233,6 +234,55 @@ async def test_who_knows_nothing_of_streams_that_end_too_soon_keeps_its_own(vers
     assert (len(client.pushed), client.ended) == (1, [])
     made.end(DONE)
     assert len(client.ended) == 1
+
+
+# -- what need not be answered ---------------------------------------------------------------------------------------
+
+FORM = Question("elicitation/create", raw({"message": "who?"}))
+
+
+async def test_a_question_is_taken_back_on_the_stream_on_which_it_was_asked() -> None:
+    client = Client()
+    made, session = resumable(client)
+    made._asker = session.asked
+    made.ask(FORM, reply := list[Reply]().append)
+    made.retract(reply)
+    made.end(DONE)
+    methods = [event.get("method") for event in client.events]
+    assert methods == ["elicitation/create", "notifications/cancelled", None]
+
+
+async def test_after_the_answer_it_is_taken_back_where_the_session_listens_if_it_does() -> None:
+    client, listening = Client(), list[bytes]()
+    made, session = resumable(client)
+    made._asker = session.asked
+    made.ask(FORM, reply := list[Reply]().append)
+    made.ask(FORM, other := list[Reply]().append)
+    made.end(DONE)
+    said = len(client.pushed + client.ended)
+    made.retract(reply)
+    session.listen(Listener(listening.append, lambda: None))
+    made.retract(other)
+    assert len(client.pushed + client.ended) == said
+    assert [b"notifications/cancelled" in chunk for chunk in listening] == [True]
+
+
+async def test_who_cannot_be_asked_has_nothing_to_be_told() -> None:
+    client = Client()
+    made = exchange(client)
+    made.retract(list[Reply]().append)
+    made.end(DONE)
+    assert (client.begun, len(client.answers)) == ([], 1)
+
+
+async def test_on_a_stream_that_is_over_nothing_is_said() -> None:
+    client = Client()
+    made = exchange(client)
+    made.emit(PROGRESS)
+    made.end(DONE)
+    said = len(client.pushed + client.ended)
+    made.say(b"{}")
+    assert len(client.pushed + client.ended) == said
 
 
 # -- logs, and results of other kinds ------------------------------------------------------------------------------

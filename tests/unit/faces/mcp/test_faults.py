@@ -30,7 +30,7 @@ TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
         -32012,
         {"executed": "unknown", "reason": "unanswered", "server": "files"},
     ),
-    (faults.BadState(), -32602, {"executed": "no", "reason": "bad_state"}),
+    (faults.BadState(), -32602, {"executed": "unknown", "reason": "bad_state"}),
     (faults.TooManySubscriptions(1000), -32010, {"executed": "no", "reason": "too_many_subscriptions"}),
     (
         faults.Cancelled("enough", executed="unknown", server=FILES),

@@ -12,18 +12,22 @@ import pytest
 
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
-from isthmus.faces.http.gate import Gate, Headers
+from isthmus.core.settings import Limits
+from isthmus.credentials.sealing import ProcessSealer
+from isthmus.faces.http.gate import Fields, Gate
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.http.turn import PEER, Message
 from isthmus.faces.mcp import exchange as exchanges
 from isthmus.faces.mcp import http as module
 from isthmus.faces.mcp import sessions
+from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.http import McpHttp
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.events import LOG_LEVELS, Log
 from isthmus.model.faults import Cancelled, ServerError
 from isthmus.model.names import ServerName
+from isthmus.model.questions import Question, Reply
 from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, prompt, raw, ready, tool
 from tests.unit.core.doubles import PROGRESS as PROGRESSED
@@ -56,8 +60,8 @@ class Face:
         self.http = McpHttp(self.hosted.dialogue, Gate(OriginGuard(bind_host="127.0.0.1"), self._identify))
 
     @staticmethod
-    def _identify(headers: Headers) -> Caller | None:
-        return {b"other": OTHER, b"nobody": None}.get(dict(headers).get(b"x-api-key", b""), ANYONE)
+    def _identify(fields: Fields) -> Caller | None:
+        return {b"other": OTHER, b"nobody": None}.get(fields.get(b"x-api-key", b""), ANYONE)
 
     def scope(self, client: Client, method: str, headers: Mapping[str, str]) -> Message:
         base = {"host": "localhost", "content-type": "application/json"}
@@ -225,6 +229,31 @@ async def test_a_call_waits_for_servers_that_only_start_and_can_be_withdrawn_mea
     assert face.hosted.stage.link.sent == []
 
 
+async def test_a_modern_caller_that_leaves_while_a_server_starts_has_nothing_run() -> None:
+    face = Face()
+    face.hub.open_lane(Lane(SLOW, face.hub.limits), Standing(SLOW))
+    client = Client()
+    asking = asyncio.ensure_future(face.visit(*modern("tools/call", {"name": "files.read"}), client=client))
+    await asyncio.sleep(0)
+    client.leave()
+    face.hub.publish(ready(server=SLOW))
+    await asking
+    assert face.hosted.stage.link.sent == []
+
+
+async def test_an_earlier_caller_that_leaves_while_a_server_starts_has_withdrawn_nothing() -> None:
+    face = Face()
+    face.hub.open_lane(Lane(SLOW, face.hub.limits), Standing(SLOW))
+    client = Client()
+    asking = asyncio.ensure_future(face.visit(request("tools/call", {"name": "files.read"}), client=client))
+    await asyncio.sleep(0)
+    client.leave()
+    face.hub.publish(ready(server=SLOW))
+    await until(lambda: bool(face.hosted.stage.link.sent))
+    face.hosted.answer(content=[])
+    await asking
+
+
 # -- what a session wants ------------------------------------------------------------------------------------------
 
 
@@ -272,6 +301,32 @@ async def test_a_session_follows_resources_and_is_told_of_them_on_its_stream() -
     assert stream.events == [update, update]
     assert await face.ask("resources/unsubscribe", {"uri": NOTES}, session) == {}
     assert face.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+
+
+async def test_what_was_missed_of_a_resource_that_is_not_followed_any_more_is_not_told() -> None:
+    face = Face()
+    session = await face.open()
+    assert await face.ask("resources/subscribe", {"uri": NOTES}, session) == {}
+    face.hub.subscriptions.updated(SERVER, NOTES)
+    assert await face.ask("resources/unsubscribe", {"uri": NOTES}, session) == {}
+    async with face.streaming(None, of(session), method="GET") as stream:
+        face.hub.publish(ready(tool("new")))
+        await stream.until(lambda: bool(stream.events))
+    assert {told["method"].rpartition("/")[2] for told in stream.events} == {"list_changed"}
+
+
+async def test_a_session_is_who_follows_and_a_modern_caller_has_none() -> None:
+    face = Face()
+    session = await face.open()
+    assert await face.ask("resources/subscribe", {"uri": NOTES}, session) == {}
+    can: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"roots": {}}}
+    asked = modern("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}}, **can)
+    async with face.streaming(*asked):
+        followers = [follower for _, follower in face.hub.subscriptions.followers(SERVER)]
+    assert [(follower.session, follower.profile) for follower in followers] == [
+        (session, frozenset()),
+        ("", frozenset({"roots"})),
+    ]
 
 
 async def test_one_session_is_not_told_what_another_follows() -> None:
@@ -548,10 +603,51 @@ async def test_a_modern_caller_that_closes_its_connection_withdraws_its_call() -
     assert isinstance(face.hosted.last_call.outcome, Cancelled)
 
 
+ASKS: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
+FORM = Question("elicitation/create", raw({"message": "who?"}))
+
+
+def asking(gather_seconds: float) -> Face:
+    """A face whose modern callers can be asked."""
+    face = Face()
+    face.hosted.dialogue.comebacks = Comebacks(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
+    return face
+
+
+async def test_a_modern_caller_that_leaves_before_it_is_asked_withdraws_its_call() -> None:
+    face = asking(gather_seconds=3600)
+    client = await face.visit(*modern("tools/call", {"name": "files.read"}, **ASKS))
+    face.hosted.last_call.ask(FORM, list[Reply]().append)
+    client.leave()
+    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+
+
+async def test_a_modern_caller_that_was_asked_may_leave_and_come_back() -> None:
+    face = asking(gather_seconds=0)
+    client = await face.visit(*modern("tools/call", {"name": "files.read"}, **ASKS))
+    face.hosted.last_call.ask(FORM, list[Reply]().append)
+    client.leave()
+    assert (client.json["result"]["resultType"], face.hosted.last_call.outcome) == ("input_required", None)
+
+
+async def test_the_parked_calls_of_who_was_taken_out_are_withdrawn() -> None:
+    face = asking(gather_seconds=0)
+    await face.visit(*modern("tools/call", {"name": "files.read"}, **ASKS))
+    face.hosted.last_call.ask(FORM, list[Reply]().append)
+    face.http.retain({OTHER})
+    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+
+
 # -- streams that can be come back to ------------------------------------------------------------------------------
 
 STREAMS_FIRST = {"accept": "text/event-stream, application/json"}
 READ = {"name": "files.read", "_meta": {"progressToken": 7}}
+
+
+@pytest.fixture(autouse=True)
+def calls_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this process stands still: a test that wants a slow one says so."""
+    monkeypatch.setattr(exchanges, "PLAIN_SECONDS", 600.0)
 
 
 async def polling(face: Face, version: str = "2025-11-25") -> dict[str, str]:
@@ -773,6 +869,20 @@ async def test_a_batch_in_which_a_call_has_events_is_answered_by_a_stream() -> N
     assert (client.answers, client.ended) == ([], [b""])
 
 
+async def test_a_batch_whose_caller_leaves_its_stream_is_let_go_and_its_call_goes_on() -> None:
+    face = Face()
+    session = await polling(face, "2025-03-26")
+    client = Client()
+    asking = asyncio.ensure_future(face.visit([request("tools/call", READ, id="b")], session, client=client))
+    await until(lambda: bool(face.hosted.stage.link.sent))
+    face.hosted.last_call.emit(PROGRESSED)
+    assert client.events
+    client.leave()
+    await asking
+    assert face.hosted.last_call.outcome is None
+    face.hosted.answer(content=[])
+
+
 async def test_a_batch_without_requests_is_accepted_and_its_notifications_are_heard() -> None:
     face = Face()
     session = await polling(face, "2025-03-26")
@@ -789,3 +899,50 @@ async def test_other_batches_are_refused(version: str | None, count: int) -> Non
     session = {} if version is None else await polling(face, version)
     client = await face.visit([request("ping", id=number) for number in range(count)], session)
     assert (client.status, outcome(client.json)) == (400, -32600)
+
+
+async def test_a_batch_of_an_unknown_session_is_told_that_it_is_unknown() -> None:
+    client = await Face().visit([request("ping")], of("none"))
+    assert (client.status, client.json["error"]["message"]) == (404, "Session not found")
+
+
+# -- versions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1999-01-01", "", "2025-06-18, 2025-06-18"])
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("POST", request("ping")),
+        ("POST", request("tools/call", {"name": "files.read"})),
+        ("POST", request("tools/list", {"_meta": {"trace": 1}})),
+        ("POST", {"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        ("POST", {"jsonrpc": "2.0", "id": "isthmus-1", "result": {}}),
+        ("POST", [request("ping")]),
+        ("GET", None),
+        ("DELETE", None),
+    ],
+)
+async def test_a_version_that_is_not_spoken_is_refused_whatever_is_sent_in_it(
+    method: str, body: Any, version: str
+) -> None:
+    face = Face()
+    session = await face.open()
+    headers = {**of(session), "mcp-protocol-version": version}
+    client = await face.visit(body, headers, method=method)
+    assert (client.status, outcome(client.json)) == (400, -32022)
+    assert client.json["error"]["data"]["requested"] == version
+    assert MODERN in client.json["error"]["message"]
+    assert await face.ask("ping", session=session) == {}
+    assert face.hosted.stage.link.sent == []
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2024-11-05", None])
+async def test_a_version_that_is_spoken_is_good_for_everything(version: str | None) -> None:
+    face = Face()
+    headers = {**of(await face.open()), **({} if version is None else {"mcp-protocol-version": version})}
+    told = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    assert (await face.visit(told, headers)).status == 202
+    async with face.streaming(None, headers, method="GET"):
+        pass
+    assert (await face.visit(headers=headers, method="DELETE")).status == 204

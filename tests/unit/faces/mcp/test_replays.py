@@ -159,7 +159,7 @@ async def test_of_many_reports_the_oldest_go_and_what_is_needed_stays(
     shelf, client = Shelf(), Client()
     tape = started(shelf, client)
     tape.left(client)
-    tape.say(b"question")
+    tape.put(b"q", b"question")
     tape.report(b"%03d" % 0)
     monkeypatch.setattr(module, limit, 3 if limit == "EVENTS_MAX" else 3 * tape.size_bytes // 2)
     for number in range(1, 100):
@@ -271,6 +271,16 @@ def test_the_events_of_others_are_unknown() -> None:
     assert [bulletin.after(odd) for odd in ("", "x.0", id.rpartition(".")[0], f"{id}x")] == [None] * 4
 
 
+def test_a_matter_that_nobody_cares_for_any_more_is_not_told_again() -> None:
+    bulletin = Bulletin()
+    start = last_id(bulletin.mark())
+    for matter in ("a", "b"):
+        bulletin.add(matter, matter.encode())
+    bulletin.forget("a")
+    bulletin.forget("never told")
+    assert decoded(bulletin.after(start)) == ["b"]
+
+
 def test_only_so_many_matters_are_remembered_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MATTERS_MAX", 2)
     bulletin = Bulletin()
@@ -278,3 +288,53 @@ def test_only_so_many_matters_are_remembered_and_the_oldest_go(monkeypatch: pyte
     for matter in ("a", "b", "a", "c"):
         bulletin.add(matter, matter.encode())
     assert decoded(bulletin.after(start)) == ["a", "c"]
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+
+
+async def test_who_comes_back_hears_the_questions_that_are_still_open() -> None:
+    shelf, client = Shelf(), Client()
+    tape = started(shelf, client)
+    (first,) = events(client)
+    for number in (b"1", b"2", b"3"):
+        tape.put(number, b"question " + number)
+    tape.settle(b"2")
+    tape.settle(b"2")
+    assert said(client) == ["question 1", "question 2", "question 3"]
+    assert said(resumed(shelf, first.id)) == ["question 1", "question 3"]
+
+
+async def test_what_was_answered_takes_no_room() -> None:
+    shelf, client = Shelf(), Client()
+    tape = started(shelf, client)
+    for number in range(100):
+        tape.put(b"%d" % number, b"x" * 1_000_000)
+        tape.settle(b"%d" % number)
+    assert tape.size_bytes == 0
+    tape.end(b"answer")
+    tape.settle(b"99")
+    assert 0 < tape.size_bytes < 100
+
+
+async def test_open_questions_are_kept_up_to_a_size_and_the_newest_in_any_case() -> None:
+    shelf, client = Shelf(), Client()
+    tape = started(shelf, client)
+    (first,) = events(client)
+    for number in range(8):
+        tape.put(b"%d" % number, b"%d" % number * 1_000_000)
+    assert tape.size_bytes < module.QUESTIONS_BYTES
+    assert [text[:1] for text in said(resumed(shelf, first.id))] == ["4", "5", "6", "7"]
+    tape.put(b"long", b"x" * 2 * module.QUESTIONS_BYTES)
+    assert [text[:1] for text in said(resumed(shelf, first.id))] == ["x"]
+
+
+async def test_what_is_said_beside_questions_is_kept_only_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVENTS_MAX", 2)
+    shelf, client = Shelf(), Client()
+    tape = started(shelf, client)
+    (first,) = events(client)
+    for number in (b"1", b"2", b"3"):
+        tape.say(number)
+    assert said(client) == ["1", "2", "3"]
+    assert said(resumed(shelf, first.id)) == ["2", "3"]

@@ -6,16 +6,21 @@ from collections.abc import Callable
 
 import pytest
 
+from isthmus.core.watch.tasks import Place, Task, Tasks
+from isthmus.faces.http.bodies import CROWDED_BYTES
 from isthmus.faces.mcp import sessions as module
 from isthmus.faces.mcp.interests import Interests
-from isthmus.faces.mcp.sessions import IDLE_SECONDS, Listener, Sessions
+from isthmus.faces.mcp.sessions import IDLE_SECONDS, UNTOLD_MAX, Listener, Sessions
+from isthmus.faces.mcp.task_news import TaskNews
+from isthmus.faces.mcp.tasks import shown_id
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.faults import Cancelled
 from isthmus.model.names import ServerName
+from isthmus.model.tasks import TaskState
 from isthmus.wire.mcp.messages import CHANGED, UPDATED
 from isthmus.wire.sse import SseDecoder
-from tests.unit.core.doubles import ANYONE, DONE, Stage
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, raw
 from tests.unit.faces.mcp.doubles import NOTES, Hosted, events
 
 OTHER = Caller("other", "default", Grants(("*",)))
@@ -100,6 +105,16 @@ async def test_ending_a_session_cancels_its_calls_and_one_with_calls_is_not_idle
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is None
 
 
+async def test_a_session_that_is_over_is_told_of_when_its_calls_are() -> None:
+    heard: list[tuple[str, bool]] = []
+    inflight, listener = Stage().start()
+    sessions = Sessions(on_close=lambda id: heard.append((id, bool(listener.ends))))
+    session = sessions.open(ANYONE, EVERYTHING, 0.0)
+    session.hold(b"1", inflight, Call())
+    sessions.close(session)
+    assert heard == [(session.id, True)]
+
+
 async def test_a_call_that_ended_is_let_go_and_one_of_the_same_id_is_kept() -> None:
     session = Sessions().open(ANYONE, EVERYTHING, 0.0)
     stage = Stage()
@@ -137,11 +152,30 @@ def test_updates_are_told_on_the_stream_that_is_open_and_those_that_were_missed_
     for uri in ("b", "a", "b"):
         session.updated(uri)
     session.listen(told.listener)
-    assert told.uris == ["a", "b"]
+    assert told.uris == ["b", "a"]
     session.updated("c")
     session.stop_listening(told.listener)
     session.updated("d")
-    assert (told.uris, session.missed) == (["a", "b", "c"], {"d"})
+    assert (told.uris, list(session.missed)) == (["b", "a", "c"], ["d"])
+
+
+def test_what_is_not_followed_any_more_is_told_neither_late_nor_again() -> None:
+    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    first, second, third = Told(), Told(), Told()
+    session.listen(first.listener)
+    session.updated("a")
+    heard = first.last_id
+    session.updated("b")
+    session.updated("c")
+    session.stop_listening(first.listener)
+    session.updated("d")
+    session.updated("e")
+    for uri in ("c", "d"):
+        session.forget(uri)
+    session.listen(second.listener, heard)
+    assert second.uris == ["b", "e"]
+    session.listen(third.listener, heard)
+    assert third.uris == ["b", "e"]
 
 
 def test_of_two_streams_the_later_one_is_told_and_the_earlier_takes_over_when_it_ends() -> None:
@@ -155,7 +189,7 @@ def test_of_two_streams_the_later_one_is_told_and_the_earlier_takes_over_when_it
     session.updated("b")
     assert session.tell_change("tools", old.listener)
     assert (old.methods, new.methods) == ([UPDATED, CHANGED["tools"]],) * 2
-    assert (old.uris, new.uris, session.missed) == (["b"], ["a"], set())
+    assert (old.uris, new.uris, session.missed) == (["b"], ["a"], {})
 
 
 def test_a_stream_that_ends_before_the_later_one_changes_nothing() -> None:
@@ -250,3 +284,52 @@ def test_who_is_not_retained_loses_its_sessions_and_their_calls() -> None:
     other_things = Caller(ANYONE.name, ANYONE.tenant, Grants(("files.*",)))
     sessions.retain({other_things})
     assert len(sessions) == 0
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------
+
+
+def tasks(*ids: str) -> list[Task]:
+    known = Tasks(lambda: 0.0)
+    for id in ids:
+        members = {"taskId": raw(id), "status": raw("working")}
+        known.made(ANYONE, SERVER, Place(), TaskState(id, "working", is_over=False, ttl_seconds=None, members=members))
+    return known.of(ANYONE)
+
+
+def test_how_a_task_stands_is_told_on_the_stream_or_when_there_is_one() -> None:
+    session, told = Sessions().open(ANYONE, EVERYTHING, 0.0), Told()
+    (task,) = tasks("t")
+    session.task_told(task)
+    session.task_told(task)
+    session.listen(told.listener)
+    session.task_told(task)
+    assert [chunk.count(b"notifications/tasks/status") for chunk in told.chunks] == [1, 1]
+    assert shown_id(ANYONE, SERVER, "t").encode() in told.chunks[-1]
+
+
+def test_of_tasks_that_nobody_listened_to_the_latest_are_remembered() -> None:
+    session, told = Sessions().open(ANYONE, EVERYTHING, 0.0), Told()
+    for task in tasks(*map(str, range(UNTOLD_MAX + 1))):
+        session.task_told(task)
+    session.listen(told.listener)
+    assert len(told.chunks) == UNTOLD_MAX
+    assert shown_id(ANYONE, SERVER, "1").encode() in told.chunks[0]
+
+
+async def test_a_session_that_ends_hears_of_no_task_any_more() -> None:
+    hosted, sessions = Hosted(), Sessions()
+    session = sessions.open(ANYONE, EVERYTHING, 0.0)
+    session.news = TaskNews(hosted.hub, ANYONE, EVERYTHING, session.task_told)
+    sessions.close(session)
+    assert not hosted.hub.tasks._listeners
+
+
+def test_a_report_is_for_who_listens_and_is_not_far_behind() -> None:
+    session, chunks, unsent = Sessions().open(ANYONE, EVERYTHING, 0.0), list[bytes](), 0
+    session.report(b"1")
+    session.listen(Listener(chunks.append, lambda: None, lambda: unsent))
+    session.report(b"2")
+    unsent = CROWDED_BYTES + 1
+    session.report(b"3")
+    assert [b"2" in chunk for chunk in chunks] == [True]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.core.crew import Crew
-from isthmus.faces.http.gate import Gate, Headers
+from isthmus.faces.http.gate import Fields, Gate
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.http.turn import PEER, Message
 from isthmus.faces.mcp import sse as module
@@ -55,8 +55,8 @@ class Face:
         self.sse = McpSse(self.hosted.dialogue, gate, self.crew, EVERYTHING)
 
     @staticmethod
-    def _identify(headers: Headers) -> Caller | None:
-        return {b"other": OTHER, b"nobody": None}.get(dict(headers).get(b"x-api-key", b""), ANYONE)
+    def _identify(fields: Fields) -> Caller | None:
+        return {b"other": OTHER, b"nobody": None}.get(fields.get(b"x-api-key", b""), ANYONE)
 
     async def visit(
         self, method: str, address: str, body: Any = None, *, key: str = "", client: Client | None = None

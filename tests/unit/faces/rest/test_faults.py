@@ -22,7 +22,7 @@ TOLD: list[tuple[Fault, int, str]] = [
     (faults.UnknownPrompt("files.read"), 404, "no"),
     (faults.UnknownResource("x:y"), 404, "no"),
     (faults.Unanswered(FILES, "nobody answered"), 504, "unknown"),
-    (faults.BadState(), 400, "no"),
+    (faults.BadState(), 400, "unknown"),
     (faults.TooManySubscriptions(1000), 429, "no"),
     (faults.Cancelled("enough", executed="unknown", server=FILES), 504, "unknown"),
     (faults.NotConnected(FILES, "gone"), 503, "no"),

@@ -11,16 +11,19 @@ from urllib.parse import quote
 
 import pytest
 
+from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.settings import Limits
 from isthmus.faces.http.gate import Fields, Gate
 from isthmus.faces.http.origin import OriginGuard
+from isthmus.faces.http.turn import PEER, Message
 from isthmus.faces.rest.http import RestHttp, is_rest
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.features import Prompt, Resource, Template
-from isthmus.model.names import FeatureName
+from isthmus.model.names import FeatureName, ServerName
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, raw, tool
 from tests.unit.faces.http.visiting import PATIENCE_SECONDS, Answer, Visitor, opened, request, visiting
+from tests.unit.faces.mcp.doubles import Client
 
 JSON = "Content-Type: application/json"
 STREAM = "Accept: text/event-stream"
@@ -297,6 +300,7 @@ async def test_who_asks_for_events_gets_a_stream() -> None:
             assert await visitor.hear_chunk() == b": \n\n"
             (inflight,) = here.stage.link.sent
             assert (inflight.call.wants_progress, inflight.call.log_level) == (True, "debug")
+            assert here.stage.hub.levels.lowest == "debug"
             inflight.finish(DONE)
             assert await visitor.hear_chunk() == b'event: result\ndata: {"content":[]}\n\n'
 
@@ -322,6 +326,31 @@ async def test_a_caller_that_leaves_before_its_body_came_costs_nothing() -> None
             await visitor.hear_head()
         assert await _is_still_there(here)
         assert here.stage.link.sent == []
+
+
+async def test_a_caller_that_leaves_while_a_server_starts_has_nothing_run() -> None:
+    stage, client = Stage(), Client(b"{}")
+    starting = ServerName("starting")
+    stage.hub.publish(STANDING)
+    stage.hub.open_lane(Lane(starting, stage.hub.limits), Standing(starting))
+    face = RestHttp(stage.hub, Gate(OriginGuard(bind_host="127.0.0.1"), identify))
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"method": "POST", "path": CALL, "query_string": b"", "headers": headers, "extensions": {PEER: client}}
+    asking = asyncio.ensure_future(face.serve(scope, _nothing, _nowhere))
+    await asyncio.sleep(0)
+    client.leave()
+    stage.hub.publish(Standing(starting, "ready", is_settled=True))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asking
+    assert stage.link.sent == []
+
+
+async def _nothing() -> Message:
+    raise AssertionError("the body was here already")
+
+
+async def _nowhere(_message: Message) -> None:
+    raise AssertionError("the face answers through its peer")
 
 
 async def _is_still_there(here: Hall) -> bool:

@@ -68,16 +68,12 @@ def test_a_server_announces_changes_if_it_says_so_of_any_list(told: dict[str, An
 
 
 def test_callers_are_told_what_the_servers_can_do_and_nothing_else() -> None:
-    for size in range(1, len(ABILITIES) + 1):
+    for size in range(len(ABILITIES) + 1):
         for chosen in itertools.combinations(ABILITIES, size):
             told = capabilities_of(frozenset(chosen))
             hidden = set() if "resources" in chosen else {"subscribe"}  # nothing to subscribe to
             assert read(told).abilities() == set(chosen) - hidden
             assert all(told[topic]["listChanged"] for topic in ("tools", "prompts", "resources") if topic in told)
-
-
-def test_where_nothing_is_known_yet_tools_are_expected() -> None:
-    assert capabilities_of(frozenset()) == {"tools": {"listChanged": True}}
 
 
 def test_an_extension_is_told_only_if_all_that_it_needs_is_passed_on() -> None:
@@ -105,3 +101,14 @@ def test_the_extensions_that_a_client_knows_are_words_of_its_profile() -> None:
 @pytest.mark.parametrize("extensions", [{APPS: {}}, {APPS: {"mimeTypes": ["text/plain"]}}, {}, [APPS], None])
 def test_who_cannot_show_an_app_is_not_said_to(extensions: object) -> None:
     assert read_profile(client(extensions=extensions)) == frozenset()
+
+
+def test_servers_are_not_told_to_expect_news_of_roots() -> None:
+    profile = read_profile(client(roots={"listChanged": True}, elicitation={"form": {}, "url": {}}))
+    assert profile_capabilities(profile) == {"roots": {}, "elicitation": {"form": {}, "url": {}}}
+
+
+def test_a_profile_holds_only_what_the_protocol_knows() -> None:
+    made_up: dict[str, Any] = {f"x{number}": {} for number in range(50)}
+    told = client(elicitation={**made_up, "url": {}}, sampling={"tools": {}, "context": {}, **made_up}, more=made_up)
+    assert read_profile(told) == {"elicitation", "elicitation.url", "sampling", "sampling.tools", "sampling.context"}

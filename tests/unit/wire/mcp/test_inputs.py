@@ -15,6 +15,8 @@ from isthmus.wire.mcp.inputs import (
     ASKED_OF,
     QUESTIONS_MAX,
     Inputs,
+    as_request,
+    read_elsewhere,
     read_inputs,
     read_responses,
     with_state,
@@ -117,3 +119,39 @@ def test_answers_are_read_as_the_caller_wrote_them() -> None:
     answers = read_responses({"inputResponses": raw({"q": {"roots": []}})})
     assert answers is not None
     assert {key: bytes(value) for key, value in answers.items()} == {"q": b'{"roots": []}'}
+
+
+def test_a_question_that_sends_the_user_elsewhere_has_an_id_for_earlier_callers() -> None:
+    asked = Question("elicitation/create", raw({"mode": "url", "url": "https://login.example/", "message": "in?"}))
+    told = as_request(asked, "e1")
+    assert json.loads(bytes(told.params)) == {**json.loads(bytes(asked.params)), "elicitationId": "e1"}
+    assert as_request(told, "e2") == told
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question("elicitation/create", raw({"message": "who?"})),
+        Question("elicitation/create", raw({"mode": "form", "message": "who?"})),
+        Question("elicitation/create", raw({"mode": ["url"]})),
+        Question("roots/list", raw({"mode": "url"})),
+    ],
+)
+def test_other_questions_are_the_same_for_earlier_callers(question: Question) -> None:
+    assert as_request(question, "e1") is question
+
+
+@pytest.mark.parametrize(
+    ("data", "ids"),
+    [
+        (None, []),
+        ({"elicitations": [{"elicitationId": "a"}, {"mode": "url"}, {"elicitationId": 7}]}, [b'"a"', b"7"]),
+        ({"elicitations": [{"elicitationId": "a"}] * 1000}, [b'"a"'] * 100),
+        ({"elicitations": 7}, []),
+        ({}, []),
+        ("text", []),
+    ],
+)
+def test_an_error_may_name_the_questions_that_send_the_user_elsewhere_first(data: object, ids: list[bytes]) -> None:
+    read = read_elsewhere(None if data is None else msgspec.Raw(msgspec.json.encode(data)))
+    assert [bytes(id) for id in read] == ids

@@ -79,6 +79,18 @@ def test_an_envelope_that_is_wrong_is_refused(meta: object, code: int) -> None:
     assert refused.code == code
 
 
+@pytest.mark.parametrize("meta", [None, 7, {"trace": 1}, {modern.CAPABILITIES_KEY: {}}])
+def test_a_header_alone_that_names_a_version_not_spoken_is_told_so(meta: object) -> None:
+    spoken = ("2026-07-28", "2025-11-25")
+    refused = modern.check(request("ping", meta), modern.Claims("1999-01-01", None, None), spoken)
+    assert isinstance(refused, modern.Rejection)
+    assert refused.code == modern.UNSUPPORTED_VERSION
+    assert all(version in refused.message for version in ("1999-01-01", *spoken))
+    known = modern.check(request("ping", meta), modern.Claims("2026-07-28", None, None), spoken)
+    assert isinstance(known, modern.Rejection)
+    assert known.code == INVALID_PARAMS
+
+
 @pytest.mark.parametrize(
     ("method", "told", "name"),
     [
@@ -193,7 +205,10 @@ def test_what_is_wanted_is_read_and_written_again(
     assert modern.read_wanted({"notifications": msgspec.Raw(modern.write_wanted(wanted))}) == wanted
 
 
-@pytest.mark.parametrize("told", [{}, {"notifications": 7}, {"notifications": {"resourceSubscriptions": [7]}}])
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"notifications": 7}, {"notifications": {"resourceSubscriptions": [7]}}, {"notifications": {"taskIds": "t"}}],
+)
 def test_what_cannot_be_read_is_not_wanted(told: dict[str, Any]) -> None:
     assert modern.read_wanted(raws(told)) is None
 
@@ -201,6 +216,12 @@ def test_what_cannot_be_read_is_not_wanted(told: dict[str, Any]) -> None:
 def test_only_what_is_told_is_acknowledged() -> None:
     assert json.loads(modern.write_wanted(modern.Wanted(frozenset({"tools"})))) == {"toolsListChanged": True}
     assert json.loads(modern.write_wanted(modern.Wanted(frozenset()))) == {}
+    assert json.loads(modern.write_wanted(modern.Wanted(frozenset(), (), ("t",)))) == {"taskIds": ["t"]}
+
+
+def test_tasks_are_followed_once_each() -> None:
+    wanted = modern.read_wanted(raws({"notifications": {"taskIds": ["t", "u", "t"]}}))
+    assert wanted == modern.Wanted(frozenset(), (), ("t", "u"))
 
 
 def test_every_message_of_a_subscription_is_marked_with_its_id() -> None:
@@ -218,3 +239,21 @@ def test_every_message_of_a_subscription_is_marked_with_its_id() -> None:
         "promptsListChanged": True,
         "resourceSubscriptions": ["x"],
     }
+
+
+@pytest.mark.parametrize(
+    ("told", "honoured"),
+    [
+        ({"notifications": {"resourceSubscriptions": ["a", "b"]}}, {"a", "b"}),
+        ({"notifications": {"toolsListChanged": True, "resourceSubscriptions": []}}, set()),
+        ({"notifications": {"toolsListChanged": True}}, set()),
+        ({"notifications": {"resourceSubscriptions": []}}, set()),
+        ({"notifications": {}}, None),
+        ({"notifications": {"somethingNew": True}}, None),
+        ({"notifications": {"resourceSubscriptions": "a"}}, None),
+        ({"notifications": None}, None),
+        ({}, None),
+    ],
+)
+def test_an_acknowledgement_that_says_nothing_at_all_leaves_nothing_out(told: Any, honoured: set[str] | None) -> None:
+    assert modern.read_honoured(raws(told)) == honoured

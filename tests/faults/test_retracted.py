@@ -1,0 +1,297 @@
+"""A question that its server takes back, or that ends with its call, is taken back from whoever was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
+
+from tests.faults.curious import CAN, SECONDS, Asked, Line, text_of
+from tests.hubs import HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.peers.launch import listening_peer
+
+DOUBTING = [sys.executable, str(Path(__file__).with_name("doubting_server.py"))]
+CARRIERS = ("stdio", "websocket", "sse", "post", "get")
+FACES = ("http", "sse", "stdio")
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": CAN, "clientInfo": {"name": "t", "version": "1"}}
+KEY = "a-key-that-is-long-enough"
+BEARER = {"authorization": f"Bearer {KEY}"}
+CALLERS = {"ann": {"key": KEY, "allow": ["*"]}}
+PATIENT = {"listing_seconds": 30.0}
+WAITS_SECONDS = 0.5
+"""Who is answered later is taken to wait for the end of its call; one that is merely slow is asked once more."""
+
+by_every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
+
+
+async def servers_of(stack: AsyncExitStack, carrier: str) -> dict[str, Any]:
+    """The server, as a hub is told of it."""
+    if carrier == "stdio":
+        return {"s": stdio(DOUBTING, era="legacy")}
+    transport = "websocket" if carrier == "websocket" else "http"
+    asks = "get" if carrier == "get" else "post"
+    peer = await stack.enter_async_context(listening_peer([*DOUBTING, "--transport", transport, "--asks", asks]))
+    if carrier == "websocket":
+        return {"s": {"url": peer.socket_url, "era": "legacy"}}
+    if carrier == "sse":
+        return {"s": {"url": peer.at("/sse"), "type": "sse"}}
+    return {"s": {"url": peer.url, "type": "http", "era": "legacy"}}
+
+
+# -- callers of the earlier era ----------------------------------------------------------------------------------------
+
+
+class Speaker(Protocol):
+    """A caller that has one call under way."""
+
+    async def call(self, params: dict[str, Any]) -> None:
+        """Call, and leave the answer to `hear`."""
+
+    async def say(self, message: dict[str, Any]) -> None:
+        """Say something beside the call."""
+
+    async def hear(self) -> Any:
+        """The next message."""
+
+
+class OverHttp:
+    """Over Streamable HTTP: the call has a stream of its own."""
+
+    def __init__(self, person: Asked, lines: tuple[Line, Line]) -> None:
+        self._person = person
+        self._lines = lines
+
+    async def call(self, params: dict[str, Any]) -> None:
+        self._lines[0].write("/mcp", self._person.session, {"id": 1, "method": "tools/call", "params": params})
+        assert "content-length" not in await self._lines[0].head()
+
+    async def say(self, message: dict[str, Any]) -> None:
+        self._lines[1].write("/mcp", self._person.session, message)
+        assert (await self._lines[1].head())[":status"] == "202"
+
+    async def hear(self) -> Any:
+        return await self._lines[0].event()
+
+
+class OverSse:
+    """Over the earlier HTTP+SSE: everything is heard on one stream."""
+
+    def __init__(self, lines: tuple[Line, Line], address: str) -> None:
+        self._lines = lines
+        self._address = address
+
+    async def call(self, params: dict[str, Any]) -> None:
+        await self.say({"id": 1, "method": "tools/call", "params": params})
+
+    async def say(self, message: dict[str, Any]) -> None:
+        self._lines[1].write(self._address, BEARER, message)
+        assert (await self._lines[1].head())[":status"] == "202"
+
+    async def hear(self) -> Any:
+        return await self._lines[0].event()
+
+
+class OverStdio:
+    """Over standard streams."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._out, self._in = process, process.stdin, process.stdout
+
+    async def call(self, params: dict[str, Any]) -> None:
+        await self.say({"id": 1, "method": "tools/call", "params": params})
+
+    async def say(self, message: dict[str, Any]) -> None:
+        self._out.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        await self._out.drain()
+
+    async def hear(self) -> Any:
+        return json.loads(await self._in.readline())
+
+
+@asynccontextmanager
+async def speaker_at(face: str, hub: HubProcess, folder: Path, servers: dict[str, Any]) -> AsyncIterator[Speaker]:
+    """A caller that can be asked, and has been greeted."""
+    if face == "stdio":
+        config = write_config(folder, servers, limits=PATIENT)
+        async with process_of(isthmus("stdio", "--config", str(config))) as process:
+            yield await greeted(OverStdio(process))
+        return
+    lines = await Line.open(hub.port), await Line.open(hub.port)
+    try:
+        if face == "sse":
+            lines[0].get("/sse", BEARER)
+            await lines[0].head()
+            yield await greeted(OverSse(lines, await lines[0].endpoint()))
+        else:
+            person = Asked(hub.port, "ann", KEY, "legacy")
+            await person.enter()
+            yield OverHttp(person, lines)
+    finally:
+        for line in lines:
+            line.close()
+
+
+@asynccontextmanager
+async def process_of(words: list[str]) -> AsyncIterator[asyncio.subprocess.Process]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env=environment())
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        async with asyncio.timeout(SECONDS):
+            await process.wait()
+
+
+async def greeted(speaker: Speaker) -> Speaker:
+    await speaker.say({"id": 0, "method": "initialize", "params": HELLO})
+    async with asyncio.timeout(SECONDS):
+        assert (await speaker.hear())["id"] == 0
+    await speaker.say({"method": "notifications/initialized"})
+    return speaker
+
+
+class Scene:
+    """A server that doubts, a hub, and a folder in which the server is told to go on."""
+
+    def __init__(self, folder: Path, hub: HubProcess, servers: dict[str, Any]) -> None:
+        self.folder = folder
+        self.hub = hub
+        self.servers = servers
+
+    def params(self, **more: Any) -> dict[str, Any]:
+        """What a caller calls."""
+        return {"name": "s.doubt", "arguments": {"nonce": "n", "folder": str(self.folder), **more}}
+
+    def tell(self, word: str) -> None:
+        """Have the server go on."""
+        (self.folder / word).touch()
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as entered:
+        yield entered
+
+
+async def scene_of(stack: AsyncExitStack, carrier: str, folder: Path) -> Scene:
+    servers = await servers_of(stack, carrier)
+    hub = await stack.enter_async_context(serving(folder, servers, callers=CALLERS, limits=PATIENT))
+    return Scene(folder, hub, servers)
+
+
+@asynccontextmanager
+async def met_at(face: str, at: Scene) -> AsyncIterator[tuple[Scene, Speaker]]:
+    """A caller at one of the hub's faces, with a folder of its own."""
+    scene = Scene(at.folder / face, at.hub, at.servers)
+    scene.folder.mkdir()
+    async with asyncio.timeout(SECONDS), speaker_at(face, scene.hub, scene.folder, scene.servers) as speaker:
+        yield scene, speaker
+
+
+@by_every_carrier
+async def test_a_question_that_the_server_takes_back_is_taken_back_from_the_caller(
+    tmp_path: Path, stack: AsyncExitStack, carrier: str
+) -> None:
+    everybody = await scene_of(stack, carrier, tmp_path)
+    for face in FACES:
+        async with met_at(face, everybody) as (scene, speaker):
+            await speaker.call(scene.params())
+            question = await speaker.hear()
+            assert (question["method"], question["params"]["message"]) == ("elicitation/create", "n")
+            scene.tell("back")
+            told = await speaker.hear()
+            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            await speaker.say({"id": question["id"], "result": {"action": "decline"}})
+            scene.tell("end")
+            assert text_of(await speaker.hear()) == "n went on after 0 answers"
+
+
+async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_caller(
+    tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    everybody = await scene_of(stack, "stdio", tmp_path)
+    for face in FACES:
+        async with met_at(face, everybody) as (scene, speaker):
+            await speaker.call(scene.params(leave=True))
+            question = await speaker.hear()
+            scene.tell("end")
+            told = await speaker.hear()
+            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            assert text_of(await speaker.hear()) == "n went on after 0 answers"
+
+
+async def test_a_call_that_the_caller_takes_back_takes_its_question_along(
+    tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    everybody = await scene_of(stack, "stdio", tmp_path)
+    for face in FACES:
+        async with met_at(face, everybody) as (scene, speaker):
+            await speaker.call(scene.params())
+            question = await speaker.hear()
+            await speaker.say({"method": "notifications/cancelled", "params": {"requestId": 1}})
+            told, answer = await speaker.hear(), await speaker.hear()
+            assert (told["method"], told["params"]["requestId"]) == ("notifications/cancelled", question["id"])
+            assert answer["error"]["data"]["reason"] == "cancelled"
+
+
+# -- callers of the modern era -----------------------------------------------------------------------------------------
+
+
+@by_every_carrier
+async def test_who_comes_back_to_what_was_taken_back_is_asked_no_more_and_told_how_the_call_went_on(
+    tmp_path: Path, stack: AsyncExitStack, carrier: str
+) -> None:
+    scene = await scene_of(stack, carrier, tmp_path)
+    person, line = Asked(scene.hub.port, "ann", KEY, "modern"), await Line.open(scene.hub.port)
+    words = scene.params()["arguments"]
+    told = await person.once(line, "s.doubt", "n", arguments=words)
+    scene.tell("back")
+    async with asyncio.timeout(SECONDS):
+        while "inputRequests" in told["result"]:  # until the hub has read that the question is taken back
+            state = told["result"]["requestState"]
+            again = asyncio.ensure_future(person.once(line, "s.doubt", "n", arguments=words, requestState=state))
+            await asyncio.wait({again}, timeout=WAITS_SECONDS)
+            if not again.done():  # it is not asked again, and so waits for the call to end
+                scene.tell("end")
+            told = await again
+    assert text_of(told) == "n went on after 0 answers"
+    line.close()
+
+
+async def test_an_official_client_lets_a_question_be_that_is_taken_back(tmp_path: Path, stack: AsyncExitStack) -> None:
+    scene = await scene_of(stack, "stdio", tmp_path)
+    asked, spared = asyncio.Event(), asyncio.Event()
+
+    async def think(context: Any, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            spared.set()
+        raise AssertionError(params)
+
+    async with asyncio.timeout(SECONDS), httpx2.AsyncClient(trust_env=False, timeout=SECONDS, headers=BEARER) as http:
+        carried = streamable_http_client(scene.hub.url, http_client=http)
+        async with Client(carried, mode="legacy", elicitation_callback=think) as client, asyncio.TaskGroup() as group:
+            call = group.create_task(client.call_tool("s.doubt", scene.params()["arguments"]))
+            await asked.wait()
+            scene.tell("back")
+            await spared.wait()
+            scene.tell("end")
+    (content,) = call.result().content
+    # A client that is told so may answer all the same, and the hub keeps that to itself.
+    assert getattr(content, "text", None) == "n went on after 0 answers"

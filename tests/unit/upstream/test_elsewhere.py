@@ -1,0 +1,98 @@
+"""Users that a question sent elsewhere: their caller, and nobody else, is told once that they are done there."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.upstream import elsewhere as module
+from isthmus.upstream.elsewhere import Elsewhere
+from tests.unit.core.doubles import DONE, Listener, Stage, call, raw
+
+
+class Sent(Listener):
+    """A caller that can be told, while its call runs and later."""
+
+    def __init__(self, told: list[str], *, is_reached: bool = True) -> None:
+        super().__init__()
+        self._told = told
+        self._is_reached = is_reached
+
+    def done(self, id: msgspec.Raw) -> None:
+        self._told.append(f"now {bytes(id).decode()}")
+
+    def done_later(self) -> Callable[[msgspec.Raw], None] | None:
+        told = self._told
+        return (lambda id: told.append(f"later {bytes(id).decode()}")) if self._is_reached else None
+
+
+def started(exchange: Listener) -> InFlight:
+    return Stage().hub.start(call(), exchange)
+
+
+async def test_a_caller_is_told_once_while_its_call_runs() -> None:
+    told, elsewhere = list[str](), Elsewhere()
+    inflight = started(Sent(told))
+    elsewhere.sent(raw("e1"), inflight)
+    for id in ("e2", "e1", "e1"):
+        elsewhere.done(raw(id))
+    assert told == ['now "e1"']
+
+
+@pytest.mark.parametrize(("is_reached", "heard"), [(True, ['later "e1"']), (False, [])])
+async def test_after_its_call_a_caller_is_told_beside_its_calls(*, is_reached: bool, heard: list[str]) -> None:
+    told, elsewhere = list[str](), Elsewhere()
+    inflight = started(Sent(told, is_reached=is_reached))
+    elsewhere.sent(raw("e1"), inflight)
+    inflight.finish(DONE)
+    elsewhere.done(raw("e1"))
+    assert told == heard
+
+
+async def test_a_call_that_is_over_is_not_kept() -> None:
+    told, elsewhere = list[str](), Elsewhere()
+    inflight = started(Sent(told))
+    elsewhere.sent(raw("e1"), inflight)
+    inflight.finish(DONE)
+    seen = weakref.ref(inflight)
+    del inflight
+    gc.collect()
+    assert seen() is None
+    elsewhere.done(raw("e1"))
+    assert told == ['later "e1"']
+
+
+async def test_who_cannot_be_told_is_not() -> None:
+    elsewhere = Elsewhere()
+    inflight = started(listener := Listener())
+    elsewhere.sent(raw("e1"), inflight)
+    elsewhere.done(raw("e1"))
+    assert listener.events == []
+
+
+async def test_an_exchange_that_breaks_costs_nobody_anything() -> None:
+    class Broken(Sent):
+        def done(self, id: msgspec.Raw) -> None:
+            raise RuntimeError("a defect of a face")
+
+    elsewhere = Elsewhere()
+    inflight = started(Broken([]))
+    elsewhere.sent(raw("e1"), inflight)
+    elsewhere.done(raw("e1"))
+    assert inflight.outcome is None
+
+
+async def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDS_MAX", 2)
+    told, elsewhere = list[str](), Elsewhere()
+    inflight = started(Sent(told))
+    for id in ("x" * module.ID_LENGTH_MAX, "e1", "e2", "e3"):
+        elsewhere.sent(raw(id), inflight)
+    for id in ("x" * module.ID_LENGTH_MAX, "e1", "e2", "e3"):
+        elsewhere.done(raw(id))
+    assert told == ['now "e2"', 'now "e3"']
