@@ -97,6 +97,7 @@ _PLAIN = {
     "test_input_required_result_multi_round": "Asks twice, the second time depending on the first.",
     "test_input_required_result_tampered_state": "Asks, and refuses a state that was changed.",
     "test_input_required_result_capabilities": "Asks only what the caller can answer.",
+    "test_elicitation_url": "Sends the user elsewhere.",
 }
 _WITH_ARGUMENTS = {
     "test_sampling": ("Asks the model.", form(prompt=TEXT)),

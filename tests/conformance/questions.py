@@ -19,6 +19,7 @@ from mcp_types import (
     CreateMessageResult,
     ElicitRequest,
     ElicitRequestFormParams,
+    ElicitRequestURLParams,
     ElicitResult,
     InputRequest,
     InputRequiredResult,
@@ -46,6 +47,11 @@ def is_modern(ctx: Context) -> bool:
 def user(message: str, schema: JsonObject) -> ElicitRequest:
     """A form for the user."""
     return ElicitRequest(params=ElicitRequestFormParams(message=message, requested_schema=schema))
+
+
+def elsewhere(message: str, url: str, id: str | None) -> ElicitRequest:
+    """An address for the user to go to; it has an id in the legacy era."""
+    return ElicitRequest(params=ElicitRequestURLParams(message=message, url=url, elicitation_id=id))
 
 
 def model(prompt: str) -> CreateMessageRequest:

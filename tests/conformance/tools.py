@@ -24,7 +24,18 @@ from mcp_types import (
 )
 
 from tests.conformance import contents, listings
-from tests.conformance.questions import Context, Questions, answerable, ask, field, is_modern, model, roots, user
+from tests.conformance.questions import (
+    Context,
+    Questions,
+    answerable,
+    ask,
+    elsewhere,
+    field,
+    is_modern,
+    model,
+    roots,
+    user,
+)
 
 Outcome: TypeAlias = CallToolResult | InputRequiredResult
 Handler: TypeAlias = Callable[[Context, CallToolRequestParams], Awaitable[Outcome]]
@@ -185,6 +196,12 @@ async def ask_what_is_possible(ctx: Context, params: CallToolRequestParams) -> O
     return await asking(possible, "what is possible")(ctx, params) if possible else told("nothing can be asked")
 
 
+async def send_elsewhere(ctx: Context, params: CallToolRequestParams) -> Outcome:
+    """Have the user log in at an address."""
+    question = elsewhere("Please log in.", "https://login.example/", None if is_modern(ctx) else "login-1")
+    return await asking({"login": question})(ctx, params)
+
+
 async def region(ctx: Context, params: CallToolRequestParams) -> Outcome:
     """Give the argument back that travels in a header too."""
     return told(f"region: {(params.arguments or {}).get('region', 'none')}")
@@ -228,6 +245,7 @@ HANDLERS: dict[str, Handler] = {
     "test_input_required_result_multi_round": ask_twice,
     "test_input_required_result_tampered_state": asking(_CONSENT, "asked to be tampered with"),
     "test_input_required_result_capabilities": ask_what_is_possible,
+    "test_elicitation_url": send_elsewhere,
     "test_x_mcp_header": region,
     "json_schema_2020_12_tool": always(contents.text("The arguments are well.")),
     extra_tool.name: always(contents.text("I am here for a while.")),

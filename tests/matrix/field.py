@@ -19,7 +19,7 @@ from tests.peers.launch import HttpPeer, command, http_peer
 
 Program = Literal["sdk1", "sdk2", "fastmcp"]
 Era = Literal["legacy", "modern", "both"]
-Carrier = Literal["stdio", "stateful", "stateless"]
+Carrier = Literal["stdio", "stateful", "stateless", "websocket"]
 
 PROGRAMS: tuple[Program, ...] = ("sdk1", "sdk2", "fastmcp")
 CARRIERS: tuple[Carrier, ...] = ("stdio", "stateful", "stateless")
@@ -62,14 +62,16 @@ class Kind:
     @property
     def words(self) -> tuple[str, list[str]]:
         """The peer and its options, without the carrier's address."""
-        flags = ["--stateless"] if self.carrier == "stateless" else []
+        flags = {"stateless": ["--stateless"], "websocket": ["--transport", "websocket"]}.get(self.carrier, [])
         return f"server_{self.program}", ["--era", self.era, *flags]
 
 
 # The modern era has no sessions, so it has one way over HTTP: `stateless`. A server that offers both eras has
 # sessions for its legacy callers, and the hub must still find the modern way.
+# Only mcp 1.x has servers over WebSocket.
 KINDS: tuple[Kind, ...] = (
     *(Kind(program, "legacy", carrier) for program in PROGRAMS for carrier in CARRIERS),
+    Kind("sdk1", "legacy", "websocket"),
     Kind("sdk2", "modern", "stdio"),
     Kind("sdk2", "modern", "stateless"),
     Kind("fastmcp", "modern", "stdio"),
@@ -95,9 +97,9 @@ async def open_field(folder: Path) -> AsyncIterator[Field]:
     """Start every server and the hub, and wait until the hub has all of them."""
     ledger = Ledger(folder / "ledger")
     async with AsyncExitStack() as stack:
-        over_http = [kind for kind in KINDS if kind.carrier != "stdio"]
-        started = await asyncio.gather(*(_start(stack, kind, ledger) for kind in over_http))
-        peers = {kind.name: peer for kind, peer in zip(over_http, started, strict=True)}
+        remote = [kind for kind in KINDS if kind.carrier != "stdio"]
+        started = await asyncio.gather(*(_start(stack, kind, ledger) for kind in remote))
+        peers = {kind.name: peer for kind, peer in zip(remote, started, strict=True)}
         entries = {kind.name: _entry(kind, peers, ledger) for kind in KINDS}
         hub = await stack.enter_async_context(serving(folder, entries))
         await until_complete(hub.url)
@@ -111,7 +113,8 @@ async def _start(stack: AsyncExitStack, kind: Kind, ledger: Ledger) -> HttpPeer:
 
 def _entry(kind: Kind, peers: dict[str, HttpPeer], ledger: Ledger) -> dict[str, Any]:
     if kind.carrier != "stdio":
-        return {"url": peers[kind.name].url}
+        remote = peers[kind.name]
+        return {"url": remote.socket_url if kind.carrier == "websocket" else remote.url}
     peer, options = kind.words
     return stdio(command(peer, *options), env=ledger.env)
 

@@ -37,8 +37,8 @@ AT_ONCE = 4
 PATIENT = {"listing_seconds": 30}
 """Limits for a hub whose client cannot wait for a server to come up: its first listing waits instead."""
 
-OLD_CARRIERS = ("stdio", "stateful")
-"""Where mcp 1.x visits every program: with a stream for everything, and with one for each call."""
+OLD_CARRIERS = ("stdio", "stateful", "websocket")
+"""Where mcp 1.x visits every program that is there: with a stream for everything, and with one for each call."""
 
 SHARED_FORMS = (
     Form("sdk1", "legacy", "stdio"),
@@ -176,4 +176,4 @@ async def _entry(stack: AsyncExitStack, form: Form) -> dict[str, Any]:
     if form.carrier == "stdio":
         return stdio(command(form.peer, *form.options))
     peer = await stack.enter_async_context(http_peer(form.peer, *form.options))
-    return {"url": peer.at(form.path)}
+    return {"url": form.url(peer.port)}

@@ -37,6 +37,8 @@ Told: TypeAlias = dict[str, Any]
 Action: TypeAlias = Literal["accept", "decline", "cancel", "error"]
 
 CALL_SECONDS = 30.0
+VISIT_SECONDS = 240.0
+"""For all persons and steps together; several visits are made at the same time."""
 FORMS = {"name": {"name": "Ada"}, "colour": {"color": "blue"}}
 SCRIPT = Path(__file__).with_name("asked_sdk1.py")
 
@@ -148,7 +150,7 @@ async def _visit_sdk1(url: str, steps: Steps) -> dict[str, dict[str, Told]]:
         mcp1_python(), str(SCRIPT), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(CALL_SECONDS * 3):
+        async with asyncio.timeout(VISIT_SECONDS):
             said, _ = await process.communicate(todo.encode())
     finally:
         if process.returncode is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import socket
 from typing import Annotated
 
+import uvicorn
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field
 
@@ -17,4 +18,8 @@ def where(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Regio
     return region
 
 
-server.run(transport="streamable-http", port=int(sys.argv[1]), stateless_http=True)
+# The port is held from the moment that it is known.
+listener = socket.create_server(("127.0.0.1", 0))
+print("PORT", listener.getsockname()[1], flush=True)
+config = uvicorn.Config(server.streamable_http_app(stateless_http=True), log_level="warning")
+uvicorn.Server(config).run(sockets=[listener])

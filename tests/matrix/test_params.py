@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +12,7 @@ from mcp import Client
 from tests.faults.caller import Caller
 from tests.faults.watching import eventually
 from tests.hubs import HubProcess, serving
+from tests.peers.launch import listening_peer
 
 SERVER = Path(__file__).with_name("routed_server.py")
 
@@ -21,15 +20,11 @@ SERVER = Path(__file__).with_name("routed_server.py")
 @asynccontextmanager
 async def routed(folder: Path) -> AsyncIterator[HubProcess]:
     """A hub in front of a server that demands the header."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(sys.executable, str(SERVER), str(port), stderr=-3)
-    try:
-        async with serving(folder, {"routed": {"url": f"http://127.0.0.1:{port}/mcp"}}) as hub:
-            yield hub
-    finally:
-        process.kill()
-        await process.wait()
+    async with (
+        listening_peer([sys.executable, str(SERVER)]) as peer,
+        serving(folder, {"routed": {"url": peer.url}}) as hub,
+    ):
+        yield hub
 
 
 async def until_called(hub: HubProcess) -> None:

@@ -1,7 +1,7 @@
 """Servers ask back, callers answer: every official client at the reference server, both eras on both sides.
 
-Whatever the eras are, a caller is asked the same and told the same. What a person can be asked it says itself, and the
-server knows it through the hub.
+Servers on mcp 1.x are there too, with the same tools. Whatever the eras are, a caller is asked the same and told the
+same. What a person can be asked it says itself, and the server knows it through the hub.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ import pytest_asyncio
 from tests.hubs import PATIENT, HubProcess, environment, isthmus, serving, stdio, write_config
 from tests.matrix.field import until_complete
 from tests.matrix.persons import PERSONS, Mouth, Told, Visitor, command_client, visit
-from tests.peers.launch import CHECKOUT, listening_peer
+from tests.peers.launch import CHECKOUT, http_peer, listening_peer
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("questions")]
 
 Era = Literal["legacy", "modern"]
 Way = Literal["own", "all"]
-SERVERS = ("legacy-http", "legacy-stdio", "modern-http", "modern-stdio")
+SERVERS = ("legacy-http", "legacy-stdio", "modern-http", "modern-stdio", "sdk1-http", "sdk1-websocket")
 WORDS = [sys.executable, str(CHECKOUT / "tests" / "conformance")]
 
 FORM = ["elicitation/create", "What is your name?"]
 CONFIRM = ["elicitation/create", "Please confirm."]
+LOGIN = ["elicitation/create", "Please log in."]
 COLOUR = ["elicitation/create", "Which colour do you like, Ada?"]
 CAPITAL = ["sampling/createMessage", "What is the capital of France?"]
 GREETING = ["sampling/createMessage", "Write a greeting."]
@@ -44,6 +45,7 @@ ASKS = {
     "several": "test_input_required_result_multiple_inputs",
     "rounds": "test_input_required_result_multi_round",
     "state": "test_input_required_result_request_state",
+    "elsewhere": "test_elicitation_url",
     "possible": "test_input_required_result_capabilities",
     "plain": "test_simple_text",
 }
@@ -65,7 +67,7 @@ CELLS = [Cell(*cell) for cell in product(get_args(Visitor), SERVERS, get_args(Wa
 
 
 class House:
-    """The hub in front of the reference server in its four forms; who was there, and what they were told."""
+    """The hub in front of the servers in all their forms; who was there, and what they were told."""
 
     def __init__(self, hub: HubProcess, config: Path) -> None:
         self._hub = hub
@@ -97,6 +99,9 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House
             words = [*WORDS, "--transport", "http", "--era", era]
             peer = await stack.enter_async_context(listening_peer(words))
             entries[f"{era}-http"] = {"url": peer.url}
+        old = await stack.enter_async_context(http_peer("asking_sdk1"))
+        sockets = await stack.enter_async_context(http_peer("asking_sdk1", "--transport", "websocket"))
+        entries |= {"sdk1-http": {"url": old.url}, "sdk1-websocket": {"url": sockets.socket_url}}
         hub = await stack.enter_async_context(serving(folder, entries))
         await until_complete(hub.url)
         yield House(hub, write_config(tmp_path_factory.mktemp("command"), entries, limits=PATIENT))
@@ -117,6 +122,7 @@ async def test_who_can_be_asked_is_asked_and_the_answers_count(house: House, cel
     }
     assert told["rounds"] == {"text": "Ada likes blue.", "asked": [FORM, COLOUR]}
     assert told["state"] == {"text": "state-ok, answered: confirm", "asked": [CONFIRM]}
+    assert told["elsewhere"] == {"text": "state-ok, answered: login", "asked": [LOGIN]}
 
 
 @cells

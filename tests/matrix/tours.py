@@ -53,7 +53,7 @@ TRACE: dict[str, Any] = {
     "example.org/deep": {"a": [1, None]},
 }
 
-HEARD_SECONDS = 10.0
+HEARD_SECONDS = 30.0
 """How long an announcement may take: the hub lists again, and announces, at most once a second each."""
 
 
@@ -73,7 +73,7 @@ def itinerary(token: str, *, prefix: str = "", hears: bool = True) -> dict[str, 
         "raised": call("boom"),
         "slow": call("slow", {"seconds": 0.05, "steps": 5}, progress=True),
         "meta": call("meta", meta=TRACE, progress=True),
-        "cancelled": {"do": "cancel", "tool": f"{prefix}cancellable", "arguments": {"token": token}},
+        "cancelled": {"do": "cancel", "tool": f"{prefix}cancellable", "arguments": {"token": token}, "grace": 15},
         "grown": call("grow", {"name": token}),
     }
     if hears:

@@ -2,7 +2,8 @@
 
 It runs in an environment of its own; from a test call `run_sdk1` of `sdk1_steps`. Steps: `{"do": "hello"}`,
 `{"do": "list"}`, `{"do": "ping"}`, `{"do": "call", "tool": …, "arguments": …, "progress": true, "meta": …}`,
-`{"do": "cancel", "tool": …, "arguments": …}` (cancels at the first progress, or after `seconds` without any)
+`{"do": "cancel", "tool": …, "arguments": …}` (cancels at the first progress, or after `seconds` without any, and waits
+`grace` seconds for an answer)
 and `{"do": "changed", "within": seconds, "lists": tool}` (waits for an announcement; with `lists`, for as many as it
 takes until the tool is listed, and gives the listing; `what` names another list than that of the tools).
 Further ones, for `survey`: `resources`, `templates`, `prompts`, `read`, `prompt`, `complete`, `listen` and `updated` (a
@@ -25,12 +26,13 @@ import httpx
 from mcp import ClientSession, McpError, StdioServerParameters, stdio_client, types
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.client.websocket import websocket_client
 from pydantic import AnyUrl
 
-CALL_SECONDS = 15.0
+CALL_SECONDS = 30.0
 """What a peer may take for one answer before the step fails instead of hanging."""
 GRACE_SECONDS = 1.0
-"""How long to wait for the answer to a call that was cancelled."""
+"""How long to wait for the answer to a call that was cancelled, where none is expected."""
 
 
 class Steps:
@@ -168,7 +170,7 @@ class Steps:
                 await begun.wait()
             await self.session.send_notification(_cancelled(request_id))
             # Some servers answer a cancelled call and some do not; either is an answer to this step.
-            with anyio.move_on_after(GRACE_SECONDS):
+            with anyio.move_on_after(step.get("grace", GRACE_SECONDS)):
                 await ended.wait()
             group.cancel_scope.cancel()
         return {"answer": answer}
@@ -208,6 +210,10 @@ async def streams(options: argparse.Namespace) -> AsyncIterator[tuple[Any, Any]]
         async with stdio_client(words) as pipes:
             yield pipes
         return
+    if options.url.startswith("ws:"):
+        async with websocket_client(options.url) as pair:
+            yield pair
+        return
     headers = dict(given.split(":", 1) for given in options.header)
     if options.sse:
         async with sse_client(options.url, headers, CALL_SECONDS, httpx_client_factory=_without_proxies) as pair:
@@ -225,7 +231,10 @@ def _without_proxies(headers: Any = None, timeout: Any = None, auth: Any = None)
 
 
 def parse_options() -> argparse.Namespace:
-    """Read the command line: `--url` with `--header name:value`s and perhaps `--sse`, or `--command` and its words."""
+    """Read the command line: `--url` with `--header name:value`s and perhaps `--sse`, or `--command` and its words.
+
+    An address of WebSocket takes no headers: the SDK has no way to give any.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--url")
     parser.add_argument("--sse", action="store_true", help="the old HTTP+SSE transport")

@@ -25,7 +25,7 @@ Progress = tuple[float, float | None, str | None]
 Hear = MessageHandlerFnT
 """Whatever hears a client's messages; a `Listener` does."""
 
-CALL_SECONDS = 15.0
+CALL_SECONDS = 30.0
 """What a peer may take for one answer before the test fails instead of hanging."""
 
 

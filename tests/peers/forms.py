@@ -13,7 +13,7 @@ from typing import Literal
 
 Program = Literal["sdk1", "sdk2", "fastmcp"]
 Era = Literal["legacy", "modern"]
-Carrier = Literal["stdio", "sse", "stateful", "stateless"]
+Carrier = Literal["stdio", "sse", "stateful", "stateless", "websocket"]
 Ability = Literal["announces", "levels", "subscriptions", "updates"]
 """`announces`: its list changes can be heard. `levels`: what a caller asked not to hear is not sent.
 `subscriptions`: it takes them. `updates`: and tells of changes."""
@@ -49,17 +49,17 @@ class Form:
         match self.carrier:
             case "stdio":
                 return era
-            case "sse":
-                return ["--transport", "sse", *era]
+            case "sse" | "websocket":
+                return ["--transport", self.carrier, *era]
             case "stateful":
                 return ["--transport", "http", *era]
             case "stateless":
                 return ["--transport", "http", "--stateless", *era]
 
-    @property
-    def path(self) -> str:
-        """Where it is on the peer's address."""
-        return "/sse" if self.carrier == "sse" else "/mcp"
+    def url(self, port: int) -> str:
+        """Where it is, given the port on which its peer listens."""
+        scheme = "ws" if self.carrier == "websocket" else "http"
+        return f"{scheme}://127.0.0.1:{port}/{'sse' if self.carrier == 'sse' else 'mcp'}"
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -67,8 +67,12 @@ class Form:
         return SUPPORTS[self]
 
 
+SOCKET = Form("sdk1", "legacy", "websocket")
+"""The only one of its carrier: the specification has none such, and later SDKs have dropped it."""
+
 FORMS: tuple[Form, ...] = (
     *(Form(program, "legacy", carrier) for program in PROGRAMS for carrier in LEGACY_CARRIERS),
+    SOCKET,
     *(Form(program, "modern", carrier) for program in PROGRAMS[1:] for carrier in MODERN_CARRIERS),
 )
 
@@ -82,6 +86,7 @@ _EVERYTHING = _all("announces", "levels", "subscriptions", "updates")
 SUPPORTS: Mapping[Form, frozenset[Ability]] = {
     **{Form("sdk1", "legacy", carrier): _EVERYTHING for carrier in LEGACY_CARRIERS},
     **{Form("sdk2", "legacy", carrier): _EVERYTHING for carrier in LEGACY_CARRIERS},
+    SOCKET: _EVERYTHING,
     # Without a session there is nothing to remember a level or a subscription by, and no stream to announce on.
     Form("sdk1", "legacy", "stateless"): _all("subscriptions"),
     Form("sdk2", "legacy", "stateless"): _all("subscriptions"),

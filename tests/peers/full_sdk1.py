@@ -18,7 +18,8 @@ from mcp.types import Completion, PromptReference
 from pydantic import AnyUrl, BaseModel
 
 from tests.peers import content
-from tests.peers.serving import Options, parse_options, serve_http
+from tests.peers.serving import Options, parse_options
+from tests.peers.serving_sdk1 import TRANSPORTS, serve_sdk1
 
 
 class Shelf(FastMCP):
@@ -178,15 +179,8 @@ async def run(options: Options) -> None:
     fill_shelf()
     keep_levels_and_watchers()
     announce()
-    if options.transport == "stdio":
-        await server.run_stdio_async()
-    elif options.transport == "sse":
-        await serve_http(server.sse_app(), options.port)
-    else:
-        server.settings.json_response = options.json
-        server.settings.stateless_http = options.stateless
-        await serve_http(server.streamable_http_app(), options.port)
+    await serve_sdk1(server, options)
 
 
 if __name__ == "__main__":
-    asyncio.run(run(parse_options(("legacy",))))
+    asyncio.run(run(parse_options(("legacy",), TRANSPORTS)))

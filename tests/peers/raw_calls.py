@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from tests.peers.raw_desk import (
@@ -29,6 +30,8 @@ FLOOD_MESSAGES = 100_000
 FLOOD_BATCH = 500
 ENDLESS_SECONDS = 0.001
 """A pause between endless events: still a flood to the reader, without taking a whole core."""
+LOOK_SECONDS = 0.01
+"""How often a file that an answer waits for is looked for."""
 
 
 class Exchange(Protocol):
@@ -138,6 +141,9 @@ class Caller:
             return True
         if "sleep" in modes:
             return not await _cancelled_within(exchange, modes.number("sleep", 1.0))
+        while "until" in modes and not _is_there(modes.given["until"]):
+            if await _cancelled_within(exchange, LOOK_SECONDS):
+                return False
         return not exchange.cancelled.is_set()
 
     async def _outcome(self, request: Json, exchange: Exchange, modes: Modes) -> Json:
@@ -198,6 +204,10 @@ async def _cancelled_within(exchange: Exchange, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def _is_there(path: str) -> bool:
+    return Path(path).exists()
 
 
 def _arguments(request: Json) -> Json:

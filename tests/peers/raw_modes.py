@@ -13,6 +13,7 @@ KNOWN = {
     "echo": "answer honestly",
     "progress": ":N notifications before the answer, if the caller gave a token",
     "sleep": ":SECONDS between the ledger and the answer; a cancellation ends it",
+    "until": ":PATH a file that the answer waits for, once the ledger is written; a cancellation ends it",
     "hang": "take the call, do not run it, never answer",
     "hang_init": "never answer initialize or server/discover",
     "die_before_write": "die before the ledger is written",

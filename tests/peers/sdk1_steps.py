@@ -13,7 +13,7 @@ from tests.peers.launch import command
 Step = Mapping[str, Any]
 Answer = dict[str, Any]
 
-RUN_SECONDS = 60.0
+RUN_SECONDS = 240.0
 """For all steps together; the script itself bounds each one."""
 
 
@@ -26,7 +26,7 @@ async def run_sdk1(
     server: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> list[Answer]:
-    """Do `steps` in one session against `url` (of the HTTP+SSE transport if `sse`) or a stdio `server` command.
+    """Do `steps` in one session against `url` (HTTP+SSE if `sse`, else as its scheme says) or a `server` command.
 
     There is one answer per step.
 

@@ -14,7 +14,8 @@ from mcp.server.lowlevel.server import NotificationOptions
 from mcp.types import CallToolResult, Icon, ToolAnnotations
 from pydantic import BaseModel
 
-from tests.peers.serving import Options, note, parse_options, serve_http
+from tests.peers.serving import Options, note, parse_options
+from tests.peers.serving_sdk1 import TRANSPORTS, serve_sdk1
 
 server = FastMCP("sdk1", log_level="CRITICAL")
 
@@ -109,13 +110,8 @@ def announce_list_changes() -> None:
 async def run(options: Options) -> None:
     """Serve until the pipe closes or a signal comes."""
     announce_list_changes()
-    if options.transport == "stdio":
-        await server.run_stdio_async()
-    else:
-        server.settings.json_response = options.json
-        server.settings.stateless_http = options.stateless
-        await serve_http(server.streamable_http_app(), options.port)
+    await serve_sdk1(server, options)
 
 
 if __name__ == "__main__":
-    asyncio.run(run(parse_options(("legacy",))))
+    asyncio.run(run(parse_options(("legacy",), TRANSPORTS)))

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 import uvicorn
 
 Era = Literal["legacy", "modern", "both"]
+Transport = Literal["stdio", "http", "sse", "websocket"]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -32,7 +33,7 @@ UNSUPPORTED_VERSION = -32022
 class Options:
     """How a server was asked to run."""
 
-    transport: Literal["stdio", "http", "sse"]
+    transport: Transport
     stateless: bool
     json: bool
     port: int
@@ -40,10 +41,10 @@ class Options:
     only: list[str]
 
 
-def parse_options(eras: tuple[Era, ...]) -> Options:
-    """Read the command line; `eras` are those the SDK can serve, the first being the default."""
+def parse_options(eras: tuple[Era, ...], transports: tuple[Transport, ...] = ("stdio", "http", "sse")) -> Options:
+    """Read the command line; `eras` and `transports` are those the SDK can serve, the first being the default."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--transport", choices=("stdio", "http", "sse"), default="stdio")
+    parser.add_argument("--transport", choices=transports, default=transports[0])
     parser.add_argument("--stateless", action="store_true", help="HTTP without sessions (legacy era)")
     parser.add_argument("--json", action="store_true", help="HTTP answers as JSON, never as an event stream")
     parser.add_argument("--port", type=int, default=0, help="0: any free one, told as `PORT n` on stdout")
@@ -62,11 +63,11 @@ def note(line: str) -> None:
             os.close(descriptor)
 
 
-async def serve_http(app: App, port: int) -> None:
+async def serve_http(app: App, port: int, *, ws: Literal["none", "websockets-sansio"] = "none") -> None:
     """Serve on loopback until a signal; `PORT n` is on stdout once connections are accepted."""
     listener = socket.create_server(("127.0.0.1", port))
     print("PORT", listener.getsockname()[1], flush=True)
-    config = uvicorn.Config(app, log_level="warning", lifespan="on", ws="none", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, log_level="warning", lifespan="on", ws=ws, timeout_graceful_shutdown=1)
     await uvicorn.Server(config).serve(sockets=[listener])
 
 

@@ -21,7 +21,7 @@ from tests.peers.client_sdk2 import Listener, client_over_http, client_over_sse,
 from tests.peers.launch import HttpPeer, command
 from tests.peers.raw_desk import MANY_PAGES, many_name
 
-WITHIN_SECONDS = 10.0
+WITHIN_SECONDS = 30.0
 
 
 async def answer_of(socket: ClientConnection, method: str, **params: Any) -> dict[str, Any]:
@@ -67,7 +67,10 @@ async def test_an_absolute_endpoint_of_the_same_origin_is_one(spawn: Spawn) -> N
 @pytest.mark.parametrize("mode", ["foreign_endpoint:http://127.0.0.1:9", "no_endpoint"])
 async def test_a_stream_may_begin_without_a_usable_endpoint(mode: str, spawn: Spawn) -> None:
     peer = await spawn("raw_server", "--transport", "sse", "--mode", mode)
-    async with httpx2.AsyncClient(trust_env=False) as http, http.stream("GET", peer.at("/sse")) as stream:
+    async with (
+        httpx2.AsyncClient(trust_env=False, timeout=WITHIN_SECONDS) as http,
+        http.stream("GET", peer.at("/sse")) as stream,
+    ):
         lines = stream.aiter_lines()
         async with asyncio.timeout(WITHIN_SECONDS):
             first = [await anext(lines) for _ in range(2)]
@@ -162,7 +165,7 @@ async def test_a_list_may_change_all_the_time() -> None:
 
 async def test_a_plain_server_takes_the_method_for_the_tool(spawn: Spawn, ledger: Ledger) -> None:
     peer = await spawn("rpc_server", "--listed", "--ledger", str(ledger.path))
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with httpx2.AsyncClient(trust_env=False, timeout=WITHIN_SECONDS) as http:
 
         async def ask(method: str, **params: Any) -> httpx2.Response:
             body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
@@ -183,7 +186,7 @@ async def test_a_plain_server_takes_the_method_for_the_tool(spawn: Spawn, ledger
 
 async def test_a_plain_server_may_not_list_its_tools(spawn: Spawn) -> None:
     peer = await spawn("rpc_server")
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with httpx2.AsyncClient(trust_env=False, timeout=WITHIN_SECONDS) as http:
         body = {"jsonrpc": "2.0", "id": 7, "method": "tools/list"}
         answer = (await http.post(peer.at("/rpc"), json=body)).json()
 

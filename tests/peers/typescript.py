@@ -16,7 +16,7 @@ from tests.peers.sdk1_steps import Answer, Step
 Major = Literal[1, 2]
 Mode = Literal["legacy", "auto", "2026-07-28"]
 
-RUN_SECONDS = 90.0
+RUN_SECONDS = 240.0
 """For all visits together, which are made at the same time."""
 
 
