@@ -26,10 +26,27 @@ from tests.peers.launch import HttpPeer, http_peer
 settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
+# Whoever starts tests in the background has them ignore it, and with them every process that they interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
 LEFTOVER_SECONDS = 20.0
 """How long processes and descriptors of a finished test may take to go."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tell xdist which tests stay together: 3.8 writes it where pytest 9.2 no longer reads it.
+
+    Each worker would otherwise start every server of the matrix for itself.
+    """
+    if not config.getoption("loadgroup", default=False):
+        return
+    for item in items:
+        group = "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
+        if group and not item.nodeid.endswith(f"@{group}"):
+            item._id = item.id.parse(f"{item.nodeid}@{group}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +119,7 @@ def no_leftovers() -> Iterator[None]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert not left, f"processes were left behind: {left}"
-    extra = descriptors() - before
+    extra = _closed(before)
     assert not extra, f"descriptors were left open: {sorted(extra)}"
 
 
@@ -111,6 +128,14 @@ def _settle(known: set[int]) -> dict[int, str]:
     while (left := {pid: state(pid) for pid in children() - known}) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return left
+
+
+def _closed(before: set[int]) -> set[int]:
+    """The descriptors that are open since; a thread that ends may still have some."""
+    deadline = time.monotonic() + LEFTOVER_SECONDS
+    while (extra := descriptors() - before) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return extra
 
 
 def children(of: int | None = None) -> set[int]:

@@ -148,10 +148,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 class Raw:
     """A caller that writes its requests by hand, so that a test sees exactly what the hub answers."""
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
+    def __init__(self, url: str, *, key: str | None = None, seconds: float = 60.0) -> None:
+        """`seconds` are how long an answer may take before the test fails instead of hanging."""
         self.url = url
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self.http = httpx2.AsyncClient(headers=headers, timeout=30.0, limits=httpx2.Limits(max_connections=200))
+        self.http = httpx2.AsyncClient(headers=headers, timeout=seconds, limits=httpx2.Limits(max_connections=200))
 
     async def __aenter__(self) -> Raw:
         return self

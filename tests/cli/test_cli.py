@@ -61,7 +61,7 @@ async def run(*words: str, given: bytes = b"", env: Mapping[str, str] | None = N
 @pytest.fixture
 def config(tmp_path: Path, ledger: Ledger) -> str:
     raw = stdio(command("raw_server", "--ledger", str(ledger.path)))
-    return str(write_config(tmp_path, {"raw": raw, "dead": {"command": "/no/such/program"}}))
+    return str(write_config(tmp_path, {"raw": raw, "dead": {"command": "/no/such/program"}}, limits=PATIENT))
 
 
 # -- against a configuration ---------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ async def test_stdio_speaks_nothing_but_the_protocol(config: str) -> None:
 
 async def test_stdio_can_stand_before_a_running_hub(tmp_path: Path) -> None:
     callers = {"planner": {"key": KEY, "allow": ["*"]}}
-    async with serving(tmp_path, {"raw": stdio(command("raw_server"))}, callers=callers) as served:
+    async with serving(tmp_path, {"raw": stdio(command("raw_server"))}, callers=callers, limits=PATIENT) as served:
         assert_echoed(await talk("--hub", served.url, env={"ISTHMUS_KEY": KEY}))
 
 

@@ -103,7 +103,7 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
             "well": stdio(light_server.command("well")),
         }
         config = write_config(tmp_path, servers)
-        code, out = await doctor("--config", str(config), "--wait", "8", "--json")
+        code, out = await doctor("--config", str(config), "--wait", "15", "--json")
     assert code == 1, out
     told = json.loads(out)
     assert {found["server"]: found["code"] for found in told["findings"]} == {

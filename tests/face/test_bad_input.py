@@ -280,7 +280,7 @@ async def test_a_version_header_that_names_none_is_a_bad_request(hub: HubProcess
     async with connected(hub.port) as wire:
         reply = await wire.request(encoded(legacy("tools/list", {}, id=41)), [*BASE, ("mcp-protocol-version", version)])
         assert (reply.status, reply.id_text) == (400, "41")
-        assert reply.code in (PARAMS, UNSUPPORTED)
+        assert reply.code == UNSUPPORTED
         await lives_on(wire)
 
 
@@ -469,7 +469,8 @@ async def test_a_chunked_body_over_the_limit_is_cut_off(hub: HubProcess) -> None
             await asyncio.sleep(0)  # a write that needs no waiting would not let the answer be read
             sent += SMALL_BODY
         assert (await reply).status == 413
-        assert sent < 12 << 20
+        # Four that the hub reads, and whatever the kernel takes on both sides while the hub has other things to do.
+        assert sent < 32 << 20
 
 
 async def test_a_body_of_exactly_the_limit_is_read(hub: HubProcess) -> None:

@@ -79,7 +79,7 @@ def request(id: int, method: str, **params: object) -> dict[str, object]:
 async def test_the_official_client_lists_and_calls(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, limits=PATIENT) as hub,
-        sse_client(address(hub, "/sse")) as (read, write),
+        sse_client(address(hub, "/sse"), timeout=20) as (read, write),
         ClientSession(read, write) as session,
     ):
         welcome = await session.initialize()
@@ -116,7 +116,7 @@ async def test_a_session_belongs_to_the_caller_that_opened_it(tmp_path: Path) ->
     ):
         stolen = await other.client.post(stream.endpoint, json=request(1, "ping"))
         unknown = await other.client.post("/messages?sessionId=none", json=request(1, "ping"))
-        async with httpx2.AsyncClient() as keyless:
+        async with httpx2.AsyncClient(timeout=20) as keyless:
             nobody = await keyless.post(address(hub, stream.endpoint), json=request(1, "ping"))
         assert (stolen.status_code, stolen.content) == (unknown.status_code, unknown.content)
         assert (stolen.status_code, nobody.status_code) == (404, 401)
@@ -136,7 +136,7 @@ async def test_a_session_ends_with_its_stream(tmp_path: Path) -> None:
     async with serving(tmp_path) as hub:
         async with listening(hub) as stream:
             endpoint = stream.endpoint
-        async with httpx2.AsyncClient() as client, asyncio.timeout(20):
+        async with httpx2.AsyncClient(timeout=20) as client, asyncio.timeout(20):
             # The hub hears of a closed connection when it does.
             while (await client.post(address(hub, endpoint), json=request(1, "ping"))).status_code != 404:
                 pass
@@ -144,7 +144,7 @@ async def test_a_session_ends_with_its_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("method", "path", "allow"), [("POST", "/sse", "GET"), ("GET", "/messages", "POST, DELETE")])
 async def test_other_methods_are_told_what_to_use(tmp_path: Path, method: str, path: str, allow: str) -> None:
-    async with serving(tmp_path) as hub, httpx2.AsyncClient() as client:
+    async with serving(tmp_path) as hub, httpx2.AsyncClient(timeout=20) as client:
         answer = await client.request(method, address(hub, path))
         assert (answer.status_code, answer.headers["allow"]) == (405, allow)
 

@@ -43,7 +43,9 @@ class Reply:
 
     @property
     def json(self) -> Any:
-        """The body as JSON."""
+        """The body as JSON; of a stream, its last message: a call of a session that takes its time becomes one."""
+        if self.headers.get("content-type") == "text/event-stream":
+            return self.events[-1]
         return json.loads(self.body)
 
     @property

@@ -86,6 +86,10 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.is_lost = False
 
+    @property
+    def is_hearing(self) -> bool:
+        return bool(self._buffer)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
@@ -167,6 +171,11 @@ class Caller:
     def is_connected(self) -> bool:
         """Whether the hub has left it a connection."""
         return any(not connection.is_lost for connection in self._open)
+
+    @property
+    def is_hearing(self) -> bool:
+        """Whether an answer has begun that has not ended."""
+        return any(connection.is_hearing for connection in self._open)
 
     def hang_up(self) -> None:
         """Reset every connection, whatever is on it."""

@@ -17,7 +17,7 @@ from typing import Literal
 Told = Literal["ok", "no", "yes", "unknown"]
 """What the caller heard: a result, or a fault that says whether the tool ran."""
 
-HANG_SECONDS = 5.0
+HANG_SECONDS = 10.0
 """How long after its deadline a call may still be answered before it counts as hung; the machine may be busy."""
 
 

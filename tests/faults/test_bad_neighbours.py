@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from tests.conftest import Spawn
 from tests.faults.caller import Caller
-from tests.faults.watching import eventually, processor_seconds, resident_bytes
+from tests.faults.watching import Metronome, eventually, processor_seconds, resident_bytes
 from tests.hubs import HubProcess, serving, stdio
 from tests.peers.launch import command
 
@@ -25,6 +25,9 @@ PAUSE_SECONDS = 0.25
 """Between two lies of one server: their making costs far more than their hearing, and there are two cores for all."""
 COSTLY = ("huge", "unended", "flood")
 COSTLY_TIMES = 3
+
+BEAT_SECONDS = 0.02
+"""Between two beats of the pulse, and enough for a metronome to have ticked."""
 
 Ending = Literal["ok", "lost", "bad_reply", "timed_out"]
 
@@ -201,7 +204,8 @@ async def answers(caller: Caller, server: str) -> bool:
 class Pulse:
     """Calls the hub's own echo without a pause: how long its loop stands still, and how much memory it takes.
 
-    Time is the hub's own on the processor: on two cores with twenty busy servers it waits for its turn as well.
+    Time is the hub's own on the processor: on two cores with twenty busy servers it waits for its turn as well. What it
+    worked while this process stood still does not count: its answer may have been there all the while.
     """
 
     WORK_SECONDS = 0.5
@@ -225,14 +229,15 @@ class Pulse:
 
     async def _beat(self) -> None:
         clock = asyncio.get_running_loop().time
-        async with Caller(self._hub.port) as caller:
+        async with Caller(self._hub.port) as caller, Metronome() as metronome:
             while not self._is_over:
-                started, worked = clock(), processor_seconds(self._hub.pid)
+                started, worked, late = clock(), processor_seconds(self._hub.pid), metronome.late_seconds
                 assert (await caller.call("builtin.echo", {"text": "beat"})).told == "ok"
                 self.beats.append(clock() - started)
                 self.work.append(processor_seconds(self._hub.pid) - worked)
                 self.resident.append(resident_bytes(self._hub.pid))
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(BEAT_SECONDS)
+                self.work[-1] -= metronome.late_seconds - late
 
     def check(self) -> None:
         """The bounds, generous for a machine that has other things to do."""
@@ -302,6 +307,7 @@ async def test_the_good_are_called_as_if_alone_while_the_bad_misbehave(
 
         assert len(among.took) == 3000
         pulse.check()
-        # Two cores are shared with twenty servers that do their worst; nobody waits for one of them all the same.
-        assert statistics.median(among.took) < 20 * statistics.median(alone.took) + 0.05
+        # Two cores are shared with twenty servers that do their worst, and perhaps with others; nobody waits for one
+        # of the slow ones, whose calls take a second, all the same.
+        assert statistics.median(among.took) < 20 * statistics.median(alone.took) + 0.5
         assert await all_listed(caller)

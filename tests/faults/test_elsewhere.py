@@ -98,6 +98,7 @@ async def test_whose_call_failed_until_the_user_was_elsewhere_hears_it_beside_it
         lines = {person.name: await listening(port, person) for person in (ann, ben)}
         line, head = await called(port, ann, "error")
         assert (await line.body(head))["error"]["code"] == -32042
+        await eventually(lambda: len(server.streams) == 2, "the hub listens, for everybody and for ann's calls")
         for stream in server.streams:
             stream.write(events(DONE_THERE))
         assert await lines["ann"].event() == DONE_THERE

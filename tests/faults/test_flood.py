@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.faults.caller import Caller
-from tests.hubs import HubProcess, Raw, serving, stdio
+from tests.hubs import PATIENT, HubProcess, Raw, serving, stdio
 
 FLOOD = [sys.executable, str(Path(__file__).with_name("flood_server.py"))]
 CALLS = 200
@@ -29,7 +29,7 @@ async def neighbours_are_served_while(hub: HubProcess, tool: str) -> str:
 
 
 async def test_a_flood_of_lines_ends_its_own_process(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"bad": stdio(FLOOD)}) as hub:
+    async with serving(tmp_path, {"bad": stdio(FLOOD)}, limits=PATIENT) as hub:
         assert await neighbours_are_served_while(hub, "bad.flood") == "lost"
 
 
@@ -38,7 +38,7 @@ async def test_a_flood_of_events_ends_its_own_call(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         port = int((await process.stdout.readline()).split()[1])
-        async with serving(tmp_path, {"bad": {"url": f"http://127.0.0.1:{port}/mcp"}}) as hub:
+        async with serving(tmp_path, {"bad": {"url": f"http://127.0.0.1:{port}/mcp"}}, limits=PATIENT) as hub:
             assert await neighbours_are_served_while(hub, "bad.flood") == "bad_reply"
     finally:
         process.kill()

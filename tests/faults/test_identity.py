@@ -73,9 +73,12 @@ async def test_one_id_many_times_at_once_in_one_session_is_served_every_time(era
         if era == "legacy":
             await caller.initialize()
         await eventually(lambda: is_up(caller), "the server is there", within=20.0)
-        first = asyncio.ensure_future(caller.call("raw.echo", {"text": "first", "mode": "sleep:3"}, id="0"))
+        others_are_answered = tmp_path / "others are answered"
+        held = {"text": "first", "mode": f"until:{others_are_answered}"}
+        first = asyncio.ensure_future(caller.call("raw.echo", held, id="0"))
         await asyncio.gather(*(caller.call("raw.echo", {"text": "x"}, id="0") for _ in range(20)))
         assert not first.done()
+        others_are_answered.touch()
 
         assert (await first).text == "first"
 

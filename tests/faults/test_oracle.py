@@ -36,7 +36,7 @@ def test_an_honest_call_is_no_violation(record: Record, ran: int) -> None:
         (Record("a", "ok", answer="b"), 1, Wrong.FOREIGN),
         (Record("a", "ok", answer=None), 1, Wrong.FOREIGN),
         (Record("a", None, ended=None), 0, Wrong.HANG),
-        (Record("a", "unknown", started=1.0, ended=36.1, deadline=30.0), 1, Wrong.HANG),
+        (Record("a", "unknown", started=1.0, ended=41.1, deadline=30.0), 1, Wrong.HANG),
     ],
 )
 def test_each_lie_is_caught_by_its_name(record: Record, ran: int, wrong: Wrong) -> None:
@@ -44,7 +44,7 @@ def test_each_lie_is_caught_by_its_name(record: Record, ran: int, wrong: Wrong) 
 
 
 def test_one_call_can_be_wrong_in_several_ways() -> None:
-    found = judge([Record("a", "no", ended=40.0)], {"a": 2})
+    found = judge([Record("a", "no", ended=41.0)], {"a": 2})
 
     assert {violation.wrong for violation in found} == {Wrong.DUPLICATE, Wrong.HANG, Wrong.LIED_NOT_SENT}
 

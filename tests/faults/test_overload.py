@@ -42,7 +42,8 @@ async def test_what_no_longer_fits_is_refused_at_once_and_others_do_not_notice(
             check_refusal(answer)
         crowded = await latencies(caller)
 
-        assert statistics.median(crowded) < 5 * statistics.median(alone) + 0.05
+        # On a busy machine they may take longer by themselves; who waited for the full server would wait a minute.
+        assert statistics.median(crowded) < 5 * statistics.median(alone) + 1.0
         assert sum(call.done() for call in calls) == OVER
 
         crowd.hang_up()  # a modern caller's going cancels: what ran is stopped, and the slots come back

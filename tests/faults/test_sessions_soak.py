@@ -76,6 +76,7 @@ async def cut(hub: HubProcess) -> None:
 async def watched(folder: Path) -> AsyncIterator[HubProcess]:
     async with serving(folder, {"a": stdio(light_server.command("a"))}) as hub:
         await eventually(lambda: watches_files(hub.pid), "the hub is all there", within=SETTLE_SECONDS)
+        await eventually(lambda: any("server ready" in line for line in hub.said), "and its server", SETTLE_SECONDS)
         yield hub
 
 

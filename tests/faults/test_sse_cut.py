@@ -37,7 +37,7 @@ NEVER = 1_000_000
 LIMITS = Limits(breaker_failures=NEVER, breaker_calls=NEVER)
 Kind = Literal["sse", "websocket"]
 
-pytestmark = pytest.mark.timeout(120 if STEP >= 16 else 3600)
+pytestmark = pytest.mark.timeout(300 if STEP >= 16 else 3600)
 
 
 class Wire:

@@ -50,10 +50,6 @@ class Metronome:
         self.late_seconds += max(0.0, now - self._timer.when())
         self._timer = self._loop.call_later(POLL_SECONDS, self._tick)
 
-    def now(self) -> float:
-        """The time without that: it does not go on while this process stands still."""
-        return self._loop.time() - self.late_seconds
-
 
 class Tail:
     """Follows a ledger that others write: what it holds by now, without reading it anew each time."""

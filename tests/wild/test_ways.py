@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import POLL_SECONDS, Ledger, Spawn
+from tests.faults.watching import eventually
 from tests.hubs import HubProcess, Raw, serving
 from tests.matrix.field import until_complete
 from tests.peers.client_sdk2 import call_with_progress, client_over_http
@@ -91,11 +92,17 @@ async def test_errors_of_a_plain_server_say_whether_anything_ran(tmp_path: Path,
     async with serving(tmp_path, {"shop": shop, "hasty": {**shop, "timeout": 0.3}}) as hub:
         await until_complete(hub.url)
         async with Raw(hub.url) as raw:
+
+            async def is_connected() -> bool:
+                return "result" in await raw.call("hasty.add", {"a": 1, "b": 1})
+
+            # On a connection that is there, a call has left before its time can be up.
+            await eventually(is_connected, "the hasty one is connected")
             refused = (await raw.call("shop.refuse"))["error"]
             crashed = (await raw.call("shop.crash"))["error"]
+            late = (await raw.call("hasty.slow", {"seconds": 60}))["error"]
             mumbled = (await raw.call("shop.mumble"))["error"]
             hung_up = (await raw.call("shop.hang_up"))["error"]
-            late = (await raw.call("hasty.slow", {"seconds": 60}))["error"]
 
     assert (refused["code"], refused["message"], refused["data"]["opens"]) == (-32050, "the shop is closed", "tomorrow")
     assert refused["data"]["executed"] == "yes"
