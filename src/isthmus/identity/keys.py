@@ -94,20 +94,26 @@ def credential_of(fields: Mapping[bytes, bytes]) -> bytes | None:
     more than one could be meant: two of a header, or both with different keys. Guessing would let a proxy and the hub
     disagree on who calls.
     """
-    authorization, api_key = fields.get(b"authorization"), fields.get(b"x-api-key")
-    token = None if authorization is None else _token_of(authorization)
-    if api_key is not None:
-        api_key = api_key.strip()
-        if token is not None and token != api_key:
-            return None
-        token = api_key
+    authorization = fields.get(b"authorization")
+    if authorization is not None and authorization[:7] == b"Bearer " and b"x-api-key" not in fields:
+        token = authorization[7:]
+        if token and b" " not in token:
+            return token  # as nearly everybody sends it
+    api_key = fields.get(b"x-api-key")
+    key = _one_of(_token_of(authorization), None if api_key is None else api_key.strip())
     # An empty value is no key, and one with a space in it is nobody's: a list of two, for instance.
-    return token if token and b" " not in token else None
+    return key if key and b" " not in key else None
 
 
-def _token_of(authorization: bytes) -> bytes | None:
-    """Return the token after `Bearer`; None if the header speaks of another scheme."""
-    if authorization.startswith(b"Bearer "):  # as nearly everybody writes it
-        return authorization[7:].strip()
+def _token_of(authorization: bytes | None) -> bytes | None:
+    """Return the token after `Bearer`; None if the header is absent or speaks of another scheme."""
+    if authorization is None:
+        return None
     scheme, _, token = authorization.strip().partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
+
+
+def _one_of(token: bytes | None, api_key: bytes | None) -> bytes | None:
+    if token is not None and api_key is not None and token != api_key:
+        return None
+    return api_key if token is None else token

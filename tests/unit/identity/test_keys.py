@@ -82,6 +82,8 @@ def test_a_weak_key_is_told_why(text: str, weakness: str | None) -> None:
         ([(b"host", b"hub")], None),
         ([(b"authorization", b"Bearer abc")], b"abc"),
         ([(b"authorization", b"bEARER   abc ")], b"abc"),
+        ([(b"authorization", b"Bearer  abc")], b"abc"),
+        ([(b"authorization", b"Bearer abc def")], None),
         ([(b"x-api-key", b" abc ")], b"abc"),
         ([(b"authorization", b"Bearer abc"), (b"x-api-key", b"abc")], b"abc"),
         ([(b"authorization", b"Bearer abc"), (b"x-api-key", b"def")], None),
