@@ -152,6 +152,16 @@ class InFlight:
         except Exception:  # as in `finish`
             log.exception("exchange failed while a question was taken back", tool=self.call.name)
 
+    def retract_later(self, asked: OpenQuestion) -> Callable[[], None] | None:
+        """What tells the caller the same once the call, which is about to end, is over."""
+        if not isinstance(self.exchange, Retracting):
+            return None
+        try:
+            return self.exchange.retract_later(asked)
+        except Exception:  # as in `finish`
+            log.exception("exchange failed while a question outlived its call", tool=self.call.name)
+            return None
+
     def done_elsewhere(self, id: msgspec.Raw) -> None:
         """Tell the caller that its user is done where a question sent them."""
         if not isinstance(self.exchange, Sending):
@@ -299,10 +309,12 @@ class OpenQuestion:
     One that `lasts` is still open when the server has answered these calls: it may be about none of them.
     """
 
-    __slots__ = ("_lasts", "_reply", "_waiting", "asked_of")
+    __slots__ = ("_lasts", "_reply", "_retract_later", "_waiting", "asked_of")
 
     def __init__(self, asked_of: InFlight, others: Sequence[InFlight], reply: OnReply, *, lasts: bool) -> None:
-        self.asked_of = asked_of
+        self.asked_of: InFlight | None = asked_of
+        """Until that has ended: a question may stay open for hours, and must not keep a result of megabytes."""
+        self._retract_later: Callable[[], None] | None = None
         self._reply: OnReply | None = reply
         self._lasts = lasts
         self._waiting = [asked_of, *others]
@@ -323,7 +335,7 @@ class OpenQuestion:
     def take_back(self) -> None:
         """The server does not want to know any more: nobody answers it, and the caller need not."""
         if self._close() is not None:
-            self.asked_of.retract(self)
+            self._retract()
 
     def ended(self, inflight: InFlight, outcome: Outcome) -> None:
         """A call that it may be about has ended."""
@@ -331,11 +343,26 @@ class OpenQuestion:
             self._waiting.remove(inflight)
         is_answered = isinstance(outcome, Result | ServerError)
         if self._waiting or (self._lasts and is_answered):
+            self._outlive(inflight)
             return
         reply = self._close()
         if reply is not None:
-            self.asked_of.retract(self)
+            self._retract()
             reply(TOO_LATE if is_answered else GIVEN_UP)
+
+    def _outlive(self, inflight: InFlight) -> None:
+        if inflight is self.asked_of:
+            self._retract_later = inflight.retract_later(self)
+            self.asked_of = None
+
+    def _retract(self) -> None:
+        if self.asked_of is not None:
+            self.asked_of.retract(self)
+        elif self._retract_later is not None:
+            try:
+                self._retract_later()
+            except Exception:  # as in `InFlight.finish`
+                log.exception("exchange failed while a question was taken back after its call")
 
     def _close(self) -> OnReply | None:
         reply, self._reply = self._reply, None

@@ -59,6 +59,9 @@ class Retracting(Protocol):
     def retract(self, reply: OnReply) -> None:
         """The question that came with this `reply` is not asked any more, and `reply` is called no more."""
 
+    def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
+        """What tells the same after the call's end, which comes now; neither holds more than is needed for that."""
+
 
 @runtime_checkable
 class Sending(Protocol):

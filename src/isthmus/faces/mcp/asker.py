@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from isthmus.core.calls.inflight import InFlight
@@ -44,6 +45,12 @@ class Asker(Protocol):
 
     def retract(self, where: Askable, reply: OnReply) -> None:
         """The question that came with this `reply` is not asked any more: tell the caller, where it can be told."""
+
+    def outlive(self, reply: OnReply, say: Callable[[bytes], None] | None) -> Callable[[], None] | None:
+        """The call ends and the question that came with this `reply` stays: keep nothing of the call.
+
+        Returns what takes the question back; `say` tells the caller what it can do without, if anything can.
+        """
 
     def seal(self, call: Call, result: Result) -> Outcome:
         """A result that asks, as the caller may carry it; or why it cannot."""

@@ -5,6 +5,9 @@ One table for each session or conversation; an answer that is in none of them is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 
 from isthmus.faces.mcp.asker import Askable
@@ -29,7 +32,8 @@ class Asked:
     """What one caller was asked and has not answered."""
 
     def __init__(self) -> None:
-        self._open: dict[bytes, tuple[OnReply, Askable]] = {}
+        self._open: dict[bytes, tuple[OnReply, Askable | None]] = {}
+        """Whom each answer goes to, and the call on whose stream it was asked, while that runs."""
         self._caller: Caller | None = None
         """Who is asked, always the same."""
         self._last = 0
@@ -51,10 +55,26 @@ class Asked:
 
     def retract(self, where: Askable, reply: OnReply) -> None:
         """Tell the caller to let a question be; what it answers all the same is nobody's."""
-        id = next((id for id, (each, _) in self._open.items() if each is reply), None)
+        id = self._find(reply)
         if id is not None:
+            self._take_back(id, where.say)
+
+    def outlive(self, reply: OnReply, say: Callable[[bytes], None] | None) -> Callable[[], None] | None:
+        """See `Asker`."""
+        id = self._find(reply)
+        if id is None:
+            return None
+        self._open[id] = (reply, None)
+        return partial(self._take_back, id, say)
+
+    def _find(self, reply: OnReply) -> bytes | None:
+        return next((id for id, (each, _) in self._open.items() if each is reply), None)
+
+    def _take_back(self, id: bytes, say: Callable[[bytes], None] | None) -> None:
+        if id in self._open:
             self._close(id)
-            where.say(notification(CANCELLED, cancelled_params(id, "an answer is not needed any more")))
+            if say is not None:
+                say(notification(CANCELLED, cancelled_params(id, "an answer is not needed any more")))
 
     def take(self, message: Response | ErrorReply) -> bool:
         """Take an answer of the caller; False if nobody asked for it."""

@@ -75,6 +75,10 @@ class CallerSide(ABC):
         if self._asker is not None:
             self._asker.retract(self, reply)
 
+    def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
+        """See `core.ports.exchange.Retracting`."""
+        return None if self._asker is None else self._asker.outlive(reply, self._afterwards())
+
     def done(self, id: msgspec.Raw) -> None:
         """See `core.ports.exchange.Sending`; the modern era has no such word."""
         if self._era == "legacy":

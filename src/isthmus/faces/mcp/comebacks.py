@@ -12,7 +12,7 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Container, Mapping, MutableMapping
+from collections.abc import Callable, Container, Mapping, MutableMapping
 from functools import partial
 
 import msgspec
@@ -111,6 +111,9 @@ class Comebacks:
 
     def retract(self, where: Askable, reply: OnReply) -> None:
         """Who is asked is parked, and what is parked forgets its questions itself."""
+
+    def outlive(self, reply: OnReply, say: Callable[[bytes], None] | None) -> None:
+        """The same."""
 
     def _hand_out(self, parked: Parked, where: Askable) -> None:
         """Let the caller go with the questions; or with how the call ended or goes on, if there are none any more."""

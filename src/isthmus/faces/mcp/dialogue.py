@@ -144,7 +144,7 @@ class Dialogue:
         match request.method:
             case "logging/setLevel":
                 answer = _set_level(request, interests)
-                await self.hub.levels.settled()
+                await self.hub.levels.settled(interests.servers())
                 return answer
             case "resources/subscribe" | "resources/unsubscribe":
                 return await _follow(request, interests)

@@ -5,7 +5,7 @@ Held by whatever lasts on a face (a session, a conversation, a subscription's st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from functools import partial
 
 from isthmus.core.calls.hub import Hub
@@ -17,6 +17,7 @@ from isthmus.model.calls import Surface
 from isthmus.model.events import LogLevel
 from isthmus.model.faults import BadArguments, Fault, TooManySubscriptions, UnknownResource
 from isthmus.model.features import Topic
+from isthmus.model.names import ServerName
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire.mcp.lists import URI_LENGTH_MAX
 
@@ -70,6 +71,10 @@ class Interests:
         if not self._is_closed:  # a request may be read after its caller has left
             self._hub.levels.want(self, level)
 
+    def servers(self) -> Collection[ServerName]:
+        """Those that the caller can reach, and hear."""
+        return self._hub.snapshot.view(self._caller.grants, self._surface, self.profile).servers
+
     async def topics(self, asked: Set[Topic]) -> frozenset[Topic]:
         """Those lists of which the caller can be told that they changed, since some server that it sees has one."""
         view = await self._hub.view_for(self._caller, self._surface, self.profile)
@@ -118,6 +123,8 @@ class Interests:
         """Want nothing any more, nor anything that is asked for later."""
         self._is_closed = True
         self._feed.close()
-        for uri in list(self._followed):
-            self.unfollow(uri)
+        followed, self._followed, self._followed_length = self._followed, {}, 0
+        for uri in followed:
+            self._forget(uri)
+        self._hub.subscriptions.leave(followed.values())
         self._hub.levels.leave(self)

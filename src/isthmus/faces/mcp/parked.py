@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -93,6 +94,10 @@ class Parked:
         """Forget the question; whoever brings an answer to it comes back to how the call went on."""
         for key in [key for key, (_, each) in self.questions.items() if each is reply]:
             self._close(key)
+
+    def retract_later(self, reply: OnReply) -> Callable[[], None]:
+        """The same after the end, which is kept with the questions, within the same limits."""
+        return partial(self.retract, reply)
 
     def end(self, outcome: Outcome) -> None:
         """Keep how the call ended until the caller comes back."""

@@ -117,6 +117,7 @@ class Tape:
         self._peer = None
         if self._alive is not None:
             self._alive.stop()
+            self._alive = None  # it holds the peer, with what that sent
         release, self._release = self._release, None
         if release is not None:
             release()

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 import msgspec
@@ -30,7 +31,7 @@ from isthmus.wire.mcp.requests import EMPTY_OBJECT
 from isthmus.wire.mcp.tasks import read_poll_seconds, read_state, with_ids
 
 FOLLOWED_MAX = 100
-"""Tasks that one subscription may follow."""
+"""Tasks that one subscription may name; what it names beyond them is not even looked at."""
 
 POLL_SECONDS = 5.0
 """How often a server is asked that does not say how often it likes to be."""
@@ -55,14 +56,13 @@ class TaskPolls:
     def agree(self, ids: Iterable[str]) -> tuple[str, ...]:
         """Take on what the caller may follow, and return it; nothing is asked before `start`."""
         view = self._hub.snapshot.view(self._caller.grants, self._surface, self._profile)
-        for id in ids:
+        for id in islice(ids, FOLLOWED_MAX):
             asked = Call(self._caller, self._surface, id, EMPTY_OBJECT, kind="task", profile=self._profile)
             call = aimed(asked, view, self._hub.tasks)
             whose = None if call is None else call.surface.server
             if call is None or whose is None or "task_handles" not in view.servers[whose]:
                 continue
-            if len(self._followed) < FOLLOWED_MAX:
-                self._followed[id] = _Followed(self._hub, call, whose, self._tell)
+            self._followed[id] = _Followed(self._hub, call, whose, self._tell)
         return tuple(self._followed)
 
     def start(self) -> None:

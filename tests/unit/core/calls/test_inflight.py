@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import permutations
+from weakref import ref
 
 import pytest
 
@@ -335,6 +336,10 @@ class Spared(Listener):
     def retract(self, reply: OnReply) -> None:
         self.told.append(reply)
 
+    def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
+        told = self.told
+        return lambda: told.append(reply)
+
     def end(self, outcome: Outcome) -> None:
         super().end(outcome)
         self.told.append(outcome)
@@ -419,6 +424,21 @@ async def test_a_question_that_outlived_its_call_can_still_be_taken_back() -> No
     assert (listener.told, answers) == ([DONE, question], [])
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_a_question_that_outlived_its_call_keeps_nothing_of_it(*, is_alone: bool) -> None:
+    stage = Stage()
+    inflight, listener = spared(stage)
+    others = () if is_alone else (spared(stage)[0],)
+    question = inflight.ask(QUESTION, list[Reply]().append, others, lasts=True)
+    inflight.finish(DONE)
+    kept = ref(inflight), ref(listener)
+    stage.link.sent.clear()
+    del inflight, listener
+    assert question is not None
+    assert question.is_open
+    assert [each() for each in kept] == [None, None]
+
+
 async def test_a_question_that_may_be_about_several_calls_ends_with_the_last() -> None:
     stage = Stage()
     (one, first), (two, second), (three, third) = [spared(stage) for _ in range(3)]
@@ -453,12 +473,45 @@ async def test_an_exchange_that_breaks_when_a_question_is_taken_back_costs_nobod
         def retract(self, reply: OnReply) -> None:
             raise RuntimeError("a defect of a face")
 
+        def retract_later(self, reply: OnReply) -> None:
+            raise RuntimeError("another")
+
     stage, listener = Stage(), Broken()
     inflight = stage.hub.start(call(), listener)
     answers: list[Reply] = []
     inflight.ask(QUESTION, answers.append)
+    lasting = inflight.ask(QUESTION, answers.append, lasts=True)
     inflight.finish(DONE)
     assert (listener.ends, answers) == ([DONE], [TOO_LATE])
+    assert lasting is not None
+    lasting.take_back()
+    assert not lasting.is_open
+
+
+async def test_an_exchange_that_breaks_when_a_question_is_taken_back_later_costs_nobody_anything() -> None:
+    class Broken(Spared):
+        def retract_later(self, reply: OnReply) -> Callable[[], None]:
+            def tell() -> None:
+                raise RuntimeError("a defect of a face")
+
+            return tell
+
+    stage = Stage()
+    inflight = stage.hub.start(call(), Broken())
+    (other, listener), answers = spared(stage), list[Reply]()
+    inflight.ask(QUESTION, answers.append, (other,))
+    inflight.finish(DONE)
+    other.finish(DONE)
+    assert (listener.ends, answers) == ([DONE], [TOO_LATE])
+
+
+async def test_of_a_caller_that_cannot_be_told_a_question_is_taken_back_in_silence() -> None:
+    inflight, listener = Stage().start()
+    question = inflight.ask(QUESTION, (answers := list[Reply]()).append, lasts=True)
+    inflight.finish(DONE)
+    assert question is not None
+    question.take_back()
+    assert (listener.ends, answers) == ([DONE], [])
 
 
 async def test_a_caller_that_cannot_be_told_is_not() -> None:

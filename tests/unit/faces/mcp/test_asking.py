@@ -157,6 +157,21 @@ def test_a_question_that_is_not_asked_any_more_is_told_so_and_an_answer_to_it_is
     assert (len(seat.answers), second) == (1, [])
 
 
+def test_a_question_that_was_answered_outlives_nothing(seat: Seat) -> None:
+    seat.asked.ask(seat.stream, FORM, reply := seat.answers.append)
+    seat.asked.take(Response(raw(seat.stream.read[-1]["id"]), raw({})))
+    assert seat.asked.outlive(reply, seat.stream.say) is None
+
+
+def test_a_question_that_outlives_its_call_can_be_closed_without_telling_anybody(seat: Seat) -> None:
+    seat.asked.ask(seat.stream, FORM, reply := seat.answers.append)
+    take_back = seat.asked.outlive(reply, None)
+    assert take_back is not None
+    take_back()
+    assert not seat.asked.take(Response(raw(seat.stream.read[-1]["id"]), raw({})))
+    assert (len(seat.stream.read), seat.stream.settled, seat.answers) == (1, [], [])
+
+
 def test_a_question_that_is_over_need_not_be_heard_again(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "OPEN_MAX", 2)
     seat.asked.take(Response(seat.ask(), raw({})))

@@ -720,7 +720,19 @@ async def test_what_outlasts_its_call_is_answered_by_who_comes_back_or_given_up(
     assert (answers[1], len(desk.comebacks)) == (TOO_LATE, 0)
 
 
+async def test_what_outlasts_its_call_and_is_taken_back_is_not_answered_by_who_comes_back(desk: Desk) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    question = desk.last.ask(ROOTS, answers.append, lasts=True)
+    desk.last.finish(DONE)
+    assert question is not None
+    question.take_back()
+    assert [parked.questions for parked in desk.comebacks._lot] == [{}]
+    assert desk.visit(state=visit.state, responses={"q1": {"roots": []}}).ends == [DONE]
+    assert answers == []
+
+
 async def test_a_caller_that_is_not_parked_was_asked_nothing(desk: Desk) -> None:
     visit = desk.visit()
     desk.comebacks.retract(visit, list[Reply]().append)
+    desk.comebacks.outlive(list[Reply]().append, None)
     assert visit.ends == []

@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.watch import levels
 from isthmus.faces.mcp.dialogue import Answer, Dialogue
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
@@ -322,6 +323,15 @@ async def test_a_caller_of_the_earlier_era_hears_what_it_chose_and_servers_are_a
     assert hosted.last_call.call.log_level == "error"
 
 
+async def test_a_level_is_not_held_up_by_a_server_that_the_caller_may_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "TAKE_SECONDS", 3600.0)
+    hosted, talk = talking()
+    silent = asyncio.get_running_loop().create_future()
+    hosted.hub.levels.ask(ServerName("hidden"), silent)
+    assert await talk.ask("logging/setLevel", {"level": "error"}) == {}
+    assert not silent.done()
+
+
 @pytest.mark.parametrize("params", [{}, {"level": "loud"}, {"level": 3}])
 async def test_a_level_that_is_none_is_refused(params: dict[str, Any]) -> None:
     hosted, talk = talking()
@@ -412,7 +422,7 @@ async def test_who_follows_is_who_calls(*, is_modern: bool) -> None:
     talk.say("tools/call", {"name": "files.read", **meta}, id=2)
     call = hosted.last_call.call
     assert call.session
-    ((_, follower),) = hosted.hub.subscriptions.followers(SERVER)
+    (follower,) = hosted.hub.subscriptions.followers(SERVER)
     assert follower == (call.caller, call.profile, call.session)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from weakref import ref
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from isthmus.model.calls import EVERYTHING, Kind
 from isthmus.model.events import LOG_LEVELS, Log, LogLevel
 from isthmus.model.faults import Cancelled, TimedOut, UnknownResource, UnknownTool
 from isthmus.model.questions import Question, Reply
+from isthmus.wire.jsonrpc import Response
 from isthmus.wire.mcp.messages import PROGRESS as PROGRESSED
 from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, Stage, call, raw
@@ -267,10 +269,36 @@ async def test_after_the_answer_it_is_taken_back_where_the_session_listens_if_it
     assert [b"notifications/cancelled" in chunk for chunk in listening] == [True]
 
 
+async def test_a_question_that_stays_open_after_the_answer_keeps_nothing_of_the_call() -> None:
+    client, listening, answers = Client(), list[bytes](), list[Reply]()
+    made, session = resumable(client)
+    made._asker = session.asked
+    replies = [answers.append for _ in range(3)]
+    for reply in replies:
+        made.ask(FORM, reply)
+    first, second, third = map(made.retract_later, replies)
+    made.end(DONE)
+    kept = ref(client)
+    del client, made
+    assert kept() is None
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    first()
+    session.listen(Listener(listening.append, lambda: None))
+    second()
+    second()
+    assert [b"notifications/cancelled" in chunk for chunk in listening] == [True]
+    assert session.asked.take(Response(raw("isthmus-3"), raw({})))
+    third()
+    assert (len(listening), len(answers)) == (1, 1)
+
+
 async def test_who_cannot_be_asked_has_nothing_to_be_told() -> None:
     client = Client()
     made = exchange(client)
     made.retract(list[Reply]().append)
+    assert made.retract_later(list[Reply]().append) is None
     made.end(DONE)
     assert (client.begun, len(client.answers)) == ([], 1)
 

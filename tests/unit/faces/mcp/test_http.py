@@ -322,7 +322,7 @@ async def test_a_session_is_who_follows_and_a_modern_caller_has_none() -> None:
     can: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"roots": {}}}
     asked = modern("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}}, **can)
     async with face.streaming(*asked):
-        followers = [follower for _, follower in face.hub.subscriptions.followers(SERVER)]
+        followers = list(face.hub.subscriptions.followers(SERVER))
     assert [(follower.session, follower.profile) for follower in followers] == [
         (session, frozenset()),
         ("", frozenset({"roots"})),

@@ -37,6 +37,12 @@ async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
     assert hosted.announcer.asked == []
 
 
+async def test_the_callers_servers_are_those_that_it_may_see() -> None:
+    hosted = Hosted()
+    assert list(wanting(hosted)[0].servers()) == [SERVER]
+    assert list(wanting(hosted, Caller("limited", "default", Grants(("web.*",))))[0].servers()) == []
+
+
 async def test_following_twice_is_following_once() -> None:
     hosted = Hosted()
     interests, told = wanting(hosted)
@@ -166,6 +172,6 @@ async def test_a_server_is_told_who_follows_as_its_calls_say_it() -> None:
     interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None, session="s")
     interests.profile = frozenset({"roots"})
     assert await interests.follow(NOTES) is None
-    assert list(hosted.hub.subscriptions.followers(SERVER)) == [(NOTES, Follower(ANYONE, frozenset({"roots"}), "s"))]
+    assert list(hosted.hub.subscriptions.followers(SERVER)) == [Follower(ANYONE, frozenset({"roots"}), "s")]
     interests.close()
     assert list(hosted.hub.subscriptions.followers(SERVER)) == []

@@ -152,6 +152,14 @@ async def test_there_is_an_end_to_what_one_subscription_may_follow(monkeypatch: 
     assert polls.agree(ids) == tuple(ids[:2])
 
 
+async def test_what_is_named_beyond_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLLOWED_MAX", 2)
+    ids = iter(["made up", MINE, *(shown_id(ANYONE, SERVER, own) for own in "bcd")])
+    polls = TaskPolls(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
+    assert polls.agree(ids) == (MINE,)
+    assert len(list(ids)) == 3
+
+
 async def test_a_server_says_within_limits_how_often_it_likes_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Following(monkeypatch)
     monkeypatch.setattr(module, "POLL_SECONDS_MIN", 3600.0)
