@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -21,7 +21,7 @@ from isthmus.model.faults import Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.upstream.link import BaseLink
-from isthmus.upstream.waiters import SOMEBODYS, CallWaiter, Waiter, log_alone, lone_call, lost
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
@@ -37,10 +37,6 @@ GARBAGE_MAX = 10_000
 
 RELISTEN_SECONDS = 5.0
 """How long a server that ended its subscription is left alone."""
-
-EARLY_MAX = 10
-EARLY_SECONDS = 2.0
-"""How long a question that came before its call waits for it."""
 
 
 class Sent:
@@ -64,8 +60,6 @@ class DuplexLink(BaseLink, Generic[S]):
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         super().__init__(server, me, limits)
         self._pending: dict[int, S] = {}
-        self._early: dict[bytes, tuple[Request, asyncio.TimerHandle]] = {}
-        """What the server asked before there was a call that it could be about."""
         self._garbage = 0
         self._is_garbage_told = False
         self._listening: int | None = None
@@ -108,11 +102,9 @@ class DuplexLink(BaseLink, Generic[S]):
         id = self.next_id()
         inflight.carriage = id
         params = self.dialect.call_params(inflight.call, inflight.name, id)
-        waiter = CallWaiter(inflight)
-        self._dispatch(id, METHODS[inflight.call.kind], params, waiter)
+        self._dispatch(id, METHODS[inflight.call.kind], params, CallWaiter(inflight))
         if self._early:
-            for request, _ in list(self._early.values()):
-                self._put_early(request, waiter)
+            self._put_early_soon()
 
     def _notify(self, method: str, params: Payload | None) -> None:
         self._say(jsonrpc.notification(method, params))
@@ -185,35 +177,10 @@ class DuplexLink(BaseLink, Generic[S]):
         """Put a server's request to the caller it can be meant for."""
         if request.method in QUESTIONS and self.profile:
             self._note_asked()
-            if not any(isinstance(sent.waiter, CallWaiter) for sent in self._pending.values()):
-                self._asked_idle(request)
-                return
-        self._put(request, lone_call((sent.waiter for sent in self._pending.values()), self.strays), self._say)
+        self._put_to_one(request, self._say)
 
-    def _asked_idle(self, request: Request) -> None:
-        """Some ask for the roots as soon as they are greeted, before the call that the link was made for is sent.
-
-        Such a question waits for it, a moment. One about what is over must not reach whoever calls next.
-        """
-        if self.can_wait and len(self._early) < EARLY_MAX:
-            timer = asyncio.get_running_loop().call_later(EARLY_SECONDS, self._put_early, request, None)
-            self._early[bytes(request.id)] = (request, timer)
-            return
-        if not self.can_wait:
-            self.strays = SOMEBODYS
-        self._put(request, None, self._say)
-
-    def _put_early(self, request: Request, waiter: Waiter | None) -> None:
-        _, timer = self._early.pop(bytes(request.id), (None, None))
-        if timer is not None and not self.lost.done():
-            timer.cancel()
-            self._put(request, None if waiter is None else lone_call([waiter], self.strays), self._say)
-
-    def _taken_back(self, params: Members) -> None:
-        _, timer = self._early.pop(bytes(params.get("requestId", b"")), (None, None))
-        if timer is not None:
-            timer.cancel()
-        super()._taken_back(params)
+    def _waiters(self) -> Iterable[Waiter]:
+        return (sent.waiter for sent in self._pending.values())
 
     def _answered(self, id: Payload | None) -> S | None:
         """The request that an answer is for. Ids that are not ours, or not ours any more, are nobody's."""
@@ -252,7 +219,7 @@ class DuplexLink(BaseLink, Generic[S]):
 
     def _logged(self, line: Log) -> None:
         """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
-        if not log_alone(line, (sent.waiter for sent in self._pending.values())):
+        if not log_alone(line, self._waiters()):
             self.on_log(line)
 
     def _tell_garbage(self, text: bytes) -> None:

@@ -7,14 +7,14 @@ keeper asks it for its own link, which everybody shares; the pool for those on w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import structlog
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.crew import Crew
-from isthmus.core.ports.announcer import Follower
+from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.upstream.link import BaseLink
@@ -34,9 +34,9 @@ class Following:
         self._crew = crew
         self._server = server
 
-    def followers(self) -> list[tuple[str, Follower]]:
+    def followers(self) -> Mapping[Follower, Collection[str]]:
         """What is followed by those who may have a link of their own."""
-        return list(self._subscriptions.followers(self._server))
+        return self._subscriptions.followers(self._server)
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -51,6 +51,11 @@ class Following:
             level = log.debug if isinstance(fault, NotConnected) else log.warning
             level("server refused a subscription", server=self._server, reason=fault.message)
         then(uri)
+
+    def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
+        """Have further links tell of what somebody follows, while nobody waits."""
+        asking = self._subscriptions.ask_too((self._server, uri), follower, links)
+        self._crew.spawn(f"subscriptions of {self._server}", asking)
 
     def resume(self, link: BaseLink) -> None:
         """Ask the common link for all that callers follow; they may have missed updates until it agrees."""

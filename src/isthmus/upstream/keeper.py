@@ -66,7 +66,7 @@ LINE_LENGTH_MAX = 500
 """How much of a line that a server logged the operator is shown."""
 
 HOPS_MAX = 8
-"""Hubs in a row, this one included, before somebody has made a mistake."""
+"""Hubs in a row, this one included, before somebody has made a mistake, of which the operator is told."""
 
 HEARING_SECONDS = 0.25
 """How long a server may take to say that it tells of changes before it is listed: longer delays its first list."""
@@ -102,6 +102,7 @@ class Keeper:
         self._variants = Variants(settings.name, crew, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary)
         self._pool.on_changed = self._note_change_for
         self._pool.on_renewed = self._loudness.renew
+        lane.pool = self._pool
         self._listing = Listing()
         self._pace = Pace()
         self._is_doubtful = False
@@ -271,8 +272,7 @@ class Keeper:
         carried_by: Link = link if self.settings.isolation == "shared" else self._pool
         self._pool.is_profiled = link.dialect.era == "legacy" and link.can_ask
         self._pool.is_duplex = link.is_duplex
-        needs_pool = self._pool.is_profiled or carried_by is self._pool
-        self.lane.pool = self._pool if needs_pool else None
+        self.lane.uses_pool = self._pool.is_profiled or carried_by is self._pool
         self.lane.attach(carried_by)
         if not self.is_hidden:
             self._hub.subscriptions.attach(link.server, link, self._pool)
@@ -471,14 +471,15 @@ class Keeper:
         """What the last listing changes in the server's standing."""
         listing = self._listing
         abilities = self.standing.abilities if self._link is None else self._link.abilities()
+        hubs = {} if self._link is None else self._link.hubs
         return {
             "tools": listing.tools,
             "prompts": listing.prompts,
             "resources": listing.resources,
             "templates": listing.templates,
-            "notes": listing.all_notes(),
+            "notes": (*listing.all_notes(), *_notes_on(hubs)),
             "variants": self._variants.offers(listing, abilities),
-            "hubs": {} if self._link is None else self._link.hubs,
+            "hubs": hubs,
         }
 
     def _stand(self, **changes: object) -> None:
@@ -493,9 +494,13 @@ def _circle_in(hubs: Mapping[str, int], own: str) -> str | None:
     """Why a server that is a hub, or has these behind it, cannot be one of the hub whose id is `own`."""
     if own in hubs:
         return "it leads back to this hub" if hubs[own] else "it is this hub itself"
-    if max(hubs.values(), default=0) + 2 > HOPS_MAX:
-        return f"with this one there would be more than {HOPS_MAX} hubs in a row"
     return None
+
+
+def _notes_on(hubs: Mapping[str, int]) -> tuple[str, ...]:
+    """That there are too many. It is no reason to do without them: any server behind a hub may have made it up."""
+    is_long = max(hubs.values(), default=0) + 2 > HOPS_MAX
+    return (f"there are more than {HOPS_MAX} hubs in a row, as it or a server behind it says",) if is_long else ()
 
 
 def _in_words(silent: Fault) -> str:

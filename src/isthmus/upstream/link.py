@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
 
 import msgspec
@@ -27,7 +27,7 @@ from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
 from isthmus.upstream.elsewhere import Elsewhere
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.settings import Era
-from isthmus.upstream.waiters import SOMEBODYS, CallWaiter, Inquiry, Waiter
+from isthmus.upstream.waiters import SOMEBODYS, CallWaiter, Inquiry, Waiter, lone_call
 from isthmus.upstream.watching import Jointly, Singly
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request, render
@@ -60,6 +60,10 @@ NOT_MODERN = (400, 404, 405, 406, 415)
 """HTTP answers to the probe that an earlier server gives to what it does not know."""
 
 REFUSED_VERSION = -32022
+
+EARLY_MAX = 10
+EARLY_SECONDS = 2.0
+"""How long a question that came before its call waits for it."""
 
 OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), "modern": frozenset({"tasks"})}
 """What a server of one era cannot mean if it says so."""
@@ -120,6 +124,8 @@ class BaseLink(ABC):
         """Whether there was such a question, though nobody may have heard of it then."""
         self.can_wait = True
         """Whether a question that comes while there is no call may be the next call's."""
+        self.has_declined = False
+        """Whether such a question was answered by nobody: a server that asks only once had better be greeted anew."""
         self.strays: str | None = None
         """The conversation, or `SOMEBODYS`, of calls that were given up and that the server may ask about all the same;
         None if there are no such calls."""
@@ -136,6 +142,8 @@ class BaseLink(ABC):
         self._jointly = Jointly(server, self._listen_for)
         self._hearing: asyncio.Future[Fault | None] | None = None
         """Ends when a server has taken up what it was last asked to tell."""
+        self._early: dict[bytes, tuple[Request, Callable[[bytes], None], asyncio.TimerHandle]] = {}
+        """What the server asked before there was a call that it could be about, and how it is answered."""
         self._questions: dict[bytes, OpenQuestion] = {}
         """What the server asked and was not answered, by its own ids."""
         self._elsewhere = Elsewhere()
@@ -155,6 +163,10 @@ class BaseLink(ABC):
     @abstractmethod
     def _forget(self, waiter: Waiter) -> None:
         """Nobody waits any more."""
+
+    def _waiters(self) -> Iterable[Waiter]:
+        """Whoever waits for an answer of the server."""
+        return ()
 
     @abstractmethod
     def _notify(self, method: str, params: Payload | None) -> None:
@@ -412,6 +424,48 @@ class BaseLink(ABC):
 
     # -- what the server asks --------------------------------------------------------------------------------------
 
+    def _put_to_one(self, request: Request, say: Callable[[bytes], None]) -> None:
+        """Put a server's request that names no call to the caller it can be meant for."""
+        is_question = request.method in QUESTIONS and self.profile
+        if is_question and not any(isinstance(waiter, CallWaiter) for waiter in self._waiters()):
+            self._asked_idle(request, say)
+        else:
+            self._put(request, lone_call(self._waiters(), self.strays), say)
+
+    def _asked_idle(self, request: Request, say: Callable[[bytes], None]) -> None:
+        """Some ask for the roots as soon as they are greeted, before the call that the link was made for is sent.
+
+        Such a question waits for it, a moment. One about what is over must not reach whoever calls next.
+        """
+        self._forget_early(bytes(request.id))
+        if self.can_wait and len(self._early) < EARLY_MAX:
+            timer = asyncio.get_running_loop().call_later(EARLY_SECONDS, self._put_early, request, say)
+            self._early[bytes(request.id)] = (request, say, timer)
+            return
+        if not self.can_wait:
+            self.strays = SOMEBODYS
+        self.has_declined = True
+        self._put(request, None, say)
+
+    def _put_early_soon(self) -> None:
+        """A call is sent: what waits is put to it, though not before whoever starts it has it in hand."""
+        for request, say, _ in self._early.values():
+            asyncio.get_running_loop().call_soon(self._put_early, request, say)
+
+    def _put_early(self, request: Request, say: Callable[[bytes], None]) -> None:
+        """Put a question that waited to the call that came, if one did and is not over."""
+        if self._forget_early(bytes(request.id)) and not self.lost.done():
+            waiter = lone_call(self._waiters(), self.strays)
+            self.has_declined |= waiter is None
+            self._put(request, waiter, say)
+
+    def _forget_early(self, id: bytes) -> bool:
+        """Let a question wait no more; False if there is none."""
+        early = self._early.pop(id, None)
+        if early is not None:
+            early[-1].cancel()
+        return early is not None
+
     def _put(self, request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
         """Put a server's own request to the caller of whom it is asked, if that is known and it is a question."""
         if request.method not in QUESTIONS or (waiter is None and not self.profile):
@@ -422,10 +476,12 @@ class BaseLink(ABC):
             return
         whose = self.server if "_meta" in request.params else None
         question = Question(request.method, msgspec.Raw(render(request.params)), whose)
-        asked = waiter.ask(question, partial(self._reply, request, say))
+        # An answer may take hours: only the id is kept for it, without the message that it is a part of.
+        bare = Request(request.id.copy(), request.method, {})
+        asked = waiter.ask(question, partial(self._reply, bare, say))
         if asked is not None:
             self._questions[bytes(request.id)] = asked
-            if (id := request.params.get(ELICITATION_ID)) is not None:
+            if (id := request.params.get(ELICITATION_ID)) is not None and asked.asked_of is not None:
                 self._elsewhere.sent(id, asked.asked_of)
 
     def _reply(self, request: Request, say: Callable[[bytes], None], reply: Reply) -> None:
@@ -451,7 +507,9 @@ class BaseLink(ABC):
 
     def _taken_back(self, params: Members) -> None:
         """The server does not want an answer any more; by the specification it gets none."""
-        asked = self._questions.pop(bytes(params.get("requestId", b"")), None)
+        id = bytes(params.get("requestId", b""))
+        self._forget_early(id)
+        asked = self._questions.pop(id, None)
         if asked is not None:
             asked.take_back()
 

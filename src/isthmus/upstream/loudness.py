@@ -59,7 +59,7 @@ class Loudness:
         elif (inquiry := self._ask(link)) is not None:
             asking = self._crew.spawn(f"log level of {self._server}", self._follow(link, inquiry))
             self._asking[link] = asking
-            self._levels.ask(asking)
+            self._levels.ask(self._server, asking)
 
     def _ask(self, link: BaseLink) -> Inquiry | None:
         """What was asked, and has left; None if there is nothing to ask."""

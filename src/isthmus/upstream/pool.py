@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import structlog
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
-from isthmus.core.ports.announcer import Follower
+from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.core.watch.tasks import Place
 from isthmus.model.callers import Caller
 from isthmus.model.events import Log
@@ -158,7 +158,7 @@ class Pool:
         """A link of the same caller and profile on which no call is now, and none can be heard of any more."""
         for member in self._members.values():
             is_alike = member.key.scope[:3] == key.scope and member.key.profile == key.profile
-            if is_alike and not member.calls and not self._is_worn(member):
+            if is_alike and not (member.calls or self._is_worn(member) or _has_declined(member)):
                 return member
         return None
 
@@ -194,9 +194,12 @@ class Pool:
         return LinkKey((), profile)
 
     def _adopt(self, key: LinkKey) -> _Member | None:
-        """A link on which there were only lists so far is that of its caller's first conversation that calls."""
+        """A link on which there were only lists so far is that of its caller's first conversation that calls.
+
+        Not one whose server asked meanwhile and was answered by nobody: a new one asks again, and there is a call.
+        """
         fresh = self._members.get(key._replace(scope=(*key.scope[:2], "")))
-        if fresh is None or fresh.has_carried or self._wanted(fresh.key):
+        if fresh is None or fresh.has_carried or _has_declined(fresh) or self._wanted(fresh.key):
             return None
         del self._members[fresh.key]
         fresh.key = key
@@ -224,7 +227,7 @@ class Pool:
         A conversation's, on which it may have left something, comes later, and one on which it follows something last.
         """
         idle = [each for each in self._members.values() if not (each.calls or each.borrowers)]
-        followed = {self._home(follower) for _, follower in self._following.followers()} if idle else ()
+        followed = {self._home(follower) for follower in self._following.followers()} if idle else ()
         held = Counter(_owner(member.key) for member in self._members.values())
         return min(
             idle,
@@ -279,7 +282,10 @@ class Pool:
     def _rest(self, member: _Member) -> None:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
-        if self._settings.isolation == "call" or member.is_over or self._is_worn(member):
+        if self._is_worn(member):
+            self._following.gap(member.link)  # while it still is the link of those who follow something on it
+            self._retire(member)
+        elif self._settings.isolation == "call" or member.is_over:
             self._retire(member)
         elif member.idle is None:
             member.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._expire, member)
@@ -337,6 +343,11 @@ class Pool:
             members = [self._members[home]] if home in self._members else []
         return [member.link for member in members if member.link is not None]
 
+    def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
+        """See `core.ports.announcer.Owners`."""
+        if not self._is_closed:
+            self._following.ask_too(follower, links, uri)
+
     def _home(self, follower: Follower) -> LinkKey | None:
         """The key of the link for a follower's calls; None if that is everybody's, or each has another."""
         profile = follower.profile if self.is_profiled else NOTHING
@@ -350,7 +361,8 @@ class Pool:
         if self._settings.isolation == "call":
             return []
         home = _base(key)
-        return [uri for uri, follower in self._following.followers() if self._home(follower) == home]
+        followed = self._following.followers().items()
+        return [uri for follower, uris in followed if self._home(follower) == home for uri in uris]
 
     async def _follow(self, member: _Member, link: BaseLink) -> None:
         """Have a link tell of what is followed by those whose calls it is to carry."""
@@ -449,7 +461,7 @@ class Pool:
             inflight = next(iter(member.waiting))
             del member.waiting[inflight]
             link.send(inflight)
-            if self._asks and _is_nobodys(member.key):
+            if self._asks and not _is_conversations(member.key):
                 self._send_elsewhere(member)
 
     def _send_elsewhere(self, member: _Member) -> None:
@@ -510,6 +522,16 @@ def _base(key: LinkKey) -> LinkKey:
 def _owner(key: LinkKey) -> tuple[str, ...]:
     """Whose link it is, in whichever of their conversations."""
     return key.scope[:2]
+
+
+def _has_declined(member: _Member) -> bool:
+    """Whether its server asked something while there was no call, and may not ask a second time."""
+    return member.link is not None and member.link.has_declined
+
+
+def _is_conversations(key: LinkKey) -> bool:
+    """Whether it is for the calls of one conversation."""
+    return any(key.scope[2:3])
 
 
 def _is_nobodys(key: LinkKey) -> bool:

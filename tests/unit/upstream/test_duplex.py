@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.faults import Cancelled, Lost, ServerError
 from isthmus.model.questions import UNSURE, Answered, OnReply
-from isthmus.upstream import duplex, watching
+from isthmus.upstream import duplex, link, watching
 from isthmus.upstream.corked import HOLD_ABOVE_BYTES, CorkedLink
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.wire.mcp.capabilities import Capabilities
@@ -176,16 +178,17 @@ async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     stage = Stage()
     stage.lane.attach(line)
     _, listener = stage.start(call(profile=line.profile))
+    assert listener.asked == []  # whoever started it does not hold it yet, and could not let it wait
+    await turn()
     ((question, reply),) = listener.asked
     assert question.method == "roots/list"
+    pipe.said()
     reply(Answered(raw({"roots": []})))
-    assert [said for said in pipe.said() if said.get("id") == 7] == [
-        {"jsonrpc": "2.0", "id": 7, "result": {"roots": []}}
-    ]
+    assert (pipe.said(), line.has_declined) == ([{"jsonrpc": "2.0", "id": 7, "result": {"roots": []}}], False)
 
 
 async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplex, "EARLY_SECONDS", 0.0)
+    monkeypatch.setattr(link, "EARLY_SECONDS", 0.0)
     line = Line(pipe := Pipe())
     line.profile = frozenset({"roots"})
     line.read(message(id=7, method="roots/list"))
@@ -193,6 +196,7 @@ async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monke
         while not (said := pipe.said()):  # noqa: ASYNC110 - a timer of the loop's own
             await asyncio.sleep(0)
     assert (said[0]["id"], said[0]["error"]["message"]) == (7, UNSURE.message)
+    assert line.has_declined
 
 
 # -- whose question it is, and until when ------------------------------------------------------------------------------
@@ -212,6 +216,9 @@ class Spared(Listener):
 
     def retract(self, reply: OnReply) -> None:
         self.retracted.append(reply)
+
+    def retract_later(self, reply: OnReply) -> Callable[[], None]:
+        return partial(self.retract, reply)
 
 
 class Asking:
@@ -331,6 +338,35 @@ async def test_a_question_about_what_is_over_does_not_wait_for_the_next_program(
     assert listener.asked == []
 
 
+async def test_a_question_whose_call_is_over_before_it_was_put_is_refused() -> None:
+    asking, listener = Asking(), Spared()
+    asking.line.read(ASKS)
+    asking._stage.hub.start(call(profile=ABLE), listener).cancel("enough")
+    await turn()
+    assert asking.is_refused()
+    assert (listener.asked, asking.line.has_declined) == ([], True)
+
+
+async def test_a_question_that_waited_is_put_to_nobody_when_two_programs_call_at_once() -> None:
+    asking, listeners = Asking(), [Spared(), Spared()]
+    asking.line.read(ASKS)
+    for listener in listeners:
+        asking._stage.hub.start(call(profile=ABLE), listener)
+    await turn()
+    assert [listener.asked for listener in listeners] == [[], []]
+    assert [said["id"] for said in asking.said() if "error" in said] == [7]
+
+
+async def test_few_questions_wait_and_one_that_is_asked_twice_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "EARLY_MAX", 2)
+    asking = Asking()
+    for id in (6, 6, 8, 7):
+        asking.line.read(message(id=id, method="roots/list"))
+    assert asking.is_refused()
+    _, listener = await asking.call()
+    assert (len(listener.asked), asking.line._early) == (2, {})
+
+
 async def test_a_question_that_is_taken_back_needs_no_answer_and_gets_none() -> None:
     asking = Asking()
     _, listener = await asking.call()
@@ -378,6 +414,17 @@ async def test_a_server_that_was_told_to_stop_a_call_is_not_answered_what_it_ask
     (told,) = asking.said()
     assert told["method"] == "notifications/cancelled"
     assert (listener.retracted, asking.line._questions) == ([listener.asked[0][1]], {})
+
+
+async def test_a_question_that_outlasts_its_call_keeps_nothing_of_the_message_that_it_came_in() -> None:
+    asking = Asking()
+    inflight, listener = await asking.call("one")
+    text = message(id=7, method="roots/list", params={"note": "x" * 1_000})
+    holders = sys.getrefcount(text)
+    asking.line.read(text)
+    inflight.finish(DONE)
+    assert (len(listener.asked), len(asking.line._questions)) == (1, 1)
+    assert sys.getrefcount(text) == holders
 
 
 async def test_a_lost_link_takes_its_open_questions_along() -> None:

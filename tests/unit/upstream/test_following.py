@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from structlog.testing import capture_logs
 
 from isthmus.core.crew import Crew
-from isthmus.core.ports.announcer import Follower
+from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.upstream import following as module
 from isthmus.upstream.following import Following
 from tests.unit.core.doubles import ANYONE, Stage
@@ -37,6 +37,9 @@ class Followed:
 
     def own(self, follower: Follower) -> list[Scripted]:
         return [self.link] if follower == ME else []
+
+    def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
+        self.following.ask_too(follower, links, uri)
 
     async def follow(self, uri: str) -> None:
         subscriptions = self.hub.subscriptions
@@ -119,6 +122,14 @@ async def test_an_update_makes_the_hub_forget_what_it_kept(followed: Followed) -
     assert forgotten == [(NAME, URIS[1]), (NAME, URIS[0])]
 
 
+async def test_the_common_link_is_asked_too_while_nobody_waits(followed: Followed) -> None:
+    await followed.hub.subscriptions.add((NAME, URIS[0]), lambda: None, ME)
+    assert (subscribed(followed.link), len(followed.crew)) == (URIS[:1], 1)
+    while len(followed.crew):  # noqa: ASYNC110 - a crew tells nobody
+        await asyncio.sleep(0)
+    assert subscribed(followed.common) == URIS[:1]
+
+
 async def test_its_followers_are_this_servers(followed: Followed) -> None:
     await followed.follow(URIS[0])
-    assert followed.following.followers() == [(URIS[0], ME)]
+    assert followed.following.followers() == {ME: {URIS[0]: 1}}

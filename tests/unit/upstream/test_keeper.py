@@ -16,9 +16,10 @@ from isthmus.upstream import keeper as module
 from isthmus.upstream import pace as paces
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing
+from isthmus.upstream.pool import Pool
 from isthmus.upstream.settings import HttpSettings, StdioSettings
 from isthmus.wire.mcp.capabilities import Capabilities
-from tests.unit.core.doubles import ANYONE, raw
+from tests.unit.core.doubles import ANYONE, call, raw
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
 
 ADDRESS = HttpSettings("http://localhost/mcp")
@@ -448,6 +449,27 @@ async def test_a_link_for_a_caller_logs_as_much_as_is_wanted_and_one_that_cannot
     await kept.until(lambda: kept.links[1].is_closed)
 
 
+async def test_calls_on_single_callers_links_end_for_the_pool_though_the_server_has_come_to_need_none(
+    kept: Kept,
+) -> None:
+    def earlier_at_first(link: Scripted) -> None:
+        link.is_modern = len(kept.links) > 2
+        link.refusal = Lost(NAME, "another starts in its place", executed="no") if len(kept.links) == 2 else None
+
+    kept.prepare = earlier_at_first
+    first, asked = await kept.ready(), call(profile=frozenset({"roots"}))
+    before, _ = kept.start(asked)
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [before])
+    first.die("gone")
+    await kept.until(lambda: len(kept.links) == 4 and kept.standing.state == "ready")
+    after, _ = kept.start(asked)
+    finish(before)
+    pool = kept.hub.lanes[NAME].pool
+    assert isinstance(pool, Pool)
+    assert (kept.links[3].sent, pool._of) == ([after], {})
+    finish(after)
+
+
 async def test_a_change_of_how_many_calls_there_may_be_is_one_of_how_many_links(kept: Kept) -> None:
     await kept.ready(isolation="call", max_calls=1, max_queued=0)
     one, _ = kept.start()
@@ -573,12 +595,13 @@ async def test_a_hub_that_leads_back_to_this_one_is_not_listed(kept: Kept, steps
     assert kept.links[0].listings == []
 
 
-@pytest.mark.parametrize(("steps", "state"), [(6, "ready"), (7, "retrying")])
-async def test_there_are_not_more_than_eight_hubs_in_a_row(kept: Kept, steps: int, state: str) -> None:
+@pytest.mark.parametrize(("steps", "notes"), [(6, 0), (7, 1), (100, 1)])
+async def test_more_than_eight_hubs_in_a_row_are_noted_and_cost_nothing(kept: Kept, steps: int, notes: int) -> None:
     kept.prepare = lambda link: setattr(link, "hubs", {"near": 0, "far": steps})
     kept.keep()
     await kept.until(lambda: kept.standing.state != "starting")
-    assert kept.standing.state == state
+    assert kept.standing.state == "ready"
+    assert len([note for note in kept.standing.notes if "more than 8 hubs in a row" in note]) == notes
 
 
 async def test_a_hub_is_looked_at_before_it_is_listed_again_and_given_up_if_it_has_come_to_lead_back(

@@ -116,7 +116,7 @@ async def test_who_chose_knows_when_every_link_has_taken_it(room: Room) -> None:
     room.loudness.attend(room.link)
     for level in ("error", "debug"):
         room.levels.want("a", level)
-    taken = room.crew.spawn("a caller", room.levels.settled())
+    taken = room.crew.spawn("a caller", room.levels.settled({NAME}))
     room.link.answer()
     await room.until(lambda: room.link.levels == ["error", "debug"])
     assert not taken.done()

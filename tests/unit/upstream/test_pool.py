@@ -661,7 +661,11 @@ async def test_a_conversation_keeps_the_link_that_is_its_own(asking: Pooled) -> 
     assert [link.sent for link in asking.links] == [calls, [lonely]]
 
 
-async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at_once(asking: Pooled) -> None:
+@pytest.mark.parametrize("is_duplex", [True, False])
+async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at_once(
+    asking: Pooled, *, is_duplex: bool
+) -> None:
+    asking.pool.is_duplex = is_duplex
     connect = asking._connect
 
     async def curious(profile: Profile) -> BaseLink:
@@ -693,6 +697,33 @@ async def test_a_link_whose_server_may_ask_about_a_call_that_was_given_up_serves
     asking.links[1].strays = ""  # it asked while there was no call
     third = await asking.sent(profile=ROOTS)
     assert asking.carrier_of(third) is asking.links[2]
+
+
+@pytest.mark.parametrize("session", ["", "one"])
+async def test_a_link_on_which_something_was_asked_in_vain_is_no_calls_and_still_lists(
+    asking: Pooled, session: str
+) -> None:
+    async with asking.pool.borrowed(ANYONE, ROOTS):
+        pass
+    asking.links[0].on_asked()
+    asking.links[0].has_declined = True
+    first, _ = asking.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=session))
+    await asking.until_sent(first)
+    assert [link.sent for link in asking.links] == [[], [first]]
+    assert not asking.links[0].is_closed
+
+
+async def test_a_conversation_keeps_its_link_though_something_was_asked_in_vain_between_its_calls(
+    asking: Pooled,
+) -> None:
+    asked = msgspec.structs.replace(call(profile=ROOTS), session="one")
+    first, _ = asking.stage.start(asked)
+    await asking.until_sent(first)
+    finish(first)
+    asking.links[0].on_asked()
+    asking.links[0].has_declined = True
+    second, _ = asking.stage.start(asked)
+    assert [link.sent for link in asking.links] == [[first, second]]
 
 
 async def test_a_server_that_never_asked_keeps_a_link_on_which_a_call_was_given_up(asking: Pooled) -> None:
@@ -1013,6 +1044,17 @@ async def test_who_has_no_conversation_hears_from_all_links_of_its_calls(followe
     assert followed.told == [f" {PAGE}"] * 2
     for inflight in (one, two):
         inflight.finish(DONE)
+
+
+async def test_who_follows_on_a_link_that_serves_nobody_any_more_is_told_once_to_look(followed: Followed) -> None:
+    await followed.follow("")
+    inflight = pooled_call(followed)
+    await followed.until_sent(inflight)
+    followed.links[0].on_asked()
+    followed.links[0].strays = ""
+    inflight.finish(DONE)
+    await followed.until_quiet()
+    assert (followed.links[0].is_closed, followed.told) == (True, [f" {PAGE}"])
 
 
 def pooled_call(followed: Followed) -> InFlight:

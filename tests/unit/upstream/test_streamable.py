@@ -17,7 +17,9 @@ from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
+from isthmus.model.questions import UNSURE, Answered
 from isthmus.transport.egress import Egress
+from isthmus.upstream import link as base
 from isthmus.upstream import watching
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.settings import Era
@@ -25,7 +27,7 @@ from isthmus.upstream.streamable.link import StreamableLink
 from isthmus.upstream.waiters import CallWaiter
 from tests.conftest import Spawn
 from tests.faults.watching import eventually
-from tests.unit.core.doubles import SERVER, Listener, call
+from tests.unit.core.doubles import SERVER, Listener, call, raw
 from tests.unit.transport.doubles import Peer, Server
 from tests.unit.upstream.doubles import (
     ACCEPTED,
@@ -453,6 +455,35 @@ async def test_a_question_that_names_no_call_reaches_one_program_or_nobody_and_i
     if not is_asked:
         _, refusal = await held.request()
         assert (refusal["id"], refusal["error"]["code"]) == ("q", -32603)
+
+
+async def until_asked(held: Held) -> None:
+    """Have the server ask on the stream of all, before there is any call."""
+    listener, _ = await asked_beside(held)
+    await listener.say(event(message(id="q", method="elicitation/create", params={})))
+    await eventually(lambda: held.link.has_asked, "the question is read")
+
+
+async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "EARLY_SECONDS", 600.0)
+    await until_asked(held)
+    _, caller = held._stage.start(call(profile=held.link.profile))
+    assert caller.asked == []
+    await eventually(lambda: bool(caller.asked), "the question is put")
+    assert (await held.request())[1]["method"] == "tools/call"
+    caller.asked[0][1](Answered(raw({"action": "decline"})))
+    assert (await held.request())[1] == {"jsonrpc": "2.0", "id": "q", "result": {"action": "decline"}}
+    assert not held.link.has_declined
+
+
+async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "EARLY_SECONDS", 0.0)
+    await until_asked(held)
+    _, refusal = await held.request()
+    assert (refusal["id"], refusal["error"]["message"]) == ("q", UNSURE.message)
+    assert held.link.has_declined
 
 
 async def test_after_a_call_was_given_up_a_question_that_names_none_may_be_about_it(held: Held) -> None:

@@ -68,6 +68,7 @@ class Lane:
         "server",
         "tasks",
         "timeout",
+        "uses_pool",
     )
 
     def __init__(
@@ -91,7 +92,9 @@ class Lane:
         self.running = 0
         self.heard: deque[Heard] = deque(maxlen=HEARD_MAX)
         self.pool: Pooled | None = None
-        """Carries the calls of those who can be asked something, and every call where links are not shared."""
+        """The links that not everybody shares. It hears of the end of every call that was sent on one."""
+        self.uses_pool = False
+        """The pool carries the calls of those who can be asked something, or every call."""
         self.tasks: Tasks | None = None
         """Where the hub remembers which tasks its callers were given."""
         self.on_idle: Callable[[], None] | None = None
@@ -189,7 +192,7 @@ class Lane:
             self._is_sending = False
 
     def _send(self, inflight: InFlight, link: Link) -> None:
-        if inflight.call.profile and self.pool is not None:
+        if inflight.call.profile and self.uses_pool and self.pool is not None:
             link = self.pool
         inflight.link = link
         self.running += 1

@@ -117,7 +117,7 @@ class Snapshot:
     def _compile(self, policy: Policy, surface: Surface, profile: Profile) -> View:
         shown = self._shown(policy, surface)
         view = View(policy, {standing.server: _offer(standing, profile).abilities for standing in shown})
-        view.hubs = {id: steps + 1 for standing in shown for id, steps in standing.hubs.items()}
+        view.hubs = _hubs_behind(shown)
         tools, prompts = self._names_of(surface, "tools"), self._names_of(surface, "prompts")
         resources, templates = self._names_of(surface, "resources"), self._names_of(surface, "templates")
         for standing in shown:
@@ -181,6 +181,15 @@ class Snapshot:
             if standing.state != "disabled"
             for feature in _all_of(standing, listed)
         ]
+
+
+def _hubs_behind(shown: Iterable[Standing]) -> dict[str, int]:
+    """Hubs behind these servers, and how many others are between on the longest way."""
+    hubs: dict[str, int] = {}
+    for standing in shown:
+        for id, steps in standing.hubs.items():
+            hubs[id] = max(steps + 1, hubs.get(id, 0))
+    return hubs
 
 
 def _offer(standing: Standing, profile: Profile) -> Standing | Offer:

@@ -35,3 +35,6 @@ class Owners(Protocol):
 
     def own(self, follower: Follower) -> Sequence[Announcer]:
         """Those on which this one's calls go, as far as they are there."""
+
+    def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
+        """Have links that may stand in for this one's own asked to tell of a resource, which nobody waits for."""

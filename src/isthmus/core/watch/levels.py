@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from isthmus.model.events import LOG_LEVELS, LogLevel, is_at_least
+from isthmus.model.names import ServerName
 
 TAKE_SECONDS = 2.0
-"""How long who chooses a level waits for servers to take it: a silent one must not hold up the answer."""
+"""How long who chooses a level waits for its servers to take it: a silent one must not hold up the answer."""
 
 
 class Levels:
@@ -26,7 +27,7 @@ class Levels:
         self._called: LogLevel | None = None
         """The lowest that a single call has asked for."""
         self._watchers: set[Callable[[], None]] = set()
-        self._asking: set[asyncio.Future[None]] = set()
+        self._asking: dict[asyncio.Future[None], ServerName] = {}
         """Servers that have not answered what they were asked."""
         self.lowest: LogLevel | None = None
         """What to ask of servers; None while nobody has ever chosen, and they say what they like."""
@@ -75,15 +76,16 @@ class Levels:
             return None
         return "debug" if chosen is None or self._counts[None] else chosen
 
-    def ask(self, asking: asyncio.Future[None]) -> None:
+    def ask(self, server: ServerName, asking: asyncio.Future[None]) -> None:
         """Note that a server is being asked for what is wanted, until this is done."""
-        self._asking.add(asking)
-        asking.add_done_callback(self._asking.discard)
+        self._asking[asking] = server
+        asking.add_done_callback(self._asking.pop)
 
-    async def settled(self) -> None:
-        """Wait until servers have taken what is wanted, so that no call overtakes it on its way to one."""
-        if self._asking:
-            await asyncio.wait(tuple(self._asking), timeout=TAKE_SECONDS)
+    async def settled(self, servers: Container[ServerName]) -> None:
+        """Wait until these servers have taken what is wanted, so that no call overtakes it on its way to one."""
+        waiting = [asking for asking, server in self._asking.items() if server in servers]
+        if waiting:
+            await asyncio.wait(waiting, timeout=TAKE_SECONDS)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` whenever `lowest` changes, until the returned function is called."""

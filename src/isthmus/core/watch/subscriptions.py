@@ -8,7 +8,7 @@ share. So one update is told once, though both links may know of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -24,6 +24,8 @@ Tell: TypeAlias = Callable[[], None]
 Key: TypeAlias = tuple[ServerName, str]
 """A server, and what it calls the resource."""
 Answer: TypeAlias = "asyncio.Future[Fault | None]"
+Sharing: TypeAlias = dict[Announcer, list[Follower]]
+"""Whose calls go on a link, as far as anybody asked."""
 
 LEVELS_MAX = 32
 LENGTH_MAX = 2048
@@ -35,6 +37,8 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self._listeners: dict[Key, dict[Tell, Follower | None]] = {}
+        self._followed: dict[ServerName, dict[Follower, dict[str, int]]] = {}
+        """What each follower follows, and how many times over: looked up where there are far more listeners."""
         self._common: dict[ServerName, Announcer] = {}
         self._owners: dict[ServerName, Owners] = {}
         self._asked: WeakKeyDictionary[Announcer, dict[str, Answer]] = WeakKeyDictionary()
@@ -49,46 +53,81 @@ class Subscriptions:
         """
         listeners = self._listeners.setdefault(key, {})
         listeners[tell] = follower  # before the server is asked: it may tell of an update together with its answer
+        self._count(key, follower, 1)
         links = self._links(key[0], follower)
         if links:
-            fault = await self._ask_all(links, key[1])
+            fault = await self._ask_first(key, follower, links)
         else:  # the next link is asked for what is followed already
             why = NotConnected(key[0], "it cannot be asked to tell of updates now")
             fault = why if len(listeners) == 1 else None
         if fault is not None and self._drop(key, tell):
-            self._release(key, [link for link in links if key[1] in self._asked.get(link, {})])
+            self._release(key, [link for link in links if key[1] in self._asked.get(link, {})], {})
         return fault
 
-    async def _ask_all(self, links: Sequence[Announcer], uri: str) -> Fault | None:
-        """The answer of the first link, from which the resource would be read; the others may stand in for it later."""
-        if len(links) == 1:
-            return await self.ask(links[0], uri)
-        answers = await asyncio.gather(*(self.ask(link, uri) for link in links))
-        return answers[0]
+    async def _ask_first(self, key: Key, follower: Follower | None, links: Sequence[Announcer]) -> Fault | None:
+        """The answer of the first link, from which the resource would be read.
+
+        The others may have to stand in for it later: they are asked as well once it has agreed, and not waited for.
+        """
+        server, uri = key
+        fault = await self.ask(links[0], uri)
+        others = [link for link in links[1:] if uri not in self._asked.get(link, {})]
+        owners = self._owners.get(server)
+        if fault is None and others and owners is not None and follower is not None:
+            owners.ask_too(follower, others, uri)
+        return fault
 
     def remove(self, key: Key, tell: Tell) -> None:
         """Stop telling; the last one to leave has the server told so too."""
-        follower = self._listeners.get(key, {}).get(tell)
-        if self._drop(key, tell):
-            self._release(key, self._links(key[0], follower))
+        self.leave([(key, tell)])
+
+    def leave(self, followed: Iterable[tuple[Key, Tell]]) -> None:
+        """Stop telling of all of these: who leaves with many resources has it found out once who shares its links."""
+        sharing: Sharing = {}
+        for key, tell in followed:
+            follower = self._listeners.get(key, {}).get(tell)
+            if self._drop(key, tell):
+                self._release(key, self._links(key[0], follower), sharing)
 
     def _drop(self, key: Key, tell: Tell) -> bool:
         listeners = self._listeners.get(key, {})
         if tell not in listeners:
             return False
-        del listeners[tell]
+        self._count(key, listeners.pop(tell), -1)
         if not listeners:
             del self._listeners[key]
         return True
 
-    def _release(self, key: Key, links: Sequence[Announcer]) -> None:
-        """Have those links tell no more of a resource of whom nobody is left to hear it."""
+    def _count(self, key: Key, follower: Follower | None, change: int) -> None:
+        if follower is None:
+            return
         server, uri = key
-        others = self._listeners.get(key, {}).values()
+        followers = self._followed.setdefault(server, {})
+        uris = followers.setdefault(follower, {})
+        uris[uri] = uris.get(uri, 0) + change
+        if not uris[uri]:
+            del uris[uri]
+        if not uris:
+            del followers[follower]
+        if not followers:
+            del self._followed[server]
+
+    def _release(self, key: Key, links: Sequence[Announcer], sharing: Sharing) -> None:
+        """Have those links tell no more of a resource of whom nobody is left to hear it."""
         for link in links:
-            if not any(link in self._links(server, other) for other in others):
-                self._asked.get(link, {}).pop(uri, None)
-                link.unsubscribe(uri)
+            if not self._is_heard(key, link, sharing):
+                self._asked.get(link, {}).pop(key[1], None)
+                link.unsubscribe(key[1])
+
+    def _is_heard(self, key: Key, link: Announcer, sharing: Sharing) -> bool:
+        """Whether anybody follows a resource who can hear of it from this link."""
+        server, uri = key
+        if link is self._common.get(server):
+            return key in self._listeners
+        followers = self.followers(server)
+        if link not in sharing:
+            sharing[link] = [each for each in followers if link in self._links(server, each)]
+        return any(uri in followers.get(each, ()) for each in sharing[link])
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -112,11 +151,9 @@ class Subscriptions:
         """What a new link to this server has to ask for, if everybody shares it."""
         return [uri for name, uri in self._listeners if name == server]
 
-    def followers(self, server: ServerName) -> Iterator[tuple[str, Follower]]:
+    def followers(self, server: ServerName) -> Mapping[Follower, Collection[str]]:
         """What is followed by those who may have a link of their own: that is asked for it too."""
-        for (name, uri), listeners in self._listeners.items():
-            if name == server:
-                yield from ((uri, follower) for follower in listeners.values() if follower is not None)
+        return self._followed.get(server, {})
 
     async def ask(self, link: Announcer, uri: str) -> Fault | None:
         """Have a link tell of a resource, unless it was asked already; the fault if it does not agree."""
@@ -128,6 +165,12 @@ class Subscriptions:
                 return answer.result()
         # Nobody has asked, or who asked has left before it heard.
         return await self._ask(link, uri, asked)
+
+    async def ask_too(self, key: Key, follower: Follower, links: Sequence[Announcer]) -> None:
+        """Have further links tell of a resource, unless its follower has left already."""
+        server, uri = key
+        if uri in self.followers(server).get(follower, ()):
+            await asyncio.gather(*(self.ask(link, uri) for link in links))
 
     async def _ask(self, link: Announcer, uri: str, asked: dict[str, Answer]) -> Fault | None:
         answer = asked[uri] = asyncio.get_running_loop().create_future()

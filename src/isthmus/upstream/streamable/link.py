@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
 
 import structlog
@@ -34,7 +34,7 @@ from isthmus.upstream.replies import EVENT_STREAM
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.changes import Changes
 from isthmus.upstream.streamable.post import LINGER_SECONDS, Post
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lone_call, lost, turned_away
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
@@ -223,6 +223,8 @@ class StreamableLink(BaseLink):
             post.lines = header_lines(param_headers(places, inflight.call.arguments))
         inflight.carriage = post
         self._send(post)
+        if self._early:
+            self._put_early_soon()
 
     def _places_of(self, tool: Feature) -> Places:
         """Which arguments of a tool are repeated in headers; found out once per description."""
@@ -331,16 +333,21 @@ class StreamableLink(BaseLink):
 
     def _logged(self, line: Log) -> None:
         """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
-        if not log_alone(line, (post.waiter for post in self._posts.values())):
+        if not log_alone(line, self._waiters()):
             self.on_log(line)
+
+    def _waiters(self) -> Iterable[Waiter]:
+        return (post.waiter for post in self._posts.values())
 
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
         """A server's own request, on a call's stream or on one that all share; the answer is a POST of its own."""
-        if waiter is None:
-            if request.method in QUESTIONS:
-                self._note_asked()
-            waiter = lone_call((post.waiter for post in self._posts.values()), self.strays)
-        self._put(request, waiter, partial(self._tell, ""))
+        say = partial(self._tell, "")
+        if waiter is not None:
+            self._put(request, waiter, say)
+            return
+        if request.method in QUESTIONS:
+            self._note_asked()
+        self._put_to_one(request, say)
 
     async def list_features(
         self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING

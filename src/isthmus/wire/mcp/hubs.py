@@ -21,6 +21,7 @@ NO_HUBS: Mapping[str, int] = {}
 
 ID_LENGTH_MAX = 64
 STEPS_MAX = 100
+"""No row of hubs is as long. One that is said to be further away is told as this far: else none would be believed."""
 
 
 class _Meta(msgspec.Struct):
@@ -41,4 +42,4 @@ def read_hubs(meta: Payload) -> dict[str, int]:
 def write_hubs(hubs: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """The member of `_meta` that says so; none if there is nothing to say."""
     nearest = sorted(hubs.items(), key=lambda entry: entry[1])[:HUBS_MAX]
-    return {HUBS_KEY: dict(nearest)} if nearest else {}
+    return {HUBS_KEY: {id: min(steps, STEPS_MAX) for id, steps in nearest}} if nearest else {}

@@ -248,20 +248,30 @@ async def test_who_owns_links_that_are_not_shared_hears_of_every_call_that_was_s
 
 async def test_who_can_be_asked_something_goes_to_the_pool_and_everybody_else_to_the_link() -> None:
     stage, pool = Stage(), HeldPool()
-    stage.lane.pool = pool
+    stage.lane.pool, stage.lane.uses_pool = pool, True
     plain, asked = stage.start()[0], stage.start(call(profile=frozenset({"roots"})))[0]
     assert (stage.link.sent, pool.sent) == ([plain], [asked])
 
 
-async def test_who_can_be_asked_something_goes_to_the_link_where_there_is_no_pool() -> None:
-    stage = Stage()
+async def test_who_can_be_asked_something_goes_to_the_link_where_the_pool_is_not_used() -> None:
+    stage, pool = Stage(), HeldPool()
+    stage.lane.pool = pool
     asked, _ = stage.start(call(profile=frozenset({"roots"})))
-    assert stage.link.sent == [asked]
+    assert (stage.link.sent, pool.sent) == ([asked], [])
+
+
+async def test_a_pool_that_is_no_longer_used_hears_of_the_end_of_the_calls_it_has() -> None:
+    stage, pool = Stage(), HeldPool()
+    stage.lane.pool, stage.lane.uses_pool = pool, True
+    asked, _ = stage.start(call(profile=frozenset({"roots"})))
+    stage.lane.uses_pool = False
+    asked.finish(DONE)
+    assert pool.over == [asked]
 
 
 async def test_calls_of_the_pool_count_for_the_health_of_the_server() -> None:
     stage, pool = Stage(), HeldPool()
-    stage.lane.pool = pool
+    stage.lane.pool, stage.lane.uses_pool = pool, True
     stage.start(call(profile=frozenset({"roots"})))[0].finish(DONE)
     assert (stage.lane.answered, stage.lane.running) == (1, 0)
 

@@ -98,6 +98,12 @@ def test_a_view_knows_which_servers_it_shows_whatever_their_state() -> None:
     assert taken.view(Grants(("files.read",)), Surface("own", WEB)).servers == {}
 
 
+def test_a_hub_behind_two_servers_is_as_far_away_as_by_the_longest_way() -> None:
+    for near, far in ((FILES, WEB), (WEB, FILES)):
+        view = snapshot(Standing(near, hubs={"a": 0}), Standing(far, hubs={"b": 0, "a": 4})).view(ALL, EVERYTHING)
+        assert view.hubs == {"a": 5, "b": 1}
+
+
 def test_equal_grants_share_one_view() -> None:
     taken = snapshot(*TWO)
     assert taken.view(Grants(("web.*",)), EVERYTHING) is taken.view(Grants(("web.*",)), EVERYTHING)

@@ -9,6 +9,8 @@ import pytest
 from isthmus.core.watch import levels as module
 from isthmus.core.watch.levels import Levels
 from isthmus.model.events import LogLevel
+from isthmus.model.names import ServerName
+from tests.unit.core.doubles import SERVER
 
 
 def heard(levels: Levels) -> list[LogLevel | None]:
@@ -107,21 +109,30 @@ def test_what_a_call_wants_takes_nothing_from_who_never_chose() -> None:
 
 async def test_who_chooses_waits_until_servers_have_taken_it() -> None:
     levels, asking = Levels(), asyncio.get_running_loop().create_future()
-    await levels.settled()
-    levels.ask(asking)
-    waiting = asyncio.ensure_future(levels.settled())
+    await levels.settled({SERVER})
+    levels.ask(SERVER, asking)
+    waiting = asyncio.ensure_future(levels.settled({SERVER}))
     await asyncio.sleep(0)
     assert not waiting.done()
     asking.set_result(None)
     async with asyncio.timeout(30):
         await waiting
-    assert levels._asking == set()
+    assert levels._asking == {}
+
+
+async def test_who_chooses_does_not_wait_for_servers_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TAKE_SECONDS", 3600.0)
+    levels, silent = Levels(), asyncio.get_running_loop().create_future()
+    levels.ask(SERVER, silent)
+    async with asyncio.timeout(30):
+        await levels.settled({ServerName("another")})
+    assert not silent.done()
 
 
 async def test_servers_that_say_nothing_are_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAKE_SECONDS", 0.01)
     levels, asking = Levels(), asyncio.get_running_loop().create_future()
-    levels.ask(asking)
+    levels.ask(SERVER, asking)
     async with asyncio.timeout(30):
-        await levels.settled()
+        await levels.settled({SERVER})
     assert not asking.done()

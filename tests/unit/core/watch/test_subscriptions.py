@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.core.ports.announcer import Follower
+from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.core.watch.subscriptions import LENGTH_MAX, Subscriptions
 from isthmus.model.faults import Fault, NotConnected, ServerError
 from isthmus.model.names import ServerName
@@ -230,6 +230,8 @@ class Links:
     def __init__(self) -> None:
         self.common = Server()
         self.links: dict[Follower, Server] = {}
+        self.looked = 0
+        self.further: list[asyncio.Future[None]] = []
         self.subscriptions = Subscriptions()
         self.subscriptions.attach(SERVER, self.common, self)
 
@@ -237,7 +239,15 @@ class Links:
         return len(self.links)
 
     def own(self, follower: Follower) -> list[Server]:
+        self.looked += 1
         return [self.links[follower]] if follower in self.links else []
+
+    def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
+        asking = self.subscriptions.ask_too((SERVER, uri), follower, links)
+        self.further.append(asyncio.ensure_future(asking))
+
+    async def settled(self) -> None:
+        await asyncio.gather(*self.further)
 
     async def add(self, follower: Follower | None) -> Ear:
         ear = Ear()
@@ -279,9 +289,11 @@ async def test_the_answer_is_that_of_the_link_from_which_the_resource_would_be_r
     links = Links()
     links.links = {SOMEBODY: Server(refuse)}
     assert await links.subscriptions.add(KEY, Ear(), SOMEBODY) is REFUSED
-    assert links.common.asked == [f"+{NOTES}", f"-{NOTES}"]  # it need not tell what nobody hears
+    await links.settled()
+    assert links.common.asked == []  # it need not tell what nobody hears
     links.links, links.common.answer = {SOMEBODY: Server()}, refuse
     ear = await links.add(SOMEBODY)
+    await links.settled()
     links.subscriptions.updated(SERVER, NOTES, links.links[SOMEBODY])
     assert ear.count == 1
 
@@ -303,6 +315,7 @@ async def test_each_link_is_asked_once_and_told_when_its_last_follower_leaves() 
     shared = Server()
     links.links = {SOMEBODY: shared, ANOTHER: shared}
     one, two, common = [await links.add(follower) for follower in (SOMEBODY, ANOTHER, None)]
+    await links.settled()
     assert (shared.asked, links.common.asked) == ([f"+{NOTES}"], [f"+{NOTES}"])
     links.subscriptions.remove(KEY, one)
     assert shared.asked == [f"+{NOTES}"]
@@ -364,5 +377,53 @@ async def test_only_those_who_may_have_a_link_of_their_own_are_its_followers() -
     links = Links()
     for follower in (SOMEBODY, None):
         await links.add(follower)
-    assert list(links.subscriptions.followers(SERVER)) == [(NOTES, SOMEBODY)]
-    assert list(links.subscriptions.followers(ServerName("other"))) == []
+    assert links.subscriptions.followers(SERVER) == {SOMEBODY: {NOTES: 1}}
+    assert links.subscriptions.followers(ServerName("other")) == {}
+
+
+async def test_a_follower_is_one_until_the_last_of_its_listeners_has_left() -> None:
+    links = Links()
+    ears = [await links.add(SOMEBODY) for _ in range(2)]
+    links.subscriptions.remove(KEY, ears[0])
+    assert list(links.subscriptions.followers(SERVER)) == [SOMEBODY]
+    links.subscriptions.remove(KEY, ears[1])
+    assert links.subscriptions.followers(SERVER) == {}
+
+
+async def test_an_answer_waits_for_no_link_but_the_one_from_which_the_resource_would_be_read() -> None:
+    links, gate = Links(), Gate()
+    links.links, links.common.answer = {SOMEBODY: Server()}, gate
+    async with asyncio.timeout(30):
+        ear = await links.add(SOMEBODY)  # while the other says nothing
+        await gate.asked.wait()
+        gate.open.set()
+        await links.settled()
+    del links.links[SOMEBODY]
+    links.subscriptions.updated(SERVER, NOTES)
+    assert ear.count == 1
+
+
+async def test_a_link_is_not_asked_to_stand_in_for_who_has_left() -> None:
+    links = Links()
+    links.links = {SOMEBODY: Server()}
+    links.subscriptions.remove(KEY, await links.add(SOMEBODY))
+    await links.settled()
+    assert (len(links.further), links.common.asked) == (1, [f"-{NOTES}"])
+    assert links.subscriptions.asked(links.common) == []
+
+
+async def test_who_leaves_with_many_resources_is_compared_with_each_other_follower_once() -> None:
+    links, uris = Links(), [f"file:///{number}" for number in range(20)]
+    followers = [Follower(ANYONE, frozenset({"roots"}), str(number)) for number in range(20)]
+    links.links = {follower: Server() for follower in followers}
+    ears = {follower: Ear() for follower in followers}
+    for follower, ear in ears.items():
+        for uri in uris:
+            await links.subscriptions.add((SERVER, uri), ear, follower)
+    await links.settled()
+    links.looked = 0
+    links.subscriptions.leave([((SERVER, uri), ears[followers[0]]) for uri in uris])
+    assert links.looked <= len(uris) + len(followers)
+    own = links.links[followers[0]]
+    assert own.asked[len(uris) :] == [f"-{uri}" for uri in uris]
+    assert not any(asked.startswith("-") for asked in links.common.asked)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.hubs import HUBS_KEY, HUBS_MAX, read_hubs, write_hubs
+from isthmus.wire.mcp.hubs import HUBS_KEY, HUBS_MAX, STEPS_MAX, read_hubs, write_hubs
 from isthmus.wire.mcp.messages import Implementation
 
 ME = Implementation("isthmus", "1")
@@ -48,3 +48,8 @@ def test_of_too_many_the_nearest_are_told() -> None:
     told = write_hubs(many)[HUBS_KEY]
     assert len(told) == HUBS_MAX
     assert max(told.values()) < 30
+
+
+def test_a_hub_that_is_said_to_be_far_away_costs_none_of_the_others() -> None:
+    told = write_hubs({"here": 0, "far": STEPS_MAX + 1})
+    assert read_hubs(json.dumps(told).encode()) == {"here": 0, "far": STEPS_MAX}

@@ -1,0 +1,52 @@
+"""What a server asks once, before any call, reaches the program that calls next, however long that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.upstream import link
+from tests.faults.curious import CAN, CAPABILITIES_KEY, SECONDS, Asked, Era, Line, text_of
+from tests.faults.scripted import door_of, hub_of
+from tests.faults.watching import eventually
+from tests.hubs import META, MODERN, stdio
+
+ROOT = Path(__file__).parents[2]
+
+
+async def listed_to(person: Asked, line: Line) -> Any:
+    """What a caller is listed that can be asked something."""
+    headers, params = person.session, {}
+    if person.era == "modern":
+        headers |= {"mcp-protocol-version": MODERN, "mcp-method": "tools/list"}
+        params = {"_meta": {**META, CAPABILITIES_KEY: CAN}}
+    line.write("/mcp", headers, {"id": 1, "method": "tools/list", "params": params})
+    async with asyncio.timeout(SECONDS):
+        return await line.body(await line.head())
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_what_is_asked_when_a_server_is_greeted_to_list_is_put_to_the_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: Era, *, is_late: bool
+) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    monkeypatch.setattr(link, "EARLY_SECONDS", 0.0 if is_late else 600.0)
+    server = stdio([sys.executable, "-m", "tests.faults.early_server", str(notes)], era="legacy", cwd=str(ROOT))
+    async with hub_of(tmp_path, {"pipe": server}) as hub, door_of(hub) as port:
+        await hub.ready("pipe")
+        person, lines = Asked(port, "ann", "", era), (await Line.open(port), await Line.open(port))
+        await person.enter()
+        await listed_to(person, lines[0])
+        if is_late:
+            await eventually(lambda: "error" in notes.read_text("utf-8"), "the question waited for long enough")
+            monkeypatch.setattr(link, "EARLY_SECONDS", 600.0)
+        told, asked = await person.call(lines, "pipe.ask", "n")
+        assert (text_of(told), asked) == ("n ann:hello", ["hello"])
+        for line in lines:
+            line.close()
