@@ -31,9 +31,9 @@ from isthmus.faces.mcp.dialogue import (
 )
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
-from isthmus.faces.mcp.marked import MarkedStream, follow_all
+from isthmus.faces.mcp.marked import MarkedStream
+from isthmus.faces.mcp.subscription import Subscription
 from isthmus.faces.mcp.task_news import TaskNews
-from isthmus.faces.mcp.task_polls import TaskPolls
 from isthmus.faces.mcp.tasks import status_message
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Surface
@@ -85,9 +85,8 @@ class Conversation:
         self._asked = Asked()
         self._feed: ChangeFeed | None = None
         self._news: TaskNews | None = None
-        self._polls: dict[bytes, TaskPolls] = {}
         """Tasks that a modern caller follows, by its subscriptions."""
-        self._streams: dict[bytes, tuple[ChangeFeed | None, Interests]] = {}
+        self._streams: dict[bytes, Subscription] = {}
         """Subscriptions of a modern caller, by their ids; without a feed until they are acknowledged."""
         self._is_telling = True
         self._open = 0
@@ -262,45 +261,22 @@ class Conversation:
         id = bytes(request.id)
         self._unsubscribe(id)
         stream = MarkedStream(request.id, self._say, frame=bytes)
-        polls = TaskPolls(self._hub, self._caller, self._surface, profile, stream.tell_task)
-        interests = Interests(
-            self._hub,
-            self._caller,
-            self._surface,
-            stream.tell_update,
-            profile=profile,
-            session=self._session,
-            is_crowded=self._is_crowded,
+        listening = self._streams[id] = Subscription(
+            self._hub, self._caller, self._surface, profile, stream, self._is_crowded, session=self._session
         )
-        self._streams[id] = (None, interests)
-        honoured = await follow_all(interests, wanted)
-        honoured = msgspec.structs.replace(honoured, tasks=polls.agree(wanted.tasks))
-        if self._is_telling and self._streams.get(id) == (None, interests):
+        honoured = await listening.agree(wanted)
+        if self._is_telling and self._streams.get(id) is listening:
             self._say(stream.acknowledge(honoured))
-            stream.release()
-            self._polls[id] = polls
-            polls.start()
-            feed = ChangeFeed(
-                self._hub,
-                self._caller.grants,
-                self._surface,
-                stream.tell_change,
-                honoured.topics,
-                profile=profile,
-            )
-            self._streams[id] = (feed, interests)
+            listening.begin()
+            listening.tell_changes(honoured.topics)
         else:  # it was withdrawn meanwhile, or the caller has left
-            interests.close()
+            listening.close()
         self._done()  # it has no answer while the conversation lasts
 
     def _unsubscribe(self, id: bytes) -> None:
-        feed, interests = self._streams.pop(id, (None, None))
-        if feed is not None:
-            feed.close()
-        if interests is not None:
-            interests.close()
-        if (polls := self._polls.pop(id, None)) is not None:
-            polls.close()
+        listening = self._streams.pop(id, None)
+        if listening is not None:
+            listening.close()
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

@@ -24,11 +24,11 @@ from isthmus.faces.mcp.dialogue import VERSIONS, Answer, Dialogue, profile_of, r
 from isthmus.faces.mcp.exchange import HttpExchange, status_of
 from isthmus.faces.mcp.faults import Era
 from isthmus.faces.mcp.interests import Interests
-from isthmus.faces.mcp.marked import MarkedStream, follow_all
+from isthmus.faces.mcp.marked import MarkedStream
 from isthmus.faces.mcp.parked import Parked
 from isthmus.faces.mcp.sessions import Listener, Session, Sessions
+from isthmus.faces.mcp.subscription import Subscription
 from isthmus.faces.mcp.task_news import TaskNews
-from isthmus.faces.mcp.task_polls import TaskPolls
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.events import LogLevel
@@ -519,25 +519,21 @@ class _Visit:
         if not self._accepts(b"text/event-stream"):
             return say(self._peer, 406, "Accept must include text/event-stream")
         stream = MarkedStream(request.id, self._peer.push)
-        polls = TaskPolls(self._hub, self._caller, self._surface, profile, stream.tell_task)
-        interests = Interests(
+        listening = Subscription(
             self._hub,
             self._caller,
             self._surface,
-            stream.tell_update,
-            profile=profile,
+            profile,
+            stream,
             is_crowded=lambda: self._peer.buffered_bytes() > 0,
         )
         try:
-            honoured = await follow_all(interests, wanted)
-            honoured = msgspec.structs.replace(honoured, tasks=polls.agree(wanted.tasks))
+            honoured = await listening.agree(wanted)
             self._open_stream(stream.acknowledge(honoured))
-            stream.release()
-            polls.start()
+            listening.begin()
             return await self._stay(stream.last_word(), honoured.topics, stream.tell_change, {}, profile=profile)
         finally:
-            polls.close()
-            interests.close()
+            listening.close()
 
     def _open_stream(self, first: bytes) -> None:
         self._peer.begin(200, STREAM)

@@ -184,7 +184,7 @@ async def test_a_subscription_names_what_it_follows_and_marks_what_it_tells() ->
     assert told["params"]["taskId"] == MINE
     assert told["params"]["_meta"] == acknowledged["params"]["_meta"]
     talk.say("notifications/cancelled", {"requestId": "s"})
-    assert not talk.conversation._polls
+    assert not talk.conversation._streams
 
 
 async def test_who_does_not_know_the_extension_is_refused() -> None:
