@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 
-from isthmus.core.ports.journal import Entry
+from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.storage.pages import fitting, read_token, write_token
 
 KEPT_BYTES = 1024 * 1024
 """What is kept per kind and owner; the oldest entries go first."""
@@ -16,13 +18,103 @@ ENTRY_BYTES = 256
 
 OWNERS_MAX = 1_000
 
+DOCUMENTS_BYTES = 64 * 1024 * 1024
+"""What all documents together may take; beyond it nothing more is written until something is taken away."""
+
 
 class MemoryJournal:
-    """Entries in bounded queues, one per kind and owner."""
+    """Entries in bounded queues, one per kind and owner; documents in one table."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str], deque[Entry]] = {}
         self._sizes: dict[tuple[str, str], int] = {}
+        self._documents: dict[tuple[str, str, str], Document] = {}
+        self._bytes = 0
+
+    # -- documents ---------------------------------------------------------------------------------------------------
+
+    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
+        """See `core.ports.journal.Journal`."""
+        asyncio.get_running_loop().call_soon(done, self._write(documents))
+
+    def _write(self, documents: Sequence[Document]) -> Verdict:
+        if not all(self._fits(document) for document in documents):
+            return "conflict"
+        grown = sum(_weight(document) - _weight(self._documents.get(_key(document))) for document in documents)
+        if grown > 0 and self._bytes + grown > DOCUMENTS_BYTES:
+            return "refused"
+        self._bytes += grown
+        for document in documents:
+            self._documents.pop(_key(document), None)
+            if document.body is not None:
+                self._documents[_key(document)] = document
+        return "kept"
+
+    def _fits(self, document: Document) -> bool:
+        """Whether what it takes the place of is there; nothing cannot take the place of nothing."""
+        kept = self._documents.get(_key(document))
+        if kept is None:
+            return document.version == 1 and document.body is not None
+        return document.version == kept.version + 1
+
+    async def read(self, kind: str, owner: str, id: str) -> Document | None:
+        """See `core.ports.journal.Journal`."""
+        return self._documents.get((kind, owner, id))
+
+    async def page(
+        self,
+        kind: str,
+        owner: str,
+        *,
+        group: str = "",
+        states: Collection[str] = (),
+        after: float = 0.0,
+        limit: int,
+        token: str = "",
+    ) -> Page:
+        """See `core.ports.journal.Journal`."""
+        before = read_token(token) if token else (float("inf"), "")
+        found = [
+            document
+            for document in self._documents.values()
+            if (document.kind, document.owner) == (kind, owner)
+            and document.at > after
+            and group in ("", document.group)
+            and (not states or document.state in states)
+        ]
+        found.sort(key=_place, reverse=True)
+        rest = [document for document in found if _place(document) < before]
+        shown = _some(rest, limit)
+        return Page(tuple(shown), len(found), write_token(shown[-1]) if len(rest) > len(shown) else "")
+
+    async def all_in(
+        self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
+    ) -> list[Document]:
+        """See `core.ports.journal.Journal`."""
+        found = self._oldest(kind, states)
+        rest = found if after is None else [each for each in found if _age(each) > _age(after)]
+        return _some(rest, limit)
+
+    async def newest(self, kind: str, states: Collection[str]) -> float | None:
+        """See `core.ports.journal.Journal`."""
+        found = self._oldest(kind, states)
+        return found[-1].at if found else None
+
+    async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
+        """See `core.ports.journal.Journal`."""
+        found = [each for each in self._oldest(kind, states) if each.at < before][:limit]
+        for document in found:
+            self._bytes -= _weight(self._documents.pop(_key(document)))
+        return len(found)
+
+    def _oldest(self, kind: str, states: Collection[str]) -> list[Document]:
+        found = [each for each in self._documents.values() if each.kind == kind and each.state in states]
+        return sorted(found, key=_age)
+
+    async def aclose(self) -> None:
+        """There is nothing to let go of."""
+
+    # -- entries -----------------------------------------------------------------------------------------------------
 
     async def commit(self, entries: Sequence[Entry]) -> None:
         """Keep the entries; nothing survives the process."""
@@ -45,3 +137,24 @@ class MemoryJournal:
 
 def _size_of(entry: Entry) -> int:
     return ENTRY_BYTES + len(memoryview(entry.content))
+
+
+def _key(document: Document) -> tuple[str, str, str]:
+    return document.kind, document.owner, document.id
+
+
+def _place(document: Document) -> tuple[float, str]:
+    return document.at, document.id
+
+
+def _age(document: Document) -> tuple[float, str, str]:
+    return document.at, document.owner, document.id
+
+
+def _some(documents: Sequence[Document], limit: int) -> list[Document]:
+    some = documents[:limit]
+    return list(some[: fitting(len(each.body or b"") for each in some)])
+
+
+def _weight(document: Document | None) -> int:
+    return 0 if document is None or document.body is None else ENTRY_BYTES + len(document.body)

@@ -1,9 +1,14 @@
-"""Where what must last is written. `storage` implements it."""
+"""Where what must last is written. `storage` implements it.
+
+Two kinds of thing are kept: entries, which are only ever added (lines of a conversation), and documents, which have an
+id and change (tasks, where their updates are sent, what is still to be sent). A document says by its version which one
+it takes the place of, so that of two who change the same one only the first succeeds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -17,8 +22,79 @@ class Entry(msgspec.Struct, frozen=True):
     content: msgspec.Raw
 
 
+class Document(msgspec.Struct, frozen=True):
+    """Something that is kept under an id and changes.
+
+    `version` is one more than that of the document it takes the place of; the first is 1. `group` and `state` are what
+    lists can be narrowed by, and `at` is what they are ordered by. Without a `body` there is nothing any more.
+    """
+
+    kind: str
+    owner: str
+    id: str
+    version: int
+    at: float
+    body: bytes | None
+    group: str = ""
+    state: str = ""
+
+
+Verdict: TypeAlias = Literal["kept", "conflict", "refused", "unknown"]
+"""What became of a write: it will survive; another one came before it; it could not be written; or nobody knows,
+because writing failed at the very end."""
+
+OnVerdict: TypeAlias = Callable[[Verdict], None]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some documents, the newest first, and what to ask for the next ones with."""
+
+    documents: tuple[Document, ...]
+    total: int
+    next: str = ""
+
+
 class Journal(Protocol):
-    """Keeps entries in the order they were committed."""
+    """Keeps entries and documents in the order in which they were written.
+
+    What waits raises `OSError` if it could not be done.
+    """
+
+    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
+        """Keep all of these or none; `done` is called once, later, from the event loop."""
+
+    async def read(self, kind: str, owner: str, id: str) -> Document | None:
+        """What is kept under an id."""
+
+    async def page(
+        self,
+        kind: str,
+        owner: str,
+        *,
+        group: str = "",
+        states: Collection[str] = (),
+        after: float = 0.0,
+        limit: int,
+        token: str = "",
+    ) -> Page:
+        """One owner's documents, the newest first; raises `ValueError` for a token that no page gave.
+
+        There are at most `limit`, and fewer where they are large.
+        """
+
+    async def all_in(
+        self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
+    ) -> list[Document]:
+        """Some of every owner's documents in one of these states, the oldest first; `after` is the last one seen.
+
+        There are at most `limit`, and fewer where they are large; none if none is left.
+        """
+
+    async def newest(self, kind: str, states: Collection[str]) -> float | None:
+        """What every owner's documents in one of these states are newest by (`Document.at`); None if there is none."""
+
+    async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
+        """Take away some of those in one of these states that are older; return how many these were."""
 
     async def commit(self, entries: Sequence[Entry]) -> None:
         """Return once the entries will survive whatever this journal promises to survive."""

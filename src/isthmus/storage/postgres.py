@@ -1,0 +1,602 @@
+"""A journal in a PostgreSQL database: the same as in a file, where hubs have no disk that lasts.
+
+One connection writes. Whatever comes while it is busy is its next transaction, so that many writers share the cost of
+a commit. It also holds the lock that makes this hub the only one to write; when it breaks, it is made again, and
+nothing is written before the lock is held anew. Others read. `app` opens the journal and closes it.
+
+These connections do not pass the egress guard: the operator alone says where they lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+import asyncpg
+import msgspec
+import structlog
+
+from isthmus.core.crew import Crew
+from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.storage import pages
+from isthmus.storage.errors import StateInUse, StateUnusable
+from isthmus.storage.pages import read_token, write_token
+from isthmus.storage.settings import StorageSettings
+from isthmus.storage.verdicts import settle, tell_all
+
+log = structlog.get_logger(__name__)
+
+BATCH_MAX = 512
+"""Writes in one transaction; more would make the first of them wait for the last."""
+
+WAITING_MAX = 10_000
+"""Writes that may wait for the database; more are refused."""
+
+CONNECT_SECONDS = 5.0
+COMMAND_SECONDS = 10.0
+"""How long the database may take for one statement; then it counts as gone."""
+
+OPEN_SECONDS = 10.0
+"""How long a hub that starts waits for a database that starts too."""
+
+IN_USE_SECONDS = 2.0
+"""How long it waits for the database to notice that the hub before it has ended."""
+
+PATIENCE_SECONDS = 5.0
+"""How long reads and writes wait for a database that has gone away; most come back by then."""
+
+RETRY_FIRST_SECONDS = 0.1
+RETRY_MAX_SECONDS = 5.0
+
+CLOSE_SECONDS = 5.0
+
+READERS_MAX = 4
+"""Connections for reading; one more is for writing."""
+
+ENTRIES_KEPT = 1_000
+"""Entries kept of one kind and owner; the oldest go first."""
+
+# What callers choose is bytes here: a text of PostgreSQL cannot hold every character, and is ordered by a language.
+SCHEMA = """
+CREATE TABLE documents (
+    kind text COLLATE "C" NOT NULL, owner bytea NOT NULL, id bytea NOT NULL, version bigint NOT NULL,
+    at double precision NOT NULL, "group" bytea NOT NULL, state text COLLATE "C" NOT NULL, body bytea NOT NULL,
+    PRIMARY KEY (kind, owner, id)
+);
+CREATE INDEX documents_by_time ON documents (kind, owner, at, id);
+CREATE INDEX documents_by_state ON documents (kind, state, at);
+CREATE TABLE entries (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, kind text COLLATE "C" NOT NULL, owner bytea NOT NULL,
+    at double precision NOT NULL, content bytea NOT NULL
+);
+CREATE INDEX entries_by_owner ON entries (kind, owner, number);
+"""
+# A list is narrowed by its index alone, so that not every document of an owner is looked up for it.
+LISTED = """
+DROP INDEX documents_by_time;
+CREATE INDEX documents_listed ON documents (kind, owner, at, id, "group", state);
+"""
+STEPS = (SCHEMA, LISTED)
+"""What each version of the tables adds to the one before; a database is taken from its own to the last."""
+
+ROWS = """
+unnest($1::text[], $2::bytea[], $3::bytea[], $4::bigint[], $5::double precision[], $6::bytea[], $7::text[], $8::bytea[])
+AS new (kind, owner, id, version, at, "group", state, body)
+"""
+NEW = f"""
+INSERT INTO documents (kind, owner, id, version, at, "group", state, body) SELECT * FROM {ROWS}
+ON CONFLICT DO NOTHING
+"""  # noqa: S608 - our own words
+CHANGE = f"""
+UPDATE documents AS kept
+SET version = new.version, at = new.at, "group" = new."group", state = new.state, body = new.body
+FROM {ROWS}
+WHERE kept.kind = new.kind AND kept.owner = new.owner AND kept.id = new.id AND kept.version = new.version - 1
+"""  # noqa: S608
+DROP = """
+DELETE FROM documents AS kept
+USING unnest($1::text[], $2::bytea[], $3::bytea[], $4::bigint[]) AS new (kind, owner, id, version)
+WHERE kept.kind = new.kind AND kept.owner = new.owner AND kept.id = new.id AND kept.version = new.version - 1
+"""
+PRUNE = """
+DELETE FROM documents WHERE (kind, owner, id) IN (
+    SELECT kind, owner, id FROM documents WHERE kind = $1 AND state = ANY($2::text[]) AND at < $3 ORDER BY at LIMIT $4)
+"""
+ADD = """
+INSERT INTO entries (kind, owner, at, content)
+SELECT * FROM unnest($1::text[], $2::bytea[], $3::double precision[], $4::bytea[])
+"""
+TRIM = """
+DELETE FROM entries WHERE kind = $1 AND owner = $2 AND number <= (
+    SELECT number FROM entries WHERE kind = $1 AND owner = $2 ORDER BY number DESC LIMIT 1 OFFSET $3)
+"""
+
+COLUMNS = 'kind, owner, id, version, at, body, "group", state'
+READ = f"SELECT {COLUMNS} FROM documents WHERE kind = $1 AND owner = $2 AND id = $3"  # noqa: S608
+COUNT = "SELECT count(*) FROM documents WHERE {narrowed}"
+# What does not go on a page comes without its body, which is not even looked up then; only its length is.
+FITTING = """
+SELECT kind, owner, id, version, at, CASE WHEN taken < {bytes}::bigint THEN body END AS body, "group", state FROM (
+    SELECT *, sum(octet_length(body)) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - octet_length(body) AS taken
+    FROM (SELECT * FROM documents WHERE {where} ORDER BY {order} LIMIT {limit}) AS asked
+) AS found ORDER BY {order}
+"""
+PAGE = FITTING.format(where="{narrowed} AND (at, id) < ($6, $7)", order="at DESC, id DESC", limit="$8", bytes="$9")
+ALL_IN = FITTING.format(
+    where="kind = $1 AND state = ANY($2::text[]) AND (at, owner, id) > ($3, $4, $5)",
+    order="at, owner, id",
+    limit="$6",
+    bytes="$7",
+)
+NEWEST = """
+SELECT max(newest) FROM unnest($2::text[]) AS wanted,
+LATERAL (SELECT max(at) AS newest FROM documents WHERE kind = $1 AND state = wanted) AS each
+"""
+LATEST = "SELECT at, content FROM entries WHERE kind = $1 AND owner = $2 ORDER BY number DESC LIMIT $3"
+
+LIVELY = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+"""How soon the database finds out that a hub's machine is gone, and lets go of its lock."""
+
+INDEXED = {"enable_seqscan": "off"}
+"""What is written is always found by an index, however little the planner knows yet of tables that grow."""
+
+WRITABLE = "read-write"
+"""The only server of several to connect to: a standby would give the lock, refuse all writes, and read what is old."""
+
+AWAY = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # what asyncpg calls servers of which none can be written to
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+)
+FAILED = (*AWAY, asyncpg.PostgresError)
+"""All that may go wrong with a database."""
+USELESS = (TimeoutError, asyncpg.ReadOnlySQLTransactionError)
+"""What ends a connection that is not broken: no answer, or that of a server which only reads now."""
+
+Connection: TypeAlias = Any
+"""An `asyncpg.Connection`; the package has no types of its own."""
+Deed: TypeAlias = Callable[[Connection], Awaitable[bool]]
+"""Writes what belongs together; False if another one came before it."""
+Key: TypeAlias = tuple[str, str, str]
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Documents to be written with whatever else is, or a deed that is done by itself."""
+
+    done: OnVerdict
+    documents: Sequence[Document] = ()
+    deed: Deed | None = None
+
+    def keys(self) -> set[Key]:
+        """What it writes."""
+        return {(document.kind, document.owner, document.id) for document in self.documents}
+
+
+class PostgresJournal:
+    """See `core.ports.journal.Journal`. Made by `open`, on the event loop that hears the verdicts."""
+
+    def __init__(self, settings: StorageSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._crew = Crew("journal")
+        self._connection: Connection | None = None
+        """The one that writes, and holds the lock."""
+        self._is_there = asyncio.Event()
+        self._gone_at = self._loop.time()
+        self._is_closed = False
+        self._waiting: deque[Work] = deque()
+        self._in_hand: Sequence[Work] = ()
+        self._wake = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._readers = asyncpg.create_pool(
+            min_size=0,
+            max_size=READERS_MAX,
+            connect=self._dial,
+            reset=_leave,
+            server_settings=_said(settings),
+        )
+
+    @classmethod
+    async def open(cls, settings: StorageSettings) -> PostgresJournal:
+        """Connect, make the tables where there are none, and keep other hubs out.
+
+        Raises:
+            StateInUse: another hub writes there.
+            StateUnusable: the database cannot be reached or used.
+        """
+        journal = cls(settings)
+        try:
+            await journal._begin()
+        except (*FAILED, StateInUse, StateUnusable) as error:
+            await journal.aclose()
+            if isinstance(error, StateInUse):
+                raise
+            raise StateUnusable(f"{settings.shown}: {_in_words(error)}") from error
+        return journal
+
+    async def _begin(self) -> None:
+        await self._readers  # connects nowhere yet
+        begun = self._loop.time()
+        while self._connection is None:
+            try:
+                await self._connect()
+            except (*FAILED, StateInUse) as error:
+                patience = IN_USE_SECONDS if isinstance(error, StateInUse) else OPEN_SECONDS
+                if not _may_come_back(error) or self._loop.time() > begun + patience:
+                    raise
+                await asyncio.sleep(RETRY_FIRST_SECONDS)
+        self._writer = self._crew.spawn("writer", self._write_on())
+
+    async def aclose(self) -> None:
+        """Write what is waiting, as far as that goes, and let the database go; what comes later is refused."""
+        self._is_closed = True
+        self._wake.set()
+        if self._writer is not None:
+            await asyncio.wait({self._writer}, timeout=PATIENCE_SECONDS + COMMAND_SECONDS)
+        await self._crew.aclose()
+        self._tell_the_rest()
+        self._readers.terminate()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await _close(connection)
+
+    # -- the connection that writes ----------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        """Connect, and take the lock.
+
+        Raises:
+            StateInUse: another hub has it.
+            StateUnusable: the tables are not for this hub.
+        """
+        connection = await self._dial(server_settings=_said(self._settings) | INDEXED)
+        try:
+            await _prepare(connection, self._settings.schema)
+        except BaseException:
+            connection.terminate()
+            raise
+        connection.add_termination_listener(self._lose)
+        self._connection = connection
+        self._is_there.set()
+
+    async def _dial(self, *_: object, **how: Any) -> Connection:
+        """Connect to the one server that can be written to.
+
+        Each has a time of its own: one whose machine is off only keeps silent, and the next must have its turn.
+        """
+        *others, last = self._settings.dialled
+        how = {"timeout": CONNECT_SECONDS, "command_timeout": COMMAND_SECONDS, "target_session_attrs": WRITABLE, **how}
+        for server in others:
+            with suppress(*AWAY):
+                return await asyncpg.connect(server, **how)
+        return await asyncpg.connect(last, **how)
+
+    def _lose(self, connection: Connection) -> None:
+        """This connection is of no use any more: look for another, without which nothing is written."""
+        if self._connection is None or connection is not self._connection:
+            return
+        connection.terminate()
+        self._connection = None
+        self._is_there.clear()
+        self._gone_at = self._loop.time()
+        if not self._is_closed:
+            log.error("the journal's database is away", database=self._settings.shown)
+            self._crew.spawn("connection", self._reconnect())
+
+    async def _reconnect(self) -> None:
+        pause = RETRY_FIRST_SECONDS
+        while self._connection is None:
+            try:
+                await self._connect()
+            except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would connect again
+                log.warning("the journal's database is still away", error=_in_words(error))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RETRY_MAX_SECONDS)
+        log.info("the journal's database is back", seconds=round(self._loop.time() - self._gone_at, 1))
+
+    async def _until_there(self) -> None:
+        """Wait for the database, as long as anybody would."""
+        patience = self._gone_at + PATIENCE_SECONDS - self._loop.time()
+        if self._connection is None and patience > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_there.wait(), patience)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
+        """See `core.ports.journal.Journal`."""
+        self._take(Work(done, documents))
+
+    async def commit(self, entries: Sequence[Entry]) -> None:
+        """See `core.ports.journal.Journal`."""
+        await self._done(partial(_add, entries))
+
+    async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
+        """See `core.ports.journal.Journal`."""
+        counts: list[int] = []
+        await self._done(partial(_prune, kind, list(states), before, limit, counts))
+        return counts[-1]
+
+    async def _done(self, deed: Deed) -> None:
+        kept: asyncio.Future[Verdict] = self._loop.create_future()
+        self._take(Work(partial(settle, kept), deed=deed))
+        if (verdict := await kept) != "kept":
+            raise OSError(f"the journal could not be written: {verdict}")
+
+    def _take(self, work: Work) -> None:
+        if self._is_closed or len(self._waiting) >= WAITING_MAX:
+            self._loop.call_soon(work.done, "refused")
+            return
+        self._waiting.append(work)
+        self._wake.set()
+
+    async def _write_on(self) -> None:
+        while not self._is_closed or self._waiting:
+            if not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            self._in_hand = self._batch()
+            await self._until_there()
+            verdicts = await self._write_batch(self._in_hand)
+            works, self._in_hand = self._in_hand, ()
+            tell_all(zip((work.done for work in works), verdicts, strict=True))
+
+    def _batch(self) -> list[Work]:
+        """The works that can be written together: none of them writes what another one does."""
+        first = self._waiting.popleft()
+        works, keys = [first], first.keys()
+        while self._waiting and len(works) < BATCH_MAX and first.deed is None:
+            following = self._waiting[0].keys()
+            if self._waiting[0].deed is not None or not keys.isdisjoint(following):
+                break
+            keys |= following
+            works.append(self._waiting.popleft())
+        return works
+
+    async def _write_batch(self, works: Sequence[Work]) -> list[Verdict]:
+        """Write all in one transaction; if they do not go together, each half, so that only those fail that must."""
+        verdict = await self._write_together(works)
+        if verdict in ("kept", "unknown") or len(works) == 1:
+            return [verdict] * len(works)
+        half = len(works) // 2
+        return [*await self._write_batch(works[:half]), *await self._write_batch(works[half:])]
+
+    async def _write_together(self, works: Sequence[Work]) -> Verdict:
+        connection = self._connection
+        if connection is None:
+            return "refused"
+        deed = works[0].deed or partial(_put, [document for work in works for document in work.documents])
+        try:
+            await connection.execute("BEGIN")
+            if not await deed(connection):
+                await connection.execute("ROLLBACK")
+                return "conflict"
+        except Exception as error:  # noqa: BLE001 - one odd text must not end the task that writes for everybody
+            log.error("the journal refuses to be written", database=self._settings.shown, error=_in_words(error))
+            await self._undo(connection, error)
+            return "refused"
+        return await self._finish(connection)
+
+    async def _finish(self, connection: Connection) -> Verdict:
+        try:
+            await connection.execute("COMMIT")
+        except FAILED as error:
+            # Whether it came that far, only the database itself can tell.
+            log.error("the journal may not have been written", database=self._settings.shown, error=_in_words(error))
+            self._lose(connection)
+            return "unknown"
+        return "kept"
+
+    async def _undo(self, connection: Connection, error: Exception) -> None:
+        """Have a connection ready for the next transaction, or no more."""
+        if isinstance(error, USELESS):
+            self._lose(connection)
+            return
+        try:
+            await connection.execute("ROLLBACK")
+        except FAILED:
+            self._lose(connection)
+
+    def _tell_the_rest(self) -> None:
+        """Nobody writes any more: tell those who were waiting, and those whose write was cut short."""
+        works, self._in_hand = self._in_hand, ()
+        tell_all((work.done, "unknown") for work in works)
+        waiting, self._waiting = self._waiting, deque()
+        tell_all((work.done, "refused") for work in waiting)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def read(self, kind: str, owner: str, id: str) -> Document | None:
+        """See `core.ports.journal.Journal`."""
+        found = _some(await self._ask(READ, kind, _bytes(owner), _bytes(id)))
+        return found[0] if found else None
+
+    async def page(
+        self,
+        kind: str,
+        owner: str,
+        *,
+        group: str = "",
+        states: Collection[str] = (),
+        after: float = 0.0,
+        limit: int,
+        token: str = "",
+    ) -> Page:
+        """See `core.ports.journal.Journal`."""
+        at, id = read_token(token) if token else (float("inf"), "")
+        narrowed = _narrowed(group, states)
+        values = (kind, _bytes(owner), after, _bytes(group), list(states))
+        total = (await self._ask(COUNT.format(narrowed=narrowed), *values))[0][0]
+        asked = (*values, at, _bytes(id), limit + 1, pages.PAGE_BYTES)
+        rows = await self._ask(PAGE.format(narrowed=narrowed), *asked)
+        found = _some(rows[:limit])
+        return Page(tuple(found), total, write_token(found[-1]) if len(rows) > len(found) else "")
+
+    async def all_in(
+        self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
+    ) -> list[Document]:
+        """See `core.ports.journal.Journal`."""
+        place = (float("-inf"), b"", b"") if after is None else (after.at, _bytes(after.owner), _bytes(after.id))
+        return _some(await self._ask(ALL_IN, kind, list(states), *place, limit, pages.PAGE_BYTES))
+
+    async def newest(self, kind: str, states: Collection[str]) -> float | None:
+        """See `core.ports.journal.Journal`."""
+        newest: float | None = (await self._ask(NEWEST, kind, list(states)))[0][0]
+        return newest
+
+    async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
+        """See `core.ports.journal.Journal`."""
+        rows = await self._ask(LATEST, kind, _bytes(owner), limit)
+        return [Entry(kind, owner, at, msgspec.Raw(content)) for at, content in reversed(rows)]
+
+    async def _ask(self, text: str, *values: object) -> Sequence[Any]:
+        """Read, and give up on a database that does not answer: also whoever waits for a connection does."""
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                return await self._fetch(text, *values)
+        except FAILED as error:
+            raise OSError(f"the journal cannot be read: {_in_words(error)}") from error
+
+    async def _fetch(self, text: str, *values: object) -> Sequence[Any]:
+        """Read, if need be from a database that has just come back."""
+        give_up = self._loop.time() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self._fetch_once(text, *values)
+            except FAILED as error:
+                if not _may_come_back(error) or self._is_closed or self._loop.time() > give_up:
+                    raise
+                await asyncio.sleep(RETRY_FIRST_SECONDS)
+
+    async def _fetch_once(self, text: str, *values: object) -> Sequence[Any]:
+        async with self._readers.acquire() as connection:
+            try:
+                rows: Sequence[Any] = await connection.fetch(text, *values)
+            except (TimeoutError, asyncio.CancelledError):
+                connection.terminate()  # else it is waited for until the database has heard that nobody waits
+                raise
+            return rows
+
+
+# -- on one connection -----------------------------------------------------------------------------------------------
+
+
+async def _prepare(connection: Connection, schema: str) -> None:
+    """Take the lock for as long as the connection lasts, then bring the tables up to date."""
+    key = int.from_bytes(hashlib.blake2b(f"isthmus {schema}".encode(), digest_size=8).digest(), signed=True)
+    if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", key):
+        raise StateInUse(f'another hub is using schema "{schema}"; give this one its own by ?schema=NAME in its url')
+    if await connection.fetchval("SHOW synchronous_commit") == "off":
+        await connection.execute("SET synchronous_commit = on")
+    async with connection.transaction():
+        await _build(connection, schema)
+
+
+async def _build(connection: Connection, schema: str) -> None:
+    # Asked first: to make what is there already takes a right that not everybody has.
+    if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
+        await connection.execute(f'CREATE SCHEMA "{schema}"')
+    if await connection.fetchval("SELECT to_regclass('about')") is None:
+        await connection.execute("CREATE TABLE about (version integer NOT NULL); INSERT INTO about VALUES (0)")
+    version = await connection.fetchval("SELECT version FROM about")
+    if version > len(STEPS):
+        raise StateUnusable(f"the tables are of version {version}, made by a newer hub; this one knows {len(STEPS)}")
+    if version < len(STEPS):
+        for step in STEPS[version:]:
+            await connection.execute(step)
+        await connection.execute("UPDATE about SET version = $1", len(STEPS))
+
+
+async def _put(documents: Sequence[Document], connection: Connection) -> bool:
+    """Write documents that all have other keys; False if one of them could not take the place that it was meant for."""
+    new = [_row(each) for each in documents if each.version == 1 and each.body is not None]
+    changed = [_row(each) for each in documents if each.version != 1 and each.body is not None]
+    gone = [_row(each)[:4] for each in documents if each.body is None]
+    for text, rows in ((NEW, new), (CHANGE, changed), (DROP, gone)):
+        if rows and await _count(connection, text, *zip(*rows, strict=True)) != len(rows):
+            return False
+    return True
+
+
+async def _add(entries: Sequence[Entry], connection: Connection) -> bool:
+    rows = [(entry.kind, _bytes(entry.owner), entry.at, bytes(entry.content)) for entry in entries]
+    await _count(connection, ADD, *zip(*rows, strict=True))
+    for kind, owner in {(kind, owner) for kind, owner, _, _ in rows}:
+        await _count(connection, TRIM, kind, owner, ENTRIES_KEPT)
+    return True
+
+
+async def _prune(
+    kind: str, states: Sequence[str], before: float, limit: int, counts: list[int], connection: Connection
+) -> bool:
+    counts.append(await _count(connection, PRUNE, kind, states, before, limit))
+    return True
+
+
+async def _count(connection: Connection, text: str, *values: object) -> int:
+    """Run a statement and return how many rows it wrote."""
+    status: str = await connection.execute(text, *values)
+    return int(status.rpartition(" ")[2])
+
+
+async def _close(connection: Connection) -> None:
+    try:
+        await connection.close(timeout=CLOSE_SECONDS)
+    except FAILED:
+        connection.terminate()
+
+
+async def _leave(_: Connection) -> None:
+    """Nothing that reads leaves anything behind on its connection."""
+
+
+def _may_come_back(error: Exception) -> bool:
+    """Whether it is worth trying again; a `ValueError` is what asyncpg calls something that it was asked wrongly."""
+    return isinstance(error, (*AWAY, StateInUse)) and not isinstance(error, ValueError)
+
+
+def _said(settings: StorageSettings) -> dict[str, str]:
+    return {"application_name": "isthmus", "search_path": settings.schema, **LIVELY}
+
+
+def _narrowed(group: str, states: Collection[str]) -> str:
+    """What a list asks for; a condition that is none is left out, since the index answers only to what is asked."""
+    in_group = '"group" = $4' if group else "$4::bytea IS NOT NULL"
+    in_states = "state = ANY($5::text[])" if states else "$5::text[] IS NOT NULL"
+    return f"kind = $1 AND owner = $2 AND at > $3 AND {in_group} AND {in_states}"
+
+
+def _row(document: Document) -> tuple[object, ...]:
+    key = (document.kind, _bytes(document.owner), _bytes(document.id), document.version)
+    return (*key, document.at, _bytes(document.group), document.state, document.body)
+
+
+def _some(rows: Sequence[Any]) -> list[Document]:
+    """Those that go on the page."""
+    return [_document(*row) for row in rows if row["body"] is not None]
+
+
+def _document(
+    kind: str, owner: bytes, id: bytes, version: int, at: float, body: bytes, group: bytes, state: str
+) -> Document:
+    return Document(kind, _text(owner), _text(id), version, at, body, _text(group), state)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogatepass")
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) or type(error).__name__

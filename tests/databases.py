@@ -1,0 +1,144 @@
+"""A PostgreSQL server of a test's own: made in a folder, spoken to over a socket in it, killed and started again.
+
+Without a server's programs on this machine such a test is skipped, loudly; in CI it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+SECONDS = 60.0
+POLL_SECONDS = 0.02
+PASSWORD = "l0ng and w1nding"
+HBA = """
+local guarded someone scram-sha-256
+local all all trust
+"""
+SETTINGS = {
+    "listen_addresses": "",
+    "fsync": "off",  # a killed process loses nothing that the system has; only a lost machine would
+    "shared_buffers": "16MB",
+    "max_connections": "40",
+    "autovacuum": "off",
+}
+
+
+def programs() -> Path:
+    """The folder with a server's programs; without one a test is skipped with the reason, and in CI it fails."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4]))
+    path = str(found[-1]) if found else shutil.which("initdb")
+    if path is not None:
+        return Path(path).resolve().parent
+    reason = "no PostgreSQL server on this machine; install it: sudo apt-get install postgresql"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class Database:
+    """A server in a folder; `databases.running` makes it and takes it away."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._programs = programs()
+        self._user = "nobody" if os.geteuid() == 0 else None  # the server refuses to run as root
+        self._process: subprocess.Popen[bytes] | None = None
+        self._schemas = count(1)
+
+    def make(self) -> None:
+        """Make an empty database."""
+        self._run("initdb", "-D", str(self._data), "-U", "hub", "-A", "trust", "-E", "UTF8", "--locale=C", "-N")
+        (self._data / "pg_hba.conf").write_text(HBA)
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    def url(self, *, user: str = "hub", schema: str = "") -> str:
+        """An address of it, with a schema that nobody else has unless one is named."""
+        named = schema or f"test_{next(self._schemas)}"
+        return f"postgresql://{user}@/postgres?host={self._folder}&schema={named}"
+
+    def start(self) -> None:
+        """Start it, and return once it takes connections."""
+        words = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        words += ["-c", f"unix_socket_directories={self._folder}"]
+        log = (self._folder / "log").open("ab")
+        self._process = subprocess.Popen(
+            [str(self._programs / "postgres"), "-D", str(self._data), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=self._folder,
+            user=self._user,
+        )
+        log.close()
+        give_up = time.monotonic() + SECONDS
+        while not self._is_ready():
+            if time.monotonic() > give_up or self._process.poll() is not None:
+                raise RuntimeError((self._folder / "log").read_text())
+            time.sleep(POLL_SECONDS)
+
+    def _is_ready(self) -> bool:
+        asked = [str(self._programs / "pg_isready"), "-q", "-h", str(self._folder)]
+        return subprocess.run(asked, check=False).returncode == 0
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """Stop it, by default as a crash would: nobody is told, nothing is put in order."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(SECONDS)
+            self._process = None
+
+    def demote(self) -> None:
+        """Start it again as a standby, which reads and does not write; `pg_promote()` ends that."""
+        self.stop()
+        signal_file = self._data / "standby.signal"
+        signal_file.touch()
+        if self._user is not None:
+            shutil.chown(signal_file, self._user)
+        self.start()
+
+    def psql(self, text: str) -> str:
+        """What the server answers to a statement."""
+        return self._run("psql", "-h", str(self._folder), "-U", "hub", "-d", "postgres", "-qAtc", text).strip()
+
+    def _run(self, program: str, *words: str) -> str:
+        done = subprocess.run(
+            [str(self._programs / program), *words],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=self._folder,
+            user=self._user,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@contextmanager
+def running() -> Iterator[Database]:
+    """A running server, for as long as the block lasts."""
+    # Not in pytest's folder: that is for its owner alone, and the path of a socket has 107 characters at most.
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+    database = Database(folder)
+    try:
+        if os.geteuid() == 0:
+            shutil.chown(folder, "nobody")
+        database.make()
+        database.start()
+        yield database
+    finally:
+        database.stop()
+        shutil.rmtree(folder)

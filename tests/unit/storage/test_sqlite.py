@@ -1,0 +1,222 @@
+"""The journal in a file: what it says is kept is there, whatever ends it, and one bad write costs only itself."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import sqlite3
+import stat
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from isthmus.core.ports.journal import Document, Entry, Verdict
+from isthmus.storage import sqlite
+from isthmus.storage.errors import StateInUse
+from isthmus.storage.sqlite import ENTRIES_KEPT, FILE, TURNS_MAX, SqliteJournal
+from tests.hubs import environment
+from tests.unit.storage import writing_child
+
+SECONDS = 60.0
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[SqliteJournal]:
+    journal = SqliteJournal(folder)
+    try:
+        yield journal
+    finally:
+        await journal.aclose()
+
+
+def document(id: str, version: int = 1, body: bytes = b"{}") -> Document:
+    return Document("task", "me", id, version, 1.0, body)
+
+
+async def write(journal: SqliteJournal, *works: Sequence[Document]) -> list[Verdict]:
+    """Write all of these within one turn of the loop."""
+    told: list[asyncio.Future[Verdict]] = []
+    for documents in works:
+        told.append(asyncio.get_running_loop().create_future())
+        journal.write(documents, told[-1].set_result)
+    async with asyncio.timeout(SECONDS):
+        return list(await asyncio.gather(*told))
+
+
+async def test_what_one_turn_of_the_loop_brings_is_one_transaction(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        statements: list[str] = []
+        journal._written.set_trace_callback(statements.append)
+        assert await write(journal, *[[document(f"t{number}")] for number in range(100)]) == ["kept"] * 100
+        assert statements.count("COMMIT") == 1
+
+
+async def test_what_comes_turn_by_turn_shares_a_transaction_for_a_while(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        statements: list[str] = []
+        journal._written.set_trace_callback(statements.append)
+        told: list[Verdict] = []
+        for number in range(TURNS_MAX):
+            journal.write([document(f"t{number}")], told.append)
+            await asyncio.sleep(0)
+        assert await write(journal, [document("last")]) == ["kept"]
+        assert told == ["kept"] * TURNS_MAX
+        assert statements.count("COMMIT") <= 2
+
+
+async def test_a_conflict_costs_only_the_write_that_has_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        told = await write(journal, [document("a")], [document("b"), document("a")], [document("c")])
+        assert told == ["kept", "conflict", "kept"]
+        assert await journal.read("task", "me", "b") is None
+
+
+async def test_what_cannot_be_written_at_all_costs_only_itself(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        told = await write(journal, [document("a")], [document("half \ud800")], [document("c", 2**70)], [document("d")])
+        assert told == ["kept", "refused", "refused", "kept"]
+        assert await write(journal, [document("after")]) == ["kept"]
+        with pytest.raises(OSError, match="the journal cannot be read"):
+            await journal.read("task", "me", "half \ud800")
+
+
+async def test_a_full_disk_refuses_what_has_no_room_and_takes_what_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_small(path: Path) -> sqlite3.Connection:
+        connection = open_any(path)
+        connection.execute("PRAGMA max_page_count = 20")
+        return connection
+
+    open_any = sqlite._open
+    monkeypatch.setattr(sqlite, "_open", open_small)
+    async with opened(tmp_path) as journal:
+        told = await write(journal, [document("small")], [document("large", 1, b"x" * 1_000_000)], [document("also")])
+        assert told == ["kept", "refused", "kept"]
+        assert await journal.read("task", "me", "large") is None
+        assert await journal.read("task", "me", "also") == document("also")
+
+
+@contextmanager
+def files_no_longer_than(size_bytes: int) -> Iterator[None]:
+    """Have the system refuse to let files of this process grow beyond a size."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_after_a_failed_commit_nobody_knows_and_the_next_write_is_kept(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        assert await write(journal, [document("before")]) == ["kept"]
+        size_bytes = (tmp_path / f"{FILE}-wal").stat().st_size
+        with files_no_longer_than(size_bytes + 10_000):
+            told = await write(journal, [document("lost", 1, b"x" * 500_000)], [document("with it")])
+        assert told == ["unknown", "unknown"]
+        assert await write(journal, [document("after")]) == ["kept"]
+        assert await journal.read("task", "me", "before") == document("before")
+        assert await journal.read("task", "me", "after") == document("after")
+
+
+async def test_what_was_kept_is_there_after_reopening(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await write(journal, [document("a")])
+        await write(journal, [document("a", 2, b"changed")])
+        await journal.commit([Entry("log", "me", 1.0, msgspec.Raw(b'{"a":1}'))])
+    async with opened(tmp_path) as journal:
+        assert await journal.read("task", "me", "a") == document("a", 2, b"changed")
+        assert [bytes(entry.content) for entry in await journal.latest("log", "me", 5)] == [b'{"a":1}']
+        assert await write(journal, [document("a", 2)]) == ["conflict"]
+
+
+async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refused(tmp_path: Path) -> None:
+    told: list[Verdict] = []
+    async with opened(tmp_path) as journal:
+        journal.write([document("last")], told.append)
+    await asyncio.sleep(0)
+    assert told == ["kept"]
+    assert await write(journal, [document("too late")]) == ["refused"]
+    with pytest.raises(OSError, match="the journal cannot be read"):
+        await journal.read("task", "me", "last")
+    async with opened(tmp_path) as journal:
+        assert await journal.read("task", "me", "last") is not None
+
+
+async def test_of_entries_the_newest_are_kept(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        numbers = range(ENTRIES_KEPT + 10)
+        await journal.commit([Entry("log", "me", 1.0, msgspec.Raw(str(number).encode())) for number in numbers])
+        last = [bytes(entry.content) for entry in await journal.latest("log", "me", 2 * ENTRIES_KEPT)]
+        assert len(last) == ENTRIES_KEPT
+        assert last[-1] == str(numbers[-1]).encode()
+
+
+async def test_a_folder_has_one_hub_at_a_time(tmp_path: Path) -> None:
+    async with opened(tmp_path / "state") as journal:
+        with pytest.raises(StateInUse, match="another hub is using"):
+            SqliteJournal(tmp_path / "state")
+        assert await write(journal, [document("a")]) == ["kept"]
+    async with opened(tmp_path / "state") as journal:
+        assert await journal.read("task", "me", "a") is not None
+
+
+async def test_a_list_looks_up_nothing_but_what_it_shows(tmp_path: Path) -> None:
+    """Which of an owner's documents are of a group or in a state, the index alone says, also in a file of long ago."""
+    with closing(sqlite3.connect(tmp_path / FILE)) as made:
+        made.executescript(sqlite.SCHEMA.replace("documents_listed", "documents_by_time"))
+    async with opened(tmp_path) as journal:
+        statements: list[str] = []
+        journal._reading.set_trace_callback(statements.append)
+        await journal.page("task", "me", group="talk", states=["working"], limit=5)
+        journal._reading.set_trace_callback(None)
+        count = next(each for each in statements if "count" in each)
+        assert "USING COVERING INDEX documents_listed" in str(
+            journal._reading.execute(f"EXPLAIN QUERY PLAN {count}").fetchall()
+        )
+        indexes = {name for (name,) in journal._reading.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        assert "documents_by_time" not in indexes
+
+
+async def test_only_its_owner_can_read_the_files(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        await write(journal, [document("a")])
+        modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in (FILE, f"{FILE}-wal", f"{FILE}-shm")}
+        assert set(modes.values()) == {0o600}, modes
+
+
+async def test_a_file_that_is_no_journal_is_refused_and_the_folder_left_free(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database at all" * 100)
+    for _ in range(2):
+        with pytest.raises(sqlite3.DatabaseError):
+            SqliteJournal(tmp_path)
+
+
+@pytest.mark.parametrize("lines", [1, 100, 700])
+async def test_a_killed_writer_leaves_all_that_it_was_told_is_kept(tmp_path: Path, lines: int) -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(writing_child.__file__),
+        str(tmp_path),
+        stdout=asyncio.subprocess.PIPE,
+        env=environment(),
+    )
+    assert child.stdout is not None
+    async with asyncio.timeout(SECONDS):
+        said = [await child.stdout.readline() for _ in range(lines)]
+        child.send_signal(signal.SIGKILL)
+        said += (await child.stdout.read()).splitlines(keepends=True)
+        await child.wait()
+    told = [line.split() for line in said if line.endswith(b"\n")]
+    assert {verdict for _, verdict in told} == {b"kept"}
+    async with opened(tmp_path) as journal:
+        for number in (int(number) for number, _ in told):
+            kept = await journal.read("task", "me", f"t{number}")
+            assert kept is not None
+            assert len(kept.body or b"") == number % 5000
