@@ -1,0 +1,248 @@
+"""Cards in every generation's form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from isthmus.wire.a2a import cards
+from isthmus.wire.a2a.cards import (
+    ApiKey,
+    Card,
+    Extension,
+    Http,
+    Interface,
+    MutualTls,
+    OAuth,
+    OpenId,
+    Provider,
+    Scheme,
+    Skill,
+)
+
+URL = "https://hub.example/a2a"
+REST = "https://hub.example/a2a/rest"
+TOKENS = "https://as.example/token"
+SCHEMA = Raw(b'{"type":"object","maximum":12345678901234567890}')
+
+CARD = Card(
+    "Hub",
+    "Runs tools",
+    "1.2.3",
+    (Interface(URL), Interface(REST, "HTTP+JSON"), Interface(URL, version="0.3"), Interface(REST, "HTTP+JSON", "0.3")),
+    (
+        Skill("execute_mcp_command", "Execute MCP Command", "Runs one", ("mcp",), ("x",), ("a/b",), ("a/b",), SCHEMA),
+        Skill("files.read", "read", ""),
+    ),
+    ("text/plain",),
+    ("application/json",),
+    Provider("Org", "https://example.com"),
+    can_push=True,
+    has_extended=True,
+    extensions=(Extension("urn:other", "more", True, Raw(b'{"a":1}')),),
+    schemes={"bearer": Http("Bearer", "opaque"), "key": ApiKey("X-Api-Key", "a key")},
+    requirements=({"bearer": ()}, {"key": ("a", "b")}),
+    documentation_url="https://docs.example",
+)
+BARE = Card("Hub", "Runs tools", "1", (Interface(URL),), (Skill("s", "s", "d"),), ("a/b",), ("a/b",))
+
+STRICT = {
+    "name",
+    "description",
+    "version",
+    "supportedInterfaces",
+    "capabilities",
+    "defaultInputModes",
+    "defaultOutputModes",
+    "skills",
+}
+
+
+def written(payload: bytes) -> Any:
+    return json.loads(payload)
+
+
+def with_schemes(**schemes: Scheme) -> Card:
+    return msgspec.structs.replace(BARE, schemes=schemes)
+
+
+def test_a_strict_card_has_what_1_0_requires_and_nothing_else() -> None:
+    assert written(cards.write_strict(BARE)).keys() == STRICT
+    card = written(cards.write_strict(CARD))
+    assert card.keys() - STRICT == {"provider", "documentationUrl", "securitySchemes", "securityRequirements"}
+    assert card["supportedInterfaces"][0] == {"url": URL, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
+    assert card["capabilities"]["streaming"] is True
+    assert card["capabilities"]["extendedAgentCard"] is True
+    assert card["securityRequirements"] == [
+        {"schemes": {"bearer": {"list": []}}},
+        {"schemes": {"key": {"list": ["a", "b"]}}},
+    ]
+
+
+def test_what_is_required_is_never_empty() -> None:
+    skill = written(cards.write_strict(CARD))["skills"][1]
+    assert skill == {"id": "files.read", "name": "read", "description": "read", "tags": ["mcp"]}
+
+
+def test_schemas_of_skills_travel_by_an_extension_and_exactly() -> None:
+    card = cards.write_strict(CARD)
+    other, schemas = written(card)["capabilities"]["extensions"]
+    assert other == {"uri": "urn:other", "description": "more", "params": {"a": 1}, "required": True}
+    assert (schemas["uri"], schemas["required"]) == (cards.SCHEMAS, False)
+    assert schemas["params"]["skills"].keys() == {"execute_mcp_command"}
+    assert bytes(SCHEMA) in card
+    assert "extensions" not in written(cards.write_strict(BARE))["capabilities"]
+
+
+def test_a_card_of_0_3_says_where_it_is_spoken() -> None:
+    card = written(cards.write_0_3(CARD))
+    assert (card["protocolVersion"], card["url"], card["preferredTransport"]) == ("0.3.0", URL, "JSONRPC")
+    assert card["additionalInterfaces"] == [{"url": REST, "transport": "HTTP+JSON"}]
+    assert card["supportsAuthenticatedExtendedCard"] is True
+    assert card["security"] == [{"bearer": []}, {"key": ["a", "b"]}]
+    assert card["securitySchemes"]["key"] == {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Api-Key",
+        "description": "a key",
+    }
+    assert "supportedInterfaces" not in card
+
+
+def test_a_merged_card_is_both() -> None:
+    strict, merged, earlier = (
+        written(write(CARD)) for write in (cards.write_strict, cards.write_merged, cards.write_0_3)
+    )
+    assert merged.keys() == strict.keys() | earlier.keys()
+    for one in strict, earlier:
+        assert {key: merged[key] for key in one if key not in ("capabilities", "securitySchemes")} == {
+            key: one[key] for key in one if key not in ("capabilities", "securitySchemes")
+        }
+        assert one["capabilities"].items() <= merged["capabilities"].items()
+        for name, scheme in one["securitySchemes"].items():
+            assert scheme.items() <= merged["securitySchemes"][name].items()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "latest", "earlier"),
+    [
+        (
+            ApiKey("X-Api-Key"),
+            {"apiKeySecurityScheme": {"location": "header", "name": "X-Api-Key"}},
+            {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+        ),
+        (Http("Bearer"), {"httpAuthSecurityScheme": {"scheme": "Bearer"}}, {"type": "http", "scheme": "Bearer"}),
+        (
+            OAuth(TOKENS, scopes={"t": "tools"}, metadata_url="https://m.example"),
+            {
+                "oauth2SecurityScheme": {
+                    "flows": {"clientCredentials": {"tokenUrl": TOKENS, "scopes": {"t": "tools"}}},
+                    "oauth2MetadataUrl": "https://m.example",
+                }
+            },
+            {"type": "oauth2", "flows": {"clientCredentials": {"tokenUrl": TOKENS, "scopes": {"t": "tools"}}}},
+        ),
+        (
+            OAuth(TOKENS, "https://as.example/code"),
+            {
+                "oauth2SecurityScheme": {
+                    "flows": {
+                        "authorizationCode": {
+                            "authorizationUrl": "https://as.example/code",
+                            "tokenUrl": TOKENS,
+                            "scopes": {},
+                        }
+                    }
+                }
+            },
+            {
+                "type": "oauth2",
+                "flows": {
+                    "authorizationCode": {
+                        "authorizationUrl": "https://as.example/code",
+                        "tokenUrl": TOKENS,
+                        "scopes": {},
+                    }
+                },
+            },
+        ),
+        (
+            OpenId("https://as.example"),
+            {"openIdConnectSecurityScheme": {"openIdConnectUrl": "https://as.example"}},
+            {"type": "openIdConnect", "openIdConnectUrl": "https://as.example"},
+        ),
+        (
+            MutualTls("a cert"),
+            {"mtlsSecurityScheme": {"description": "a cert"}},
+            {"type": "mutualTLS", "description": "a cert"},
+        ),
+    ],
+)
+def test_a_scheme_has_a_form_in_each_generation(scheme: Scheme, latest: Any, earlier: Any) -> None:
+    card = with_schemes(s=scheme)
+    assert written(cards.write_strict(card))["securitySchemes"]["s"] == latest
+    assert written(cards.write_0_3(card))["securitySchemes"]["s"] == earlier
+
+
+def test_the_first_card_says_what_clients_of_a_gateway_look_for() -> None:
+    card = written(cards.write_0_1(CARD))
+    assert (card["name"], card["url"], card["version"]) == ("MCP Gateway Agent", URL, "1.2.3")
+    assert card["defaultInputModes"] == card["defaultOutputModes"] == ["data"]
+    assert card["skills"][0]["name"] == "Execute MCP Command"
+    assert card["skills"][0]["inputModes"] == ["data"]
+    assert card["authentication"] == {"schemes": ["Bearer", "apiKey"]}
+    assert card["capabilities"] == {"streaming": True, "pushNotifications": True, "stateTransitionHistory": False}
+    assert "authentication" not in written(cards.write_0_1(BARE))
+
+
+def test_agentvaults_card_has_what_its_clients_require() -> None:
+    card = written(cards.write_agentvault(CARD, "org/hub"))
+    assert (card["schemaVersion"], card["humanReadableId"], card["agentVersion"]) == ("1.0", "org/hub", "1.2.3")
+    assert card["provider"] == {"name": "Org", "url": "https://example.com"}
+    assert card["capabilities"]["a2aVersion"] == "1.0"
+    key = {"scheme": "apiKey", "service_identifier": "org", "description": "a key"}
+    assert card["authSchemes"] == [{"scheme": "bearer"}, key]
+    assert card["skills"][0]["input_schema"] == json.loads(bytes(SCHEMA))
+    assert "output_schema" not in card["skills"][0]
+
+
+def test_agentvaults_card_says_that_no_key_is_needed_where_none_is() -> None:
+    card = written(cards.write_agentvault(BARE, "org/hub"))
+    assert card["authSchemes"] == [{"scheme": "none"}]
+    assert card["provider"] == {"name": "Hub"}
+
+
+def test_agentvaults_clients_are_told_where_tokens_are() -> None:
+    card = with_schemes(o=OAuth(TOKENS, scopes={"t": "tools"}), m=MutualTls())
+    assert written(cards.write_agentvault(card, "org/hub"))["authSchemes"] == [
+        {"scheme": "oauth2", "service_identifier": "org", "tokenUrl": TOKENS, "scopes": ["t"]},
+        {"scheme": "bearer"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:8765/a2a", "http://localhost:8765/a2a"),
+        ("http://[::1]/a2a", "http://localhost/a2a"),
+        ("http://127.0.0.1", "http://localhost"),
+        ("http://127.0.0.11:8080/a2a", "http://127.0.0.11:8080/a2a"),
+        ("http://127.0.0.1.example:8080/a2a", "http://127.0.0.1.example:8080/a2a"),
+        ("https://127.0.0.1:8443/a2a", "https://127.0.0.1:8443/a2a"),
+        ("https://hub.example/a2a", "https://hub.example/a2a"),
+    ],
+)
+def test_an_address_of_this_machine_is_called_localhost_as_agentvaults_clients_refuse_others(
+    url: str, shown: str
+) -> None:
+    card = msgspec.structs.replace(BARE, interfaces=(Interface(url),))
+    assert written(cards.write_agentvault(card, "org/hub"))["url"] == shown
+
+
+def test_an_agent_that_is_not_spoken_to_by_json_rpc_has_no_address_for_earlier_clients() -> None:
+    card = msgspec.structs.replace(BARE, interfaces=(Interface(REST, "HTTP+JSON"),))
+    assert written(cards.write_0_1(card))["url"] == ""

@@ -1,0 +1,144 @@
+"""Which dialect a request is in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from isthmus.wire.a2a import negotiate
+from isthmus.wire.a2a.negotiate import Ambiguous, recognise
+from isthmus.wire.a2a.operations import DialectName, Problem
+from tests.unit.wire.a2a import captured
+from tests.unit.wire.a2a.samples import Json, raws, some_json, steady
+
+OLD: dict[str, Json] = {"role": "user", "parts": [{"type": "data", "data": {}}]}
+VAULT: dict[str, Json] = {"role": "user", "parts": [{"type": "text", "content": "hi"}]}
+SHARED: tuple[DialectName, ...] = ("0.3", "0.1", "agentvault")
+
+
+def told_apart(package: str) -> set[str]:
+    found = set()
+    for request in captured.requests(package).values():
+        seen = recognise(request.method, request.params)
+        found.add("shared" if isinstance(seen, Ambiguous) else str(seen))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "dialects"),
+    [
+        ("sdk-1.3.0", {"1.0"}),
+        ("sdk-0.3.26", {"0.3", "shared"}),
+        ("samples-0.1", {"0.1", "shared"}),
+        ("agentvault-0.2.1", {"agentvault", "shared"}),
+        ("agentvault-1.0.0", {"agentvault", "shared"}),
+    ],
+)
+def test_real_clients_are_told_apart_on_one_address(package: str, dialects: set[str]) -> None:
+    assert told_apart(package) == dialects
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "dialect"),
+    [
+        ("tasks/send", {"id": "t", "message": OLD}, "0.1"),
+        ("tasks/send", {"id": "t", "message": VAULT}, "agentvault"),
+        ("tasks/send", {"message": OLD}, "agentvault"),
+        ("tasks/send", {"id": None, "message": OLD}, "agentvault"),
+        ("tasks/send", {"id": "t"}, "0.1"),
+        ("tasks/send", {"id": "t", "message": 7}, "0.1"),
+        ("tasks/send", {"id": "t", "message": {"role": "user", "parts": [{"type": "file", "url": "u"}]}}, "agentvault"),
+        ("tasks/sendSubscribe", {"id": "t"}, "agentvault"),
+        ("tasks/sendSubscribe", {"id": "t", "message": None}, "agentvault"),
+        ("tasks/sendSubscribe", {"id": "t", "message": OLD}, "0.1"),
+        ("tasks/pushNotification/set", {}, "0.1"),
+        ("tasks/pushNotificationConfig/set", {}, "0.3"),
+        ("GetTask", {}, "1.0"),
+    ],
+)
+def test_the_method_and_the_shape_tell(method: str, params: dict[str, Json], dialect: str) -> None:
+    assert recognise(method, raws(params)) == dialect
+
+
+def test_what_three_write_alike_is_settled_by_the_task() -> None:
+    seen = recognise("tasks/get", raws({"id": "t"}))
+    assert seen == Ambiguous("t", SHARED)
+    assert [seen.settle(name) for name in SHARED] == list(SHARED)
+    assert seen.settle("1.0") == "0.3"
+    assert seen.settle(None) == "0.3"
+    assert recognise("tasks/resubscribe", raws({"id": "t"})) == Ambiguous("t", ("0.3", "0.1"))
+    assert recognise("tasks/cancel", raws({"id": 7})) == Ambiguous(None, SHARED)
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "dialect"),
+    [
+        ("SendMessage", "1.0", "1.0"),
+        ("SendMessage", "1.0.1", "1.0"),
+        ("message/send", "0.3", "0.3"),
+        ("message/send", "0.2.6", "0.3"),
+        ("tasks/get", "0.3", "0.3"),
+        ("tasks/get", "0.1", "0.1"),
+        ("tasks/send", "0.3", "agentvault"),
+    ],
+)
+def test_a_version_that_is_spoken_is_accepted_whatever_its_last_number(method: str, version: str, dialect: str) -> None:
+    assert recognise(method, {}, version) == dialect
+
+
+@pytest.mark.parametrize(
+    ("method", "version"),
+    [
+        ("SendMessage", "99.0"),
+        ("SendMessage", "1.1"),
+        ("SendMessage", "1"),
+        ("SendMessage", "0.3"),
+        ("message/send", "1.0"),
+        ("tasks/get", "1.0"),
+        ("tasks/get", "x" * 10_000),
+    ],
+)
+def test_a_version_that_is_not_spoken_is_refused(method: str, version: str) -> None:
+    refused = recognise(method, {}, version)
+    assert isinstance(refused, Problem)
+    assert refused.kind == "version_not_supported"
+    assert refused.details == {"supportedVersions": "1.0, 0.3, 0.2, 0.1"}
+    assert len(refused.message) < 200
+
+
+def test_a_method_that_nobody_has_is_unknown() -> None:
+    for method in ("", "send", "message/sent", "tasks/list"):
+        refused = recognise(method, {}, "1.0")
+        assert isinstance(refused, Problem)
+        assert refused.kind == "unknown_method"
+    assert [negotiate.voice_of(method) for method in ("message/sent", "Foo")] == ["0.3", "1.0"]
+
+
+@pytest.mark.parametrize(
+    ("header", "parameter", "version"),
+    [(None, None, None), ("", " ", None), (" 1.0 ", None, "1.0"), (None, "0.3", "0.3"), ("1.0", "0.3", "1.0")],
+)
+def test_a_version_comes_by_header_or_by_query(header: str | None, parameter: str | None, version: str | None) -> None:
+    assert negotiate.version_of(header, parameter) == version
+
+
+def test_every_dialect_is_known_by_its_name() -> None:
+    assert {name: dialect.name for name, dialect in negotiate.DIALECTS.items()} == {
+        "1.0": "1.0",
+        "0.3": "0.3",
+        "0.1": "0.1",
+        "agentvault": "agentvault",
+    }
+
+
+METHODS = ("tasks/send", "tasks/sendSubscribe", "tasks/get", "SendMessage", "message/send", "x")
+
+
+@given(st.sampled_from(METHODS), st.dictionaries(st.sampled_from(["id", "message"]), some_json), st.none() | st.text())
+@steady
+def test_nothing_that_can_be_sent_makes_it_raise(method: str, params: dict[str, Raw], version: str | None) -> None:
+    seen = recognise(method, params, version)
+    names: tuple[DialectName, ...] = ("1.0", "0.3", "0.1", "agentvault")
+    assert isinstance(seen, Ambiguous | Problem) or seen in names

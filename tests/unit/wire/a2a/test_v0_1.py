@@ -1,0 +1,221 @@
+"""A2A 0.1 towards callers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from isthmus.model.conversation import Artifact, Data, File, Message, Status, StatusUpdate, Task, TaskState, Text
+from isthmus.wire.a2a import v0_1
+from isthmus.wire.a2a.operations import (
+    Cancel,
+    Get,
+    GetPush,
+    List,
+    Operation,
+    Problem,
+    PushPage,
+    PushTarget,
+    Send,
+    SetPush,
+    Subscribe,
+    TaskPage,
+)
+from tests.unit.wire.a2a import captured
+from tests.unit.wire.a2a.samples import ASKED, AT, HOOK, ODD, TASK, TIME, UPDATES, Json, raws
+
+MESSAGE: dict[str, Json] = {"role": "user", "parts": [{"type": "text", "text": "hi"}]}
+INSTRUCTION = Data(Raw(b'{"target_mcp_server_id":"fs","tool_name":"readFile","arguments":{"path":"/x"}}'))
+SAID = Send(Message("", "user", (INSTRUCTION,)), "task-1", "sess-1", history_length=0, output_modes=("text",))
+ASKED_FOR: dict[str, Operation] = {
+    "send": SAID,
+    "stream": Send(SAID.message, SAID.task, SAID.context, is_stream=True, history_length=0, output_modes=("text",)),
+    "get": Get("task-1", 10),
+    "cancel": Cancel("task-1"),
+}
+
+
+def written(payload: bytes | Raw) -> Any:
+    return json.loads(bytes(payload))
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_the_first_client_is_understood_with_all_its_nulls(name: str) -> None:
+    request = captured.request("samples-0.1", name)
+    assert v0_1.read(request.method, request.params) == ASKED_FOR[name]
+
+
+def test_files_come_by_their_bytes_or_by_their_address() -> None:
+    parts: Json = [
+        {"type": "file", "file": {"name": "n", "mimeType": None, "bytes": "dGNr", "uri": None}, "metadata": None},
+        {"type": "file", "file": {"uri": "https://example.com/x", "mimeType": "x/y"}},
+    ]
+    operation = v0_1.read("tasks/send", raws({"id": "t", "message": {"role": "agent", "parts": parts}}))
+    expected = (File("dGNr", None, "n"), File(None, "https://example.com/x", None, "x/y"))
+    assert operation == Send(Message("", "agent", expected), "t", history_length=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "expected"),
+    [
+        ("tasks/resubscribe", {"id": "t", "historyLength": None}, Subscribe("t")),
+        ("tasks/get", {"id": "t"}, Get("t", 0)),
+        ("tasks/pushNotification/get", {"id": "t"}, GetPush("t")),
+        (
+            "tasks/pushNotification/set",
+            {
+                "id": "t",
+                "pushNotificationConfig": {"url": HOOK, "token": None, "authentication": {"schemes": ["Bearer"]}},
+            },
+            SetPush("t", PushTarget(HOOK, scheme="Bearer")),
+        ),
+        (
+            "tasks/send",
+            {"id": "t", "message": MESSAGE, "pushNotification": {"url": HOOK, "authentication": None}},
+            Send(Message("", "user", (Text("hi"),)), "t", history_length=0, push=PushTarget(HOOK)),
+        ),
+    ],
+)
+def test_the_other_methods_are_understood(method: str, params: dict[str, Json], expected: Operation) -> None:
+    assert v0_1.read(method, raws(params)) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "field"),
+    [
+        ("tasks/send", {}, "message"),
+        ("tasks/send", {"message": MESSAGE}, "id"),
+        ("tasks/send", {"id": "t", "message": {"role": "user", "parts": []}}, "message.parts"),
+        ("tasks/send", {"id": "t", "message": {**MESSAGE, "role": "system"}}, "message.role"),
+        ("tasks/send", {"id": "t", "message": {**MESSAGE, "metadata": 1}}, "message"),
+        (
+            "tasks/send",
+            {"id": "t", "message": {"role": "user", "parts": [{"type": "data", "data": 1}]}},
+            "message.parts[0]",
+        ),
+        ("tasks/send", {"id": "t", "message": {"role": "user", "parts": [{"type": "x"}]}}, "message.parts[0].type"),
+        ("tasks/send", {"id": "t", "message": MESSAGE, "sessionId": 7}, "sessionId"),
+        ("tasks/send", {"id": "t", "message": MESSAGE, "historyLength": -1}, "historyLength"),
+        (
+            "tasks/send",
+            {"id": "t", "message": {"role": "user", "parts": [{"type": "file", "file": {}}]}},
+            "message.parts[0].file",
+        ),
+        ("tasks/get", {"id": 7}, "id"),
+        (
+            "tasks/pushNotification/set",
+            {"id": "t", "pushNotificationConfig": {"url": ""}},
+            "pushNotificationConfig.url",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
+    problem = v0_1.read(method, raws(params))
+    assert isinstance(problem, Problem)
+    assert (problem.kind, problem.details["field"]) == ("invalid_params", field)
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_written_as_the_first_server_wrote_it() -> None:
+    task = Task(
+        "task-1",
+        "sess-1",
+        Status("completed", AT),
+        AT,
+        (Artifact("a", (Data(Raw(b'{"success":true}')),)),),
+        (ASKED,),
+    )
+    ours = written(v0_1.write_sent(task, None))
+    theirs = json.loads(bytes(captured.result("samples-0.1", "send")))
+    theirs["status"]["timestamp"] = TIME  # it named no zone
+    assert ours == theirs
+
+
+def test_a_stream_is_written_as_the_first_server_wrote_it() -> None:
+    artifact = Artifact("a", (Text("hello"),))
+    updates = (
+        StatusUpdate("t3", "s", Status("working", AT)),
+        *v0_1.unfold(Task("t3", "s", Status("completed", AT), AT, (artifact,))),
+    )
+    ours = [written(v0_1.write_update(update)) for update in updates]
+    theirs = [json.loads(bytes(item)) for item in captured.stream("samples-0.1", "stream")]
+    for item in theirs:
+        if "status" in item:
+            item["status"]["timestamp"] = TIME
+    assert ours[1]["artifact"].pop("lastChunk") is True
+    assert ours == theirs
+
+
+def test_a_history_is_told_only_if_asked_for_and_is_else_empty() -> None:
+    assert written(v0_1.write_task(TASK, None))["history"] == []
+    assert written(v0_1.write_task(TASK, 1))["history"] == [
+        {"role": "agent", "parts": [{"type": "text", "text": "which?"}]}
+    ]
+
+
+def test_parts_and_artifacts_have_their_first_shapes() -> None:
+    task = written(v0_1.write_cancelled(TASK))
+    (artifact,) = task["artifacts"]
+    assert (artifact["index"], artifact["name"], artifact["metadata"]) == (0, "art", {"k": 1})
+    assert artifact["parts"][2:] == [
+        {"type": "file", "file": {"name": "output.txt", "mimeType": "text/plain", "bytes": "dGNr"}},
+        {"type": "file", "file": {"name": "x", "uri": "https://example.com/x"}},
+    ]
+    assert bytes(ODD) in bytes(v0_1.write_task(TASK, None))
+    assert task["status"]["message"]["role"] == "agent"
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [("rejected", "failed"), ("auth_required", "input-required"), ("input_required", "input-required")],
+)
+def test_states_that_came_later_are_told_in_words_that_it_has(state: TaskState, word: str) -> None:
+    assert written(v0_1.write_task(Task("t", "s", Status(state, AT), AT), None))["status"]["state"] == word
+
+
+def test_a_whole_task_in_a_stream_is_its_artifacts_and_then_how_it_stands() -> None:
+    unfolded = v0_1.unfold(TASK)
+    assert [list(written(v0_1.write_update(update)))[1] for update in unfolded] == ["artifact", "status"]
+    assert written(v0_1.write_update(unfolded[-1]))["final"] is True
+    assert v0_1.unfold(UPDATES[1]) == (UPDATES[1],)
+    assert written(v0_1.write_update(TASK))["final"] is True
+
+
+@pytest.mark.parametrize("state", ["input_required", "auth_required", "working"])
+def test_a_stream_of_a_task_that_waits_for_its_caller_says_that_nothing_follows(state: TaskState) -> None:
+    waiting = Task("t3", "s", Status(state, AT), AT)
+    assert written(v0_1.write_update(v0_1.unfold(waiting)[-1]))["final"] is (state != "working")
+    assert written(v0_1.write_update(waiting))["final"] is (state != "working")
+
+
+def test_chunks_say_that_they_follow() -> None:
+    assert written(v0_1.write_update(UPDATES[3]))["artifact"]["append"] is True
+    assert written(v0_1.write_update(UPDATES[2]))["artifact"]["lastChunk"] is False
+
+
+def test_a_message_alone_is_a_task_that_has_ended() -> None:
+    direct = Message("r", "agent", (Text("direct"),), context="s")
+    task = written(v0_1.write_sent(direct, None))
+    assert (task["id"], task["sessionId"], task["status"]["state"]) == ("r", "s", "completed")
+    assert written(v0_1.write_update(direct))["final"] is True
+
+
+def test_places_of_pushes_are_known_by_their_task() -> None:
+    place = {"id": "t", "pushNotificationConfig": {"url": HOOK, "authentication": {"schemes": ["Bearer"]}}}
+    target = PushTarget(HOOK, scheme="Bearer")
+    assert written(v0_1.write_push("t", target)) == place
+    assert written(v0_1.write_pushes(PushPage("t", (target,)))) == [place]
+    assert v0_1.write_deleted() == b"null"
+
+
+def test_the_rest_is_told_though_nobody_can_ask() -> None:
+    assert written(v0_1.write_tasks(TaskPage((TASK,), 1), List()))[0]["id"] == "t1"
+    assert v0_1.write_problem(Problem("task_not_cancelable", "m", {"a": "b"})) == (-32002, "m", b'{"a":"b"}')
