@@ -25,3 +25,7 @@ class Caller(msgspec.Struct, frozen=True):
     name: str
     tenant: str
     grants: Grants
+    may_name_targets: bool = False
+    """Whether it may have servers called that are not configured, at addresses that it names."""
+    is_anyone: bool = False
+    """Whether it stands for whoever calls: nobody has shown a key, so that one cannot be told from another."""

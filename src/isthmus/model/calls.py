@@ -70,3 +70,7 @@ class Call(msgspec.Struct, frozen=True):
     comes_back: bool = False
     """The caller takes a question as the result, and answers it with a call of its own."""
     timeout: float | None = None
+    lasts: bool = False
+    """It is a task's: nobody stands and waits for it, so that it may take as long as anything may."""
+    is_of_hub: bool = False
+    """Of a call about a task: that is the hub's own. A server's id may look just like those of the hub."""

@@ -76,6 +76,24 @@ class UnknownResource(CallerFault):
         self.uri = uri
 
 
+class UnknownTask(CallerFault):
+    """No such task, or none that is this caller's, or not any more."""
+
+    reason = "unknown_task"
+
+    def __init__(self) -> None:
+        super().__init__("Task not found")
+
+
+class TaskEnded(CallerFault):
+    """A task that has ended cannot be given up."""
+
+    reason = "task_ended"
+
+    def __init__(self, status: str) -> None:
+        super().__init__(f"Cannot cancel the task: it has ended ({status})")
+
+
 class TooManySubscriptions(CallerFault):
     """The caller already follows as many resources as it may."""
 
@@ -83,6 +101,12 @@ class TooManySubscriptions(CallerFault):
 
     def __init__(self, followed: int) -> None:
         super().__init__(f"Too many subscriptions: {followed} resources are followed; unsubscribe from some first")
+
+
+class TargetRefused(CallerFault):
+    """The caller named an address that it may not have called; the sentence says what would allow it."""
+
+    reason = "target_refused"
 
 
 class Cancelled(CallerFault):
@@ -126,11 +150,13 @@ class NotConnected(UpstreamFault):
 
     reason = "not_connected"
 
-    def __init__(self, server: ServerName, why: str, *, status: int | None = None) -> None:
+    def __init__(self, server: ServerName, why: str, *, status: int | None = None, login: str | None = None) -> None:
         super().__init__(f"Server {server} is not connected: {why}", server=server)
         self.why = why
         self.status = status
         """The HTTP status with which the server turned the request away, if it was that."""
+        self.login = login
+        """Where the server says how to prove who one is, if it asked for that."""
 
 
 class Overloaded(UpstreamFault):
@@ -140,6 +166,16 @@ class Overloaded(UpstreamFault):
 
     def __init__(self, server: ServerName, running: int, queued: int) -> None:
         super().__init__(f"Server {server} is busy: {running} calls running, {queued} waiting", server=server)
+        self.retry_after = 1.0
+
+
+class TooManyTargets(UpstreamFault):
+    """As many servers at addresses that callers named are in use as may be at once."""
+
+    reason = "too_many_targets"
+
+    def __init__(self, used: int) -> None:
+        super().__init__(f"Too many servers that callers named are in use: {used}")
         self.retry_after = 1.0
 
 
@@ -157,7 +193,7 @@ class ServerError(UpstreamFault):
     """The server answered with a JSON-RPC error, which reaches the caller as it is."""
 
     reason = "server_error"
-    executed = "yes"
+    executed: Executed = "yes"
 
     def __init__(self, server: ServerName, code: int, message: str, data: msgspec.Raw | None = None) -> None:
         super().__init__(message, server=server)
@@ -206,6 +242,16 @@ class Draining(OwnFault):
 
     def __init__(self) -> None:
         super().__init__("The hub is shutting down")
+        self.retry_after = 1.0
+
+
+class NotWritten(OwnFault):
+    """The journal did not take what must be kept before it is begun, or cannot say what it has."""
+
+    reason = "not_written"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
         self.retry_after = 1.0
 
 

@@ -10,10 +10,20 @@ import msgspec
 from isthmus.model.names import FeatureName, ServerName
 
 Ability: TypeAlias = Literal[
-    "tools", "prompts", "resources", "subscribe", "completions", "logging", "apps", "tasks", "task_handles"
+    "tools",
+    "prompts",
+    "resources",
+    "subscribe",
+    "completions",
+    "logging",
+    "apps",
+    "tasks",
+    "task_list",
+    "task_handles",
 ]
 """What a server says it can do. `apps` are resources that a tool's caller can show as a user interface. A tool may be
-run as a task if its caller asks for it (`tasks`, before 2026-07-28), or if its server sees fit (`task_handles`)."""
+run as a task if its caller asks for it (`tasks`, before 2026-07-28), or if its server sees fit (`task_handles`). The
+list of a caller's tasks (`task_list`) is the hub's own, and no server's."""
 
 TASK_ABILITIES: frozenset[Ability] = frozenset({"tasks", "task_handles"})
 

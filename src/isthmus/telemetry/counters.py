@@ -40,8 +40,28 @@ class Counters:
         """Count an answer that nobody waits for."""
         self._of(server).late += 1
 
+    def together(self, name: ServerName) -> Together:
+        """A recorder that counts many servers as this one."""
+        return Together(self, name)
+
     def _of(self, server: ServerName | None) -> ServerCounts:
         counts = self.servers.get(server)
         if counts is None:
             counts = self.servers[server] = ServerCounts()
         return counts
+
+
+class Together:
+    """Counts what happens on servers that come and go as if they were one."""
+
+    def __init__(self, counters: Counters, name: ServerName) -> None:
+        self._counters = counters
+        self._name = name
+
+    def ended(self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        """Count a call."""
+        self._counters.ended(call, None if server is None else self._name, outcome, seconds)
+
+    def late(self, server: ServerName) -> None:
+        """Count an answer that nobody waits for."""
+        self._counters.late(self._name)

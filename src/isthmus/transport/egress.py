@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
+from isthmus.transport.lookups import Found, Lookups, TooManyNames, look_up
+
 P = TypeVar("P", bound=asyncio.Protocol)
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -216,13 +218,40 @@ async def resolve(origin: Origin) -> list[Address]:
 Resolver = Callable[[Origin], Awaitable[Sequence[Address]]]
 
 
-class Egress:
-    """The guard. One per hub; stateless but for the TLS settings, which all connections share."""
+class _NamedResolver:
+    """Asks the system for what callers name, where that keeps nobody else waiting."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, *, resolver: Resolver = resolve) -> None:
-        """`tls` replaces the default settings (system roots, names verified), as for a private authority."""
+    def __init__(self) -> None:
+        self._lookups = Lookups()
+
+    async def __call__(self, origin: Origin) -> list[Address]:
+        """As `resolve`; an address in digits waits for no place."""
+        look = self._look_at_once if _is_numeric(origin.host) else self._lookups.find
+        return [Address(family, sockaddr) for family, _, _, _, sockaddr in await look(origin.host, origin.port)]
+
+    async def _look_at_once(self, host: str, port: int) -> Found:
+        return look_up(host, port)
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class Egress:
+    """The guard. One per hub; stateless but for the TLS settings, which all connections share, and for lookups."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None, *, resolver: Resolver | None = None) -> None:
+        """`tls` replaces the default settings (system roots, names verified), as for a private authority.
+
+        `resolver` replaces the system's, for configured addresses and for those that callers name.
+        """
         self._given_tls = tls
-        self._resolver = resolver
+        self._resolver = resolver or resolve
+        self._named_resolver = resolver or _NamedResolver()
 
     async def dial(
         self, origin: Origin, protocol_factory: Callable[[], P], *, is_configured: bool, within: float
@@ -238,17 +267,35 @@ class Egress:
         if not is_configured and (reason := _refusal_of_name(origin.host)):
             raise EgressRefused(origin.host, reason)
         deadline = asyncio.get_running_loop().time() + within
-        addresses = await self._resolve(origin, within)
+        resolver = self._resolver if is_configured else self._named_resolver
+        addresses = await self._resolve(resolver, origin, within)
         if not is_configured:
             addresses = permitted(origin, addresses)
         return await self._connect_any(origin, addresses, protocol_factory, deadline)
 
-    async def _resolve(self, origin: Origin, within: float) -> Sequence[Address]:
+    async def refusal(self, origin: Origin, *, within: float) -> str | None:
+        """Why a caller's `origin` may not be dialled, as far as can be told now; None if nothing speaks against it.
+
+        A name without an address may have one later. Whatever is told here, `dial` looks for itself.
+        """
+        if (reason := _refusal_of_name(origin.host)) is not None:
+            return reason
+        try:
+            permitted(origin, await self._resolve(self._named_resolver, origin, within))
+        except EgressRefused as refused:
+            return refused.reason
+        except DialFailed:
+            return None
+        return None
+
+    async def _resolve(self, resolver: Resolver, origin: Origin, within: float) -> Sequence[Address]:
         try:
             async with asyncio.timeout(within):
-                return await self._resolver(origin)
+                return await resolver(origin)
         except TimeoutError as error:
             raise DialFailed(origin, f"{origin.host} was not resolved within {within:g} s") from error
+        except TooManyNames as error:
+            raise DialFailed(origin, str(error)) from error
         except (OSError, UnicodeError) as error:
             raise DialFailed(origin, f"no address for host {origin.host}") from error
 
@@ -293,6 +340,19 @@ class Egress:
         context = ssl.create_default_context()
         context.set_alpn_protocols(["http/1.1"])
         return context
+
+
+class Guarded(Egress):
+    """A guard's other face, for what dials addresses that callers named: none of them may be private."""
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+
+    async def dial(
+        self, origin: Origin, protocol_factory: Callable[[], P], *, is_configured: bool, within: float
+    ) -> tuple[asyncio.Transport, P]:
+        """Connect as `Egress.dial` does, whatever whoever dials takes the address for."""
+        return await self._egress.dial(origin, protocol_factory, is_configured=False, within=within)
 
 
 def permitted(origin: Origin, addresses: Sequence[Address]) -> list[Address]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from isthmus.model.faults import TimedOut, UnknownTool
+from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
 from isthmus.telemetry.counters import Counters, ServerCounts
 from tests.unit.core.doubles import DONE, SERVER, call
@@ -21,3 +22,14 @@ def test_calls_are_counted_by_server_and_by_how_they_ended() -> None:
         calls=4, seconds=2.0, late=1, outcomes={"result": 2, "tool_error": 1, "timed_out": 1}
     )
     assert counters.servers[None].outcomes == {"unknown_tool": 1}
+
+
+def test_servers_that_come_and_go_can_be_counted_as_one() -> None:
+    counters = Counters()
+    together = counters.together(ServerName("#"))
+    for name in ("a#1", "b#2"):
+        together.ended(call(), ServerName(name), DONE, 0.5)
+        together.late(ServerName(name))
+    together.ended(call(), None, UnknownTool("x"), 0.0)
+    assert {*counters.servers} == {"#", None}
+    assert counters.servers[ServerName("#")] == ServerCounts(calls=2, seconds=1.0, late=2, outcomes={"result": 2})

@@ -12,6 +12,7 @@ from isthmus.transport.egress import (
     DialFailed,
     Egress,
     EgressRefused,
+    Guarded,
     Origin,
     parse_url,
     permitted,
@@ -241,3 +242,12 @@ async def test_plain_http_behind_an_https_url_is_told_as_tls_trouble(server: Ser
     with pytest.raises(DialFailed, match="TLS: "):
         await dial(Egress(), Origin("https", "127.0.0.1", server.origin.port))
     await answering
+
+
+async def test_what_callers_named_is_never_private_whoever_dials_it() -> None:
+    async with Server() as server:
+        names = Names(["127.0.0.1"])
+        origin = Origin("http", "rebinding.example", server.origin.port)
+        assert await dial(Egress(resolver=names), origin) == "127.0.0.1"
+        with pytest.raises(EgressRefused):
+            await dial(Guarded(Egress(resolver=names)), origin)

@@ -14,10 +14,12 @@ from isthmus.core.calls.lane import Lane
 from isthmus.core.calls.recall import Recall
 from isthmus.core.calls.stages import STAGES
 from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import Snapshot, Standing
-from isthmus.core.catalog.view import View
+from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports.exchange import Exchange
 from isthmus.core.ports.learner import Learner
+from isthmus.core.ports.link import Link
 from isthmus.core.ports.recorder import Recorder
 from isthmus.core.settings import Limits
 from isthmus.core.watch.levels import Levels
@@ -26,7 +28,8 @@ from isthmus.core.watch.tasks import Tasks
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Surface
 from isthmus.model.faults import Bug, UnknownPrompt, UnknownResource, UnknownTool
-from isthmus.model.names import ServerName
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOTHING, Profile
 
@@ -80,6 +83,14 @@ class Hub:
                     break
         except Exception as defect:  # noqa: BLE001 - it must cost one call, not the connection that brought it
             _blame(inflight, defect)
+        return inflight
+
+    def attend(self, call: Call, exchange: Exchange, link: Link) -> InFlight:
+        """A call that the hub answers itself, by a `link` that is no server's and sees to its end."""
+        inflight = InFlight(call, exchange, self._recorder, self._loop)
+        inflight.link = link
+        inflight.route = Route(Tool.of(BUILTIN, FeatureName(call.name), {}), call.name)
+        inflight.limit(self.limits.hard_seconds, self.deadlines)
         return inflight
 
     def start_again(self, inflight: InFlight) -> None:

@@ -100,6 +100,14 @@ class InFlight:
         self._deadlines = deadlines
         self._bucket = deadlines.add(self, seconds)
 
+    def prolong(self) -> None:
+        """Let it take as long as any call may: nobody stands and waits for it."""
+        if self.lane is not None:
+            self.timeout = self.lane.hard_seconds
+            self._stopwatch().prolong(self.timeout)
+            if not self.questions:
+                self._expire_in(self.timeout)
+
     def emit(self, event: Event) -> None:
         """Pass an event on to the caller, unless the call has ended."""
         if self.outcome is not None:
@@ -296,6 +304,10 @@ class _Clock:
 
     def stop(self, now: float) -> None:
         self._left -= now - self._since
+
+    def prolong(self, seconds: float) -> None:
+        """Have as much left."""
+        self._left = seconds
 
     def start(self, now: float) -> float:
         """Run again; how many seconds are left."""

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -32,8 +33,14 @@ _SILENT = (Cancelled, NotConnected, Overloaded)
 
 CROWDED = "its caller keeps most of the server waiting for answers, and others wait for the server"
 
+LASTING_LINKS_MAX = 8
+"""Calls that last and have a link of their own, of one caller at once: over stdio, each of these is a process."""
+
 HEARD_MAX = 100
 """Lines that a server logged, as many as the operator is shown."""
+
+
+Owner: TypeAlias = tuple[str, str]
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -49,9 +56,13 @@ class Lane:
 
     __slots__ = (
         "_breaker",
+        "_held",
         "_is_sending",
+        "_lasting",
+        "_lasting_of",
         "_limits",
         "_link",
+        "_login",
         "_loop",
         "_queue",
         "_waiting",
@@ -104,10 +115,16 @@ class Lane:
         self._queue: deque[InFlight] = deque()
         self._waiting: dict[InFlight, None] = {}
         """Calls that keep their slot until their caller has answered what it was asked, the oldest first."""
+        self._lasting: dict[InFlight, Owner] = {}
+        """Calls that may take as long as any, which hold half of the slots at most."""
+        self._lasting_of: Counter[Owner] = Counter()
+        self._held: deque[InFlight] = deque()
+        """Such calls whose turn came while there were enough of them, before all that is queued."""
         self._is_sending = False
         self._breaker = Breaker(limits)
         self._link: Link | None = None
         self._why_not = "it has not been started"
+        self._login: str | None = None
         self._loop = asyncio.get_running_loop()
         self.opened_at = self._loop.time()
 
@@ -120,7 +137,7 @@ class Lane:
     @property
     def queued(self) -> int:
         """Calls waiting for a slot."""
-        return len(self._queue)
+        return len(self._queue) + len(self._held)
 
     def attach(self, link: Link) -> None:
         """Calls go to `link` from now on; that it came up wipes the breaker clean."""
@@ -128,38 +145,51 @@ class Lane:
         self.answered = 0
         self._breaker.reset()
 
-    def detach(self, why: str, *, is_failure: bool) -> None:
-        """There is no link any more: what waits is told so. A lost link counts as one failure, not as many."""
+    def detach(self, why: str, *, is_failure: bool, login: str | None = None) -> None:
+        """There is no link any more: what waits is told so. A lost link counts as one failure, not as many.
+
+        `login` is where the server says how to prove who one is, if that is what it wants.
+        """
         if self._link is not None and is_failure:
             self._breaker.failed(self._loop.time())
         self._link = None
         self._why_not = why
-        waiting, self._queue = self._queue, deque()
+        self._login = login
+        waiting = [*self._held, *self._queue]
+        self._held.clear()
+        self._queue.clear()
         for inflight in waiting:
-            inflight.finish(NotConnected(self.server, why))
+            inflight.finish(NotConnected(self.server, why, login=login))
 
     def explain(self, why: str) -> None:
         """Say why there is no link, for those who call meanwhile."""
         self._why_not = why
 
+    def absence(self) -> NotConnected:
+        """Why there is no link, as those are told who call meanwhile."""
+        return NotConnected(self.server, self._why_not, login=self._login)
+
     def submit(self, inflight: InFlight) -> Fault | None:
         """Send the call, or queue it, or say why not."""
         if self._link is None:
-            return NotConnected(self.server, self._why_not)
+            return self.absence()
         if seconds := self._breaker.wait(self._loop.time()):
             return BreakerOpen(self.server, seconds)
-        if self.running < self.max_calls:
+        is_free = self.running < self.max_calls
+        if is_free and not (inflight.call.lasts and self._is_held_back(inflight)):
             self._send(inflight, self._link)
-        elif len(self._queue) < self.max_queued:
-            self._queue.append(inflight)
+        elif self.queued < self.max_queued:
+            (self._held if is_free else self._queue).append(inflight)
             if self._waiting:
                 self._loop.call_soon(self._relieve)
         else:
-            return Overloaded(self.server, self.running, len(self._queue))
+            return Overloaded(self.server, self.running, self.queued)
         return None
 
     def released(self, inflight: InFlight, outcome: Outcome) -> None:
         """A call of this lane has ended: take its slot back and let the next one go."""
+        if self._lasting:
+            self._forget_lasting(inflight)
         if inflight.link is None:
             self._leave_queue(inflight)
         else:
@@ -171,13 +201,14 @@ class Lane:
                 self._judge(outcome)
             if self._queue:
                 self._send_waiting()
-        if self.on_idle is not None and not self.running and not self._queue:
+        if self.on_idle is not None and not self.running and not self.queued:
             self.on_idle()
 
     def _leave_queue(self, inflight: InFlight) -> None:
         # A call that was refused, or ended while waiting; at most `max_queued` entries are looked at.
-        if inflight in self._queue:
-            self._queue.remove(inflight)
+        for queue in (self._queue, self._held):
+            if inflight in queue:
+                queue.remove(inflight)
 
     def _send_waiting(self) -> None:
         # A link that has just broken ends each call within `send`, which leads back here: the loop that is
@@ -187,7 +218,11 @@ class Lane:
         self._is_sending = True
         try:
             while self._queue and self._link is not None and self.running < self.max_calls:
-                self._send(self._queue.popleft(), self._link)
+                inflight = self._queue.popleft()
+                if inflight.call.lasts and self._is_held_back(inflight):
+                    self._held.append(inflight)
+                else:
+                    self._send(inflight, self._link)
         finally:
             self._is_sending = False
 
@@ -196,12 +231,59 @@ class Lane:
             link = self.pool
         inflight.link = link
         self.running += 1
+        if inflight.call.lasts:
+            self._note_lasting(inflight)
         try:
             link.send(inflight)
         except Exception:  # a defect in a link must cost this call, and neither its neighbour nor a slot
             incident = secrets.token_hex(6)
             log.exception("a link failed to send a call", server=self.server, incident=incident)
             inflight.finish(Bug(incident))
+
+    # -- calls that last -------------------------------------------------------------------------------------------
+
+    def let_last(self, inflight: InFlight) -> bool:
+        """Count a call among those that last from now on, if there are not enough of them."""
+        may_last = len(self._lasting) < self._half() and self._lasting_of[_owner(inflight)] < self._share()
+        if may_last:
+            self._note_lasting(inflight)
+        return may_last
+
+    def lasts_no_more(self, inflight: InFlight) -> None:
+        """It goes on as any other."""
+        self._forget_lasting(inflight)
+        self._send_waiting()
+
+    def _half(self) -> int:
+        """Nobody stands and waits for those, so that who does must find slots that they do not hold."""
+        return max(1, self.max_calls // 2)
+
+    def _share(self) -> int:
+        """How many of them one caller's may be: a quarter is left to others, where there are four or more."""
+        half = self._half()
+        return half - half // 4
+
+    def _is_held_back(self, inflight: InFlight) -> bool:
+        """Whether enough calls last, of everybody or of its caller, before this one does."""
+        has_link = self.uses_pool and inflight.call.profile and inflight.call.session
+        share = min(self._share(), LASTING_LINKS_MAX) if has_link else self._share()
+        return len(self._lasting) >= self._half() or self._lasting_of[_owner(inflight)] >= share
+
+    def _note_lasting(self, inflight: InFlight) -> None:
+        owner = self._lasting[inflight] = _owner(inflight)
+        self._lasting_of[owner] += 1
+
+    def _forget_lasting(self, inflight: InFlight) -> None:
+        """If it was one of them, the first that may take its place is the next to be sent."""
+        owner = self._lasting.pop(inflight, None)
+        if owner is None:
+            return
+        self._lasting_of[owner] -= 1
+        if not self._lasting_of[owner]:
+            del self._lasting_of[owner]
+        if (after := next((each for each in self._held if not self._is_held_back(each)), None)) is not None:
+            self._held.remove(after)
+            self._queue.appendleft(after)
 
     # -- calls that wait for their caller --------------------------------------------------------------------------
 
@@ -237,6 +319,6 @@ class Lane:
             self._breaker.succeeded(self._loop.time())
 
 
-def _owner(inflight: InFlight) -> tuple[str, str]:
+def _owner(inflight: InFlight) -> Owner:
     caller = inflight.call.caller
     return caller.tenant, caller.name

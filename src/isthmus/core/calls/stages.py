@@ -99,9 +99,10 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
     lane = hub.lanes.get(server)
     if lane is None:
         return NotConnected(server, "it was removed")
-    wanted = inflight.call.timeout
+    call = inflight.call
+    wanted = call.timeout
     # The result of a task is waited for as long as the task takes.
-    longest = hub.limits.hard_seconds if inflight.call.kind == "task_result" else lane.timeout
+    longest = hub.limits.hard_seconds if call.lasts or call.kind == "task_result" else lane.timeout
     inflight.limit(longest if wanted is None else min(wanted, longest), hub.deadlines)
     inflight.lane = lane
     return None

@@ -62,6 +62,10 @@ class Task:
     request: int = -1
     """The id of the request that it was made by, under which its server goes on to report progress."""
     report: Report | None = None
+    is_kept: bool = False
+    """It is the hub's own, for a server that has none, and bears the same id everywhere."""
+    is_private: bool = False
+    """No other conversation is told of it: its caller's may be anyone's."""
 
     @property
     def name(self) -> tuple[ServerName, str]:
@@ -139,6 +143,7 @@ class Tasks:
         now = self._clock()
         until = _until(state, now, now)
         task = Task(own.last, owner, server, place, session, state, until, now, request=request, report=report)
+        task.is_private = caller.is_anyone
         if report is not None and place is not None:
             self._reporting[place, request] = task
         self._named.setdefault(task.name, []).append(task)
@@ -180,6 +185,12 @@ class Tasks:
             return  # old news
         task.is_end_told = state.is_over
         self._tell(task, is_other=state.is_over or state.status != before.status)
+
+    def announce(self, task: Task, state: TaskState) -> None:
+        """A task of the hub's own stands so: whoever listens for its caller hears it."""
+        is_other = state.is_over or state.status != task.state.status
+        task.state = state
+        self._tell(task, is_other=is_other)
 
     def progressed(self, place: Place, request: int, event: Callable[[], Progress]) -> None:
         """A server reports progress of a request that it has answered: with a task, if anybody is to hear it."""
@@ -246,11 +257,11 @@ class Tasks:
             self._listeners.pop(owner, None)
 
     def _tell(self, task: Task, *, is_other: bool) -> None:
-        """Tell the conversation that asked for it, if that is known and listens; else all of its caller's."""
+        """Tell the conversation that asked for it, if that listens; else all of its caller's, unless it is private."""
         listeners = list(self._listeners.get(task.owner, {}).values())
         own = [listener for listener in listeners if task.session and listener[0] == task.session]
-        for session, tell in own or listeners:
-            if self._meant(task.owner, session, task.name) is not task:
+        for session, tell in own if task.is_private else own or listeners:
+            if not task.is_kept and self._meant(task.owner, session, task.name) is not task:
                 continue
             try:
                 tell(task, is_other)
@@ -278,6 +289,12 @@ def _is_lost(place: Place | None) -> bool:
 
 def _until(state: TaskState, made_at: float, heard_at: float) -> float:
     return heard_at + KEEP_SECONDS if state.ttl_seconds is None else made_at + state.ttl_seconds
+
+
+def kept_task(caller: Caller, server: ServerName, session: str, state: TaskState) -> Task:
+    """A task of the hub's own, as those hear of it who listen."""
+    owner = _owner(caller)
+    return Task(0, owner, server, None, session, state, 0.0, 0.0, is_kept=True, is_private=caller.is_anyone)
 
 
 def _owner(caller: Caller) -> Owner:

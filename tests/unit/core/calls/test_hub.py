@@ -30,6 +30,16 @@ def starting(hub: Hub, server: ServerName = SLOW) -> None:
     hub.open_lane(Lane(server, hub.limits), Standing(server))
 
 
+async def test_a_call_that_the_hub_answers_itself_has_a_deadline_and_can_be_withdrawn() -> None:
+    stage, link, listener = Stage(), HeldLink(), Listener()
+    inflight = stage.hub.attend(call(kind="task_result"), listener, link)
+    assert (inflight.timeout, stage.hub.running()) == (600.0, 0)
+    assert stage.hub.deadlines.everything() == [inflight]
+    inflight.cancel("enough")
+    assert link.withdrawn == [(inflight, "enough")]
+    assert isinstance(listener.fault, Cancelled)
+
+
 async def test_a_call_goes_to_the_link_of_its_server_with_its_deadline() -> None:
     stage = Stage()
     inflight, listener = stage.start()

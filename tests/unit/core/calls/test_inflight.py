@@ -10,6 +10,7 @@ from weakref import ref
 import pytest
 
 from isthmus.core.calls import inflight as module
+from isthmus.core.calls.deadlines import TICK_SECONDS
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.settings import Limits
 from isthmus.model.events import Event
@@ -187,6 +188,19 @@ async def test_while_the_caller_thinks_the_clock_of_the_call_stands_still() -> N
     async with asyncio.timeout(30):
         await listener.ended.wait()
     assert isinstance(listener.fault, TimedOut)
+
+
+async def test_a_call_that_nobody_waits_for_may_take_as_long_as_any() -> None:
+    stage = Stage(limits=Limits(call_seconds=0.05, hard_seconds=600.0))
+    inflight, listener = stage.start()
+    inflight.prolong()
+    replies: list[Reply] = []
+    inflight.ask(Question("roots/list", raw({})), replies.append)
+    listener.asked[0][1](Answered(raw({})))
+    assert (inflight.timeout, len(replies)) == (600.0, 1)
+    assert not listener.ends
+    (due,) = [tick * TICK_SECONDS for tick, bucket in stage.hub.deadlines._buckets.items() if inflight in bucket]
+    assert due > asyncio.get_running_loop().time() + 500
 
 
 async def test_the_clock_stands_still_until_the_last_question_is_answered() -> None:

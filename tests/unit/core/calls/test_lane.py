@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Call
 from isthmus.model.faults import (
     BadReply,
     BreakerOpen,
@@ -27,6 +29,9 @@ from isthmus.model.questions import Answered, Question
 from tests.unit.core.doubles import DONE, SERVER, HeldLink, HeldPool, Listener, Stage, call, raw, ready, tool
 
 SMALL = Limits(max_calls=2, max_queued=3)
+FOUR = Limits(max_calls=4)
+ANN = Caller("ann", "default", Grants(("*",)))
+BEN = Caller("ben", "default", Grants(("*",)))
 GONE = Lost(SERVER, "gone", executed="unknown")
 
 
@@ -172,6 +177,15 @@ async def test_links_lost_five_times_in_a_row_close_the_way_until_one_starts_wel
     assert not stage.start()[1].ends
 
 
+async def test_where_to_log_in_is_told_to_who_calls_meanwhile() -> None:
+    stage = Stage(limits=SMALL)
+    waiting = [stage.start()[1] for _ in range(3)][2]
+    stage.lane.detach("it answered HTTP 401", is_failure=True, login="https://bank.example/in")
+    for fault in (waiting.fault, stage.start()[1].fault):
+        assert isinstance(fault, NotConnected)
+        assert fault.login == "https://bank.example/in"
+
+
 async def test_a_detach_without_a_link_or_in_good_order_is_no_failure() -> None:
     stage = Stage(limits=Limits(breaker_failures=1))
     stage.lane.detach("the hub is shutting down", is_failure=False)
@@ -299,12 +313,104 @@ async def test_a_lane_says_why_it_has_no_link() -> None:
     assert fault.why == "it is disabled"
 
 
+# -- calls that last ---------------------------------------------------------------------------------------------------
+
+
+def lasting(caller: Caller, *, session: str = "") -> Call:
+    profile = frozenset({"roots"}) if session else frozenset[str]()
+    return msgspec.structs.replace(call(caller=caller, profile=profile), lasts=True, session=session)
+
+
+async def test_calls_that_last_leave_half_of_a_server_to_others() -> None:
+    stage = Stage(limits=FOUR)
+    tasks = [stage.start(lasting(ANN))[0] for _ in range(4)]
+    assert (stage.link.sent, stage.lane.queued) == (tasks[:2], 2)
+    plain = [stage.start(call(caller=BEN))[0] for _ in range(3)]
+    assert stage.link.sent == [*tasks[:2], *plain[:2]]
+    plain[0].finish(DONE)
+    assert stage.link.sent[-1] is plain[2]
+    tasks[1].finish(DONE)
+    assert (stage.link.sent[-1], stage.lane.queued, stage.lane.running) == (tasks[2], 1, 4)
+
+
+async def test_what_came_behind_a_call_that_is_held_back_does_not_wait_for_it() -> None:
+    stage = Stage(limits=FOUR)
+    tasks = [stage.start(lasting(ANN))[0] for _ in range(2)]
+    plain = [stage.start(call(caller=BEN))[0] for _ in range(2)]
+    later, after = stage.start(lasting(ANN))[0], stage.start(call(caller=BEN))[0]
+    plain[0].finish(DONE)
+    assert (stage.link.sent[-1], later.link) == (after, None)
+    tasks[0].finish(DONE)
+    assert stage.link.sent[-1] is later
+
+
+async def test_one_callers_calls_that_last_leave_room_for_those_of_others() -> None:
+    stage = Stage(limits=Limits(max_calls=16))
+    anns = [stage.start(lasting(ANN))[0] for _ in range(8)]
+    bens = [stage.start(lasting(BEN))[0] for _ in range(3)]
+    assert stage.link.sent == [*anns[:6], *bens[:2]]
+    anns[0].finish(DONE)
+    assert stage.link.sent[-1] is anns[6]
+    bens[0].finish(DONE)
+    assert stage.link.sent[-1] is bens[2]
+
+
+async def test_of_those_with_a_link_of_their_own_a_caller_has_fewer() -> None:
+    stage = Stage()
+    stage.lane.pool = pool = HeldPool()
+    stage.lane.uses_pool = True
+    for number in range(10):
+        stage.start(lasting(ANN, session=f"task-{number}"))
+    assert (len(pool.sent), stage.lane.queued) == (8, 2)
+
+
+async def test_the_only_slot_is_had_by_a_call_that_lasts_too() -> None:
+    stage = Stage(limits=Limits(max_calls=1))
+    first, second = [stage.start(lasting(ANN))[0] for _ in range(2)]
+    first.finish(DONE)
+    assert (stage.link.sent, stage.lane.queued) == ([first, second], 0)
+
+
+async def test_a_call_that_is_held_back_can_be_withdrawn_and_is_told_of_a_lost_link() -> None:
+    stage = Stage(limits=FOUR)
+    heard = [stage.start(lasting(ANN)) for _ in range(4)]
+    heard[2][0].cancel("enough")
+    assert (heard[2][1].fault.executed, stage.lane.queued) == ("no", 1)
+    stage.lane.detach("its process ended", is_failure=True)
+    assert (type(heard[3][1].fault), stage.lane.queued) == (NotConnected, 0)
+
+
+async def test_those_that_are_held_back_are_queued_as_others_are() -> None:
+    stage = Stage(limits=SMALL)
+    heard = [stage.start(lasting(ANN))[1] for _ in range(5)]
+    assert (stage.lane.running, stage.lane.queued, type(heard[4].fault)) == (1, 3, Overloaded)
+
+
+async def test_running_calls_come_to_last_as_long_as_there_are_few_of_them() -> None:
+    stage = Stage(limits=FOUR)
+    running = [stage.start(call(caller=ANN))[0] for _ in range(3)]
+    assert [stage.lane.let_last(inflight) for inflight in running] == [True, True, False]
+    held = stage.start(lasting(BEN))[0]
+    assert held.link is None
+    stage.lane.lasts_no_more(running[0])
+    assert (stage.link.sent[-1], stage.lane.let_last(running[2])) == (held, False)
+    running[1].finish(DONE)
+    assert stage.lane.let_last(running[2])
+
+
+async def test_a_call_that_ends_while_it_waits_gives_up_its_place_among_those_that_last() -> None:
+    stage = Stage(limits=SMALL)
+    running, _ = [stage.start()[0] for _ in range(2)]
+    waiting, held = stage.start()[0], stage.start(lasting(BEN))[0]
+    assert stage.lane.let_last(waiting)
+    waiting.cancel("enough")
+    running.finish(DONE)
+    assert stage.link.sent[-1] is held
+
+
 # -- calls that wait for their caller ----------------------------------------------------------------------------------
 
-ANN = Caller("ann", "default", Grants(("*",)))
-BEN = Caller("ben", "default", Grants(("*",)))
 QUESTION = Question("roots/list", raw({}))
-FOUR = Limits(max_calls=4)
 
 
 def asked_of(stage: Stage, caller: Caller) -> Listener:

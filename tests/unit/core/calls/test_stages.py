@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.rules import Rules
+from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Kind, Surface
 from isthmus.model.faults import NotConnected, UnknownPrompt, UnknownResource, UnknownTool
@@ -101,6 +102,11 @@ async def test_the_result_of_a_task_is_waited_for_as_long_as_anything_may_take()
     asking, _ = stage.start(msgspec.structs.replace(call("t"), kind="task", surface=own))
     assert (waiting.name, waiting.timeout) == ("t", stage.hub.limits.hard_seconds)
     assert asking.timeout == stage.hub.limits.call_seconds < waiting.timeout
+
+
+async def test_a_call_that_nobody_waits_for_may_take_as_long_as_anything() -> None:
+    inflight, _ = Stage.of(ready(tool())).start(msgspec.structs.replace(call(), lasts=True))
+    assert inflight.timeout == Limits().hard_seconds > Limits().call_seconds
 
 
 async def test_a_task_of_a_server_that_has_gone_did_not_hear_of_it() -> None:

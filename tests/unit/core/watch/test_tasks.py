@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from isthmus.core.watch import tasks as module
-from isthmus.core.watch.tasks import KEEP_SECONDS, Place, Task, Tasks
+from isthmus.core.watch.tasks import KEEP_SECONDS, Place, Task, Tasks, kept_task
 from isthmus.model.callers import Caller
 from isthmus.model.events import Progress
 from isthmus.model.names import ServerName
@@ -54,6 +54,45 @@ def listening(tasks: Tasks, caller: Caller = ANYONE, session: str = "") -> tuple
         heard.append((task.state.id, task.state.status, is_other))
 
     return heard, tasks.listen(caller, session, tell)
+
+
+# -- tasks of the hub's own ----------------------------------------------------------------------------------------
+
+
+def test_how_a_task_of_the_hubs_own_stands_is_told_to_its_caller_alone() -> None:
+    tasks = Tasks(Clock())
+    (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
+    task = kept_task(ANYONE, A, "", state("t"))
+    for status in ("working", "input_required", "completed"):
+        tasks.announce(task, state("t", status))
+    assert mine == [("t", "working", False), ("t", "input_required", True), ("t", "completed", True)]
+    assert (others, listed(tasks)) == ([], [])
+
+
+def test_where_callers_cannot_be_told_apart_only_the_conversation_that_asked_is_told() -> None:
+    anybody = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
+    tasks = Tasks(Clock())
+    (one, leave), (other, _) = [listening(tasks, anybody, session) for session in ("one", "other")]
+    kept = kept_task(anybody, A, "one", state("kept"))
+    for id, session in (("passed", "one"), ("nobody's", "")):
+        tasks.made(anybody, A, HERE, state(id), session=session)
+    for _ in range(2):
+        tasks.announce(kept, state("kept"))
+        for id in ("passed", "nobody's"):
+            tasks.told(A, HERE, state(id))
+        leave()
+    assert (one, other) == ([("kept", "working", False), ("passed", "working", False)], [])
+
+
+def test_the_conversation_that_asked_for_it_is_told_if_it_listens() -> None:
+    tasks = Tasks(Clock())
+    (one, leave), (other, _) = listening(tasks, session="one"), listening(tasks, session="other")
+    task = kept_task(ANYONE, A, "one", state("t"))
+    tasks.announce(task, state("t", "input_required"))
+    leave()
+    tasks.announce(task, state("t", "completed"))
+    assert [status for _, status, _ in one] == ["input_required"]
+    assert [status for _, status, _ in other] == ["completed"]
 
 
 # -- listing -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,90 @@
+"""What a task is made of, and who it deals with: a draft of it, why it was not begun, what it does, who listens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+from msgspec import Raw
+
+from isthmus.core.ports.exchange import Exchange
+from isthmus.core.ports.journal import Document
+from isthmus.core.tasks.record import Ending, Recipient, Record
+from isthmus.core.tasks.reports import Noted
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Call
+from isthmus.model.conversation import ABSENT, Message, TaskState
+from isthmus.model.outcomes import Outcome
+
+
+class NotBegun(Exception):
+    """Why there is no task. No fault of a call: none was made."""
+
+
+class NotKept(NotBegun):
+    """The journal could not be written."""
+
+    def __init__(self) -> None:
+        super().__init__("The task could not be written down, so it was not begun; the hub's log says why")
+
+
+class Taken(NotBegun):
+    """The caller has a task of this id already."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"There is a task {id!r} already")
+
+
+class Listener(Protocol):
+    """Hears how a task goes on. Both are called from the loop and must not wait."""
+
+    def moved(self, record: Record) -> None:
+        """The task stands differently, which is kept by now."""
+
+    def happened(self, record: Record, noted: Noted) -> None:
+        """Its tool reported something, which the journal does not keep."""
+
+
+class Underway(Protocol):
+    """Work that has begun: a call in flight, or an errand."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None as long as it has not."""
+
+    def cancel(self, why: str) -> None:
+        """Give it up."""
+
+
+class Errand(Protocol):
+    """What a task has to do where that is more than a call, such as to reach a server first."""
+
+    def start(self, exchange: Exchange) -> Underway:
+        """Begin with it; `exchange.end` is called exactly once, and may have been when this returns."""
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A task to be made. Without a call it waits for the next message, or has ended already."""
+
+    caller: Caller
+    context: str
+    origin: str
+    said: tuple[Message, ...]
+    state: TaskState = "submitted"
+    call: Call | Errand | None = None
+    ending: Ending | None = None
+    brief: Raw = ABSENT
+    metadata: Raw = ABSENT
+    id: str = ""
+    besides: tuple[Document, ...] = ()
+    """What is kept together with it, or not at all."""
+    recipients: tuple[Recipient, ...] = ()
+    """Those who are told of each change."""
+    realm: str = ""
+    """See `Owner.realm`."""
+    listeners: tuple[Listener, ...] = ()
+    """Those who hear all of it, from the beginning."""
+    is_running: bool = False
+    """Its call runs already, and is handed over once the task is kept (`Engine.hand_over`)."""
+    waits_for_login: bool = False
+    """See `Live.waits_for_login`."""

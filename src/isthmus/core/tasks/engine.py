@@ -1,0 +1,672 @@
+"""Runs tasks: keeps each change before anybody hears of it, and finds all of them again after a crash.
+
+One engine serves every face that has tasks. A task has at most one running call; its caller's going away ends nothing.
+Of each task one record is being written at a time. What changes meanwhile is written next, as it stands by then; who
+listens hears of each record when it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+import structlog
+from msgspec import Raw
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.crew import Crew
+from isthmus.core.ports.journal import Document, Journal, Verdict
+from isthmus.core.tasks.draft import Draft, Errand, Listener, NotKept, Taken, Underway
+from isthmus.core.tasks.login import is_login, login_of
+from isthmus.core.tasks.pushes import DELIVERY, deliveries_of
+from isthmus.core.tasks.record import (
+    TASK,
+    Asked,
+    Ending,
+    Owner,
+    Recipient,
+    Record,
+    document_of,
+    ending_of,
+    owner_of,
+    record_of,
+    state_after,
+)
+from isthmus.core.tasks.repeats import Untold, untold_of
+from isthmus.core.tasks.reports import Reports
+from isthmus.core.tasks.rested import Key, Rested
+from isthmus.core.tasks.undoing import Undoing, nothing_of
+from isthmus.model.calls import Call
+from isthmus.model.conversation import ABSENT, ENDED, Message, TaskState
+from isthmus.model.events import Event
+from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import Declined, OnReply, Question, Reply
+
+log = structlog.get_logger(__name__)
+
+RECOVERED_AT_ONCE = 100
+"""Tasks that are read together after a crash; each may have as much to say as an answer may."""
+
+RETRY_SECONDS = 1.0
+"""After what the journal refused, how long until it is asked again: what ended is not told before it is kept."""
+
+KEPT_SECONDS = 10.0
+"""How long who begins a task, or went on with one, waits for the journal; then it is told how things stood before."""
+
+UNTOLD_SECONDS = 5.0
+"""How long an answer may be on its way to its caller after its task has ended, and then some."""
+
+RECOVERED_SECONDS = 5.0
+"""How long the hub stays closed for a journal that does not take how tasks ended."""
+
+LOST = Ending(
+    reason="lost",
+    message="The hub ended while the call was on its way, and nobody can say how far it came",
+    executed="unknown",
+)
+
+ASKED_BYTES_MAX = 4 * 1024 * 1024
+"""All that a task asks at once: it is kept, and told with how the task stands."""
+
+TOO_MUCH = Declined(-32603, "The question is more than can be kept until the caller answers")
+
+UNFINISHED: tuple[TaskState, ...] = ("submitted", "working", "input_required", "auth_required")
+STATES: tuple[TaskState, ...] = (*UNFINISHED, *ENDED)
+
+CLOSED = "closed"
+"""The kind of document that says of the hub before this one that it ended in good order."""
+
+Now: TypeAlias = Callable[[], float]
+OnDue: TypeAlias = Callable[[Sequence[Document]], None]
+
+
+class Live:
+    """A task in memory: its newest record, its running call, and who listens."""
+
+    def __init__(self, engine: Engine, record: Record, *, is_kept: bool = False) -> None:
+        self.record = record
+        """The newest, which may not be kept yet."""
+        self.kept: Record | None = record if is_kept else None
+        """The newest that is kept: what anybody may be told."""
+        self.listeners: dict[Listener, None] = {}
+        self.reports = Reports()
+        self.inflight: Underway | None = None
+        self.reply: OnReply | None = None
+        """Takes the answer to what the server asks."""
+        self.questions: list[tuple[Asked, OnReply]] = []
+        """What it asks besides, to be asked next."""
+        self.asked = 0
+        """How much was asked so far."""
+        self.begun: asyncio.Future[Verdict] | None = None
+        """What the journal says to the task itself, until it has."""
+        self.wakes: list[asyncio.Future[None]] = []
+        """Those who wait for what is being written."""
+        self.due: Call | Errand | None = None
+        """The call to start once it is kept that it may have been sent."""
+        self.written: Call | Errand | None = None
+        """The one of which that is being written."""
+        self.size_bytes = 0
+        self.is_writing = False
+        self.is_stale = False
+        """Whether what is being written is not the newest any more."""
+        self.is_unsure = False
+        """Whether something was written of which nobody knows if it is kept."""
+        self.is_news = False
+        """Whether there is something in what is not written yet that others are told."""
+        self.waits_for_login = False
+        """A call that its server did not begin because somebody has to log in first is no end of the task."""
+        self.key = (record.owner.key, record.id)
+        """What it is found under."""
+        self._engine = engine
+
+    # -- the caller's side of its call (see `core.ports.exchange.Exchange`) --------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        """Remember it, and pass it on to who listens, once they know of the task at all."""
+        noted = self.reports.note(event, self._engine.now())
+        if (kept := self.kept) is None:
+            return
+        for listener in list(self.listeners):
+            _contained(partial(listener.happened, kept, noted))
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Wait for the task's next message; one thing is asked after the other."""
+        self.asked += 1
+        asked = Asked(question.method, question.params.copy(), self.asked)
+        if sum(len(memoryview(each.params)) for each in (asked, *self._besides())) > ASKED_BYTES_MAX:
+            reply(TOO_MUCH)
+        elif self.reply is None:
+            self._put(asked, reply)
+        else:
+            self.questions.append((asked, reply))
+            self._engine.change(self, besides=self._besides())
+
+    def _put(self, asked: Asked, reply: OnReply) -> None:
+        self.reply = reply
+        state: TaskState = "auth_required" if is_login(asked) else "input_required"
+        self._engine.change(self, state=state, asked=asked, besides=self._besides())
+
+    def _besides(self) -> tuple[Asked, ...]:
+        return tuple(asked for asked, _ in self.questions)
+
+    def ask_next(self) -> bool:
+        """Ask what is to be asked next; False if that is nothing."""
+        if not self.questions:
+            return False
+        self._put(*self.questions.pop(0))
+        return True
+
+    def take(self, number: int) -> OnReply | None:
+        """Whom the answer to a question goes to that is asked besides; it is not asked any more."""
+        found = [each for each in self.questions if each[0].number == number]
+        return self._drop(found[0]) if found else None
+
+    def _drop(self, each: tuple[Asked, OnReply]) -> OnReply:
+        self.questions.remove(each)
+        self._engine.change(self, besides=self._besides())
+        return each[1]
+
+    def retract(self, reply: OnReply) -> None:
+        """See `core.ports.exchange.Retracting`."""
+        if reply is self.reply:
+            self.reply = None
+            if not self.ask_next():
+                self._engine.change(self, state="working", asked=None)
+        for each in [each for each in self.questions if each[1] is reply]:
+            self._drop(each)
+
+    def retract_later(self, reply: OnReply) -> None:
+        """The task has ended with its call, and asks nothing any more."""
+
+    def end(self, outcome: Outcome) -> None:
+        """Keep how it ended."""
+        self.inflight = None
+        self.reply = None
+        self.questions.clear()
+        if self.waits_for_login and (asked := login_of(outcome)) is not None:
+            self._engine.change(self, state="auth_required", phase="idle", asked=asked)
+            return
+        ending = ending_of(outcome)
+        self._engine.change(self, state=state_after(outcome), phase="over", ending=ending, asked=None, besides=())
+
+
+class Engine:
+    """The tasks of one hub."""
+
+    def __init__(self, hub: Hub, journal: Journal, now: Now, crew: Crew | None = None) -> None:
+        """Without a `crew` of the hub's it has one of its own, which nobody need close: all that it does ends soon."""
+        self._hub = hub
+        self._journal = journal
+        self.now = now
+        self._loop = asyncio.get_running_loop()
+        self._live: dict[Key, Live] = {}
+        """Those with a call, or with something that is being written."""
+        self._rested = Rested()
+        self._undoing = Undoing(journal, self._perhaps_idle)
+        """Those that count as none."""
+        self._crew = crew or Crew("tasks")
+        self.on_due: OnDue = _leave_due
+        """Is told what is to be sent as soon as that is kept."""
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    async def begin(self, draft: Draft) -> Live:
+        """Make a task; when this returns it is kept, and its call has started, whether or not anybody still waits.
+
+        Raises:
+            NotKept: it could not be written; nothing was started.
+            Taken: its caller has a task of this id, or what was to be kept with it is there already.
+        """
+        live = Live(self, self._record(draft))
+        live.listeners.update(dict.fromkeys(draft.listeners))
+        live.waits_for_login = draft.waits_for_login
+        try:
+            await self._undoing.until_done(live.key, KEPT_SECONDS)
+        except TimeoutError as error:
+            raise NotKept from error
+        if live.key in self._live or self._rested.get(live.key) is not None:
+            raise Taken(live.record.id)
+        self._enter(live)
+        live.is_writing = True
+        live.begun = begun = self._loop.create_future()
+        documents = (self._document(live), *draft.besides, *deliveries_of(live.record))
+        self._journal.write(documents, partial(self._begun, live, documents, draft.call))
+        verdict = await begun
+        if verdict == "kept":
+            return live
+        raise Taken(live.record.id) if verdict == "conflict" else NotKept
+
+    def _begun(self, live: Live, documents: Sequence[Document], call: Call | Errand | None, verdict: Verdict) -> None:
+        """The first record is kept, or not: start the call, or forget the task."""
+        live.is_writing = False
+        begun, live.begun = live.begun, None
+        if begun is not None and not begun.done():
+            # Before the call: whoever waits for this is then listening when the tool reports for the first time.
+            begun.set_result(verdict)
+        if verdict == "kept":
+            self._told(live, live.record)
+            self._pass_on(live.record, documents)
+            if call is not None:
+                self._start(live, call)
+            self._rest(live)
+        else:
+            if verdict == "unknown":
+                self._take_back(live.key, documents)
+            self._leave(live)
+
+    def _take_back(self, key: Key, documents: Sequence[Document]) -> None:
+        """Take away what may be kept of a task; its caller was told that there is none."""
+        self._idle.clear()
+        self._undoing.add(key, [each for each in documents if each.kind != DELIVERY])
+        # Apart from the rest: of what is due somebody may have taken note already, and without its task it is dropped.
+        if due := [each for each in documents if each.kind == DELIVERY]:
+            self._journal.write(nothing_of(due), _ignore)
+
+    async def until_undone(self, owner: Owner, id: str) -> bool:
+        """Wait until nothing is kept of a task that was not begun; False if it is no such. Raises `TimeoutError`."""
+        return await self._undoing.until_done((owner.key, id), KEPT_SECONDS)
+
+    def _record(self, draft: Draft) -> Record:
+        now = self.now()
+        return Record(
+            draft.id or secrets.token_hex(16),
+            owner_of(draft.caller, draft.realm),
+            draft.context,
+            draft.origin,
+            draft.state,
+            now,
+            now,
+            said=draft.said,
+            # Kept before the first byte leaves: after a crash it cannot be told whether it did.
+            phase="idle" if draft.call is None and not draft.is_running else "sent",
+            ending=draft.ending,
+            brief=draft.brief,
+            metadata=draft.metadata,
+            recipients=draft.recipients,
+        )
+
+    def _start(self, live: Live, call: Call | Errand) -> None:
+        inflight = self._hub.start(call, live) if isinstance(call, Call) else call.start(live)
+        if inflight.outcome is None:
+            live.inflight = inflight
+            if live.record.state == "submitted":
+                # Not written: what is kept as sent counts as being worked on.
+                live.record = msgspec.structs.replace(live.record, state="working")
+                self._told(live, live.record)
+
+    # -- going on ------------------------------------------------------------------------------------------------------
+
+    def change(self, live: Live, **changes: object) -> None:
+        """Replace a task's record and tell who listens once that is kept; an ended task does not change."""
+        if live.record.is_ended or self._is_another(live):
+            return
+        live.is_news = True
+        live.record = msgspec.structs.replace(live.record, updated=self.now(), **changes)
+        self._save(live)
+
+    def address(self, live: Live, recipients: tuple[Recipient, ...]) -> None:
+        """Have changes of a task told to these from now on; nobody hears of that, and an ended task allows it."""
+        if self._is_another(live):
+            return
+        live.record = msgspec.structs.replace(live.record, recipients=recipients)
+        self._save(live)
+
+    def _is_another(self, live: Live) -> bool:
+        """Whether the task was forgotten since this one was found, and called back as another, which counts now."""
+        counts = self._in_mind(live.key)
+        if counts is None or counts is live:
+            return False
+        log.error("a task is to be changed that was called back as another", task=live.record.id)
+        return True
+
+    def _save(self, live: Live) -> None:
+        if live.is_writing:
+            live.is_stale = True
+        else:
+            self._enter(live)
+            self._write(live)
+
+    def _write(self, live: Live) -> None:
+        live.is_writing = True
+        live.is_stale = False
+        live.written = live.due
+        is_news, live.is_news = live.is_news, False
+        live.record = msgspec.structs.replace(live.record, version=live.record.version + 1)
+        due = deliveries_of(live.record) if is_news else ()
+        written = partial(self._written, live, live.record, due, is_news=is_news)
+        self._journal.write((self._document(live), *due), written)
+
+    def _document(self, live: Live) -> Document:
+        document = document_of(live.record)
+        live.size_bytes = len(document.body or b"")
+        return document
+
+    def _written(self, live: Live, record: Record, due: Sequence[Document], verdict: Verdict, *, is_news: bool) -> None:
+        live.is_writing = False
+        live.is_news |= is_news and verdict != "kept"
+        if verdict in ("refused", "unknown"):
+            self._try_again(live, record, verdict)
+        elif verdict == "conflict" and live.is_unsure:
+            # What nobody knew of was kept after all, and has this version.
+            live.is_unsure = False
+            self._write(live)
+        elif verdict == "conflict":
+            self._look(live, record)
+        else:
+            live.is_unsure = False
+            if is_news:
+                self._told(live, record)
+                self._pass_on(record, due)
+            else:
+                live.kept = record
+            self._start_due(live)
+            if live.is_stale and not live.is_writing:
+                self._write(live)
+            self._wake(live)
+            self._rest(live)
+
+    def _look(self, live: Live, record: Record) -> None:
+        """See what the journal has in the place of what was kept; what changes meanwhile is written after that."""
+        live.is_writing = True
+        self._crew.spawn(f"look at task {record.id}", self._settle(live, record))
+
+    async def _settle(self, live: Live, record: Record) -> None:
+        try:
+            document = await self._journal.read(TASK, *live.key)
+        except OSError:
+            self._try_again(live, record, "refused")
+            return
+        there = None if document is None else _readable(document)
+        if document is None or there is None:
+            self._give_up(live, record)
+        elif document.version < record.version:
+            log.warning("the journal lost changes of a task; it is written again", task=record.id)
+            self._try_again(live, msgspec.structs.replace(record, version=document.version + 1), "refused")
+        else:
+            self._give_way(live, msgspec.structs.replace(there, version=document.version))
+
+    def _give_up(self, live: Live, record: Record) -> None:
+        """The journal has nothing of it any more."""
+        log.error("somebody else took a task away", task=record.id)
+        live.is_writing = False
+        live.due = live.written = None
+        live.record = msgspec.structs.replace(record, state="failed", phase="over", ending=LOST, asked=None)
+        self._leave(live)
+        _tell(live, live.record)
+        self._wake(live)
+
+    def _give_way(self, live: Live, there: Record) -> None:
+        """Somebody else changed it, which nobody should: that counts from now on."""
+        log.error("somebody else changed a task", task=there.id)
+        live.is_writing = live.is_stale = live.is_news = False
+        live.due = live.written = None
+        ours, live.record = live.record, there
+        self._told(live, there)
+        if there.phase == "sent" and live.inflight is None:
+            # Nobody else will end it: its call was ours, or is lost.
+            state, ending = (ours.state, ours.ending) if ours.is_ended else ("failed", LOST)
+            self.change(live, state=state, phase="over", ending=ending, asked=None, besides=())
+        self._wake(live)
+        self._rest(live)
+
+    def _wake(self, live: Live) -> None:
+        if not live.is_writing:
+            wakes, live.wakes = live.wakes, []
+            for wake in wakes:
+                wake.set_result(None)
+
+    async def until_kept(self, live: Live) -> None:
+        """Wait until all that changed of a task is kept, for as long as anybody would."""
+        if live.is_writing:
+            wake: asyncio.Future[None] = self._loop.create_future()
+            live.wakes.append(wake)
+            await asyncio.wait({wake}, timeout=KEPT_SECONDS)
+
+    def _start_due(self, live: Live) -> None:
+        """Start a call if what is kept now says that it may have been sent: an earlier change does not."""
+        call, live.written = live.written, None
+        if call is None or call is not live.due:
+            return
+        live.due = None
+        if not live.record.is_ended:
+            self._start(live, call)
+
+    def _try_again(self, live: Live, record: Record, verdict: Verdict) -> None:
+        live.is_writing = True  # whatever changes meanwhile is written with it
+        live.is_unsure |= verdict == "unknown"
+        live.record = msgspec.structs.replace(live.record, version=record.version - 1)
+        self._loop.call_later(RETRY_SECONDS, self._write, live)
+
+    def _told(self, live: Live, record: Record) -> None:
+        live.kept = record
+        _tell(live, record)
+        if record.is_ended:
+            live.reports.forget()
+
+    def _pass_on(self, record: Record, documents: Sequence[Document]) -> None:
+        if record.recipients:
+            self.on_due([document for document in documents if document.kind == DELIVERY])
+
+    def answer_besides(self, live: Live, number: int, reply: Reply) -> bool:
+        """Give the server an answer to one of its questions, whichever it is; False if it does not ask that."""
+        asked = live.record.asked
+        if asked is not None and asked.number == number:
+            return self.answer(live, None, reply)
+        on_reply = live.take(number)
+        if on_reply is not None:
+            on_reply(reply)
+        return on_reply is not None
+
+    def answer(self, live: Live, said: Message | None, reply: Reply) -> bool:
+        """Give the server what its caller answered, and keep what was `said`; False if nothing is waited for."""
+        on_reply, live.reply = live.reply, None
+        if on_reply is None:
+            return False
+        live.reports.begin_turn()
+        spoken = live.record.said if said is None else (*live.record.said, said)
+        self.change(live, state="working", asked=None, said=spoken)
+        on_reply(reply)
+        if live.reply is None:
+            live.ask_next()
+        return True
+
+    def carry_on(self, live: Live, said: Message, call: Call | Errand, brief: Raw = ABSENT) -> None:
+        """Start the call of a task that had none so far, as soon as that is kept."""
+        record = live.record
+        live.reports.begin_turn()
+        live.due = call
+        self.change(
+            live,
+            state="working",
+            phase="sent",
+            asked=None,
+            said=(*record.said, said),
+            brief=brief or record.brief,
+        )
+
+    def reopen(self, live: Live) -> None:
+        """Have a task that has ended wait for a message again, which must be given at once: it is kept with that."""
+        live.record = msgspec.structs.replace(live.record, state="input_required", phase="idle", ending=None)
+
+    def hand_over(self, live: Live, inflight: InFlight) -> None:
+        """Let a task that `is_running` have its call, which has not ended."""
+        live.inflight = inflight
+        inflight.exchange = live
+
+    def discard(self, live: Live) -> None:
+        """Take a task away, with all that is kept of it, of which nobody is told any more."""
+        self._take_back(live.key, (self._document(live),))
+        self._leave(live)
+        self._rested.take(live.key)
+
+    def cancel(self, live: Live, why: str) -> bool:
+        """Give a task up; False if it has ended already."""
+        if live.record.is_ended:
+            return False
+        if live.inflight is not None:
+            live.inflight.cancel(why)
+        else:
+            live.due = None
+            self.change(live, state="canceled", phase="over", asked=None)
+        return True
+
+    # -- finding -------------------------------------------------------------------------------------------------------
+
+    async def find(self, owner: Owner, id: str) -> Live | None:
+        """One of an owner's tasks, as soon as it is kept; None if it has none of this id."""
+        key = (owner.key, id)
+        live = self._in_mind(key)
+        if live is None:
+            document = await self._read(key)
+            # Somebody else may have looked for it at the same time: both are to have the same one.
+            live = self._in_mind(key)
+            if live is None and document is not None:
+                live = self._called_back(document)
+        if live is not None and live.begun is not None:
+            await asyncio.wait({live.begun})
+        return live if live is not None and live.kept is not None else None
+
+    async def _read(self, key: Key) -> Document | None:
+        """What the journal has of a task, unless that is being taken away."""
+        document = None if key in self._undoing else await self._journal.read(TASK, *key)
+        return None if key in self._undoing else document
+
+    def _in_mind(self, key: Key) -> Live | None:
+        return self._live.get(key) or self._rested.get(key)
+
+    def _called_back(self, document: Document) -> Live:
+        live = Live(self, record_of(document), is_kept=True)
+        live.size_bytes = len(document.body or b"")
+        self._rested.keep(live.key, live)
+        return live
+
+    def newest(self, document: Document) -> Record | None:
+        """What is known of a task that was read from the journal: as it stands by now, or None if it counts as none."""
+        key = (document.owner, document.id)
+        if key in self._undoing:
+            return None
+        live = self._live.get(key)
+        return live.kept if live is not None and live.kept is not None else record_of(document)
+
+    # -- what is under way, and what rests -----------------------------------------------------------------------------
+
+    def _enter(self, live: Live) -> None:
+        self._rested.take(live.key)
+        self._live[live.key] = live
+        self._idle.clear()
+
+    def _rest(self, live: Live) -> None:
+        """Let a task rest, unless it has a call or something is being written."""
+        if not live.is_writing and live.record.phase != "sent":
+            self._leave(live)
+            self._rested.keep(live.key, live)
+
+    def _leave(self, live: Live) -> None:
+        if self._live.get(live.key) is live:
+            del self._live[live.key]
+        self._perhaps_idle()
+
+    def _perhaps_idle(self) -> None:
+        if not self._live and not self._undoing:
+            self._idle.set()
+
+    async def until_idle(self) -> None:
+        """Wait until no task has a call, all that happened is kept, and nothing is that did not."""
+        await self._idle.wait()
+
+    def give_up_waiting(self, why: str) -> None:
+        """Withdraw the calls that wait for an answer of their callers, who can give none any more."""
+        for live in list(self._live.values()):
+            if live.reply is not None and live.inflight is not None:
+                live.inflight.cancel(why)
+
+    def forget_before(self, ended: float, waiting: float) -> None:
+        """Have nothing in mind that ended, or has waited for its caller, since before: the journal let it go."""
+        self._rested.drop(lambda record: record.updated < (ended if record.is_ended else waiting))
+
+    # -- after a crash -------------------------------------------------------------------------------------------------
+
+    async def perhaps_untold(self) -> list[Untold]:
+        """What was said last before a crash, so shortly that its callers may not have been told what came of it.
+
+        To be asked before anything else. When the crash was is seen by the newest task; after a good end there is none.
+        """
+        is_closed = await self._take_mark()
+        newest = None if is_closed else await self._journal.newest(TASK, STATES)
+        if newest is None:
+            return []
+        last = Document(TASK, "", "", 0, newest - UNTOLD_SECONDS, None)
+        untold: list[Untold] = []
+        while found := await self._journal.all_in(TASK, STATES, limit=RECOVERED_AT_ONCE, after=last):
+            last = found[-1]
+            untold += [untold_of(record) for document in found if (record := _readable(document)) is not None]
+        return untold
+
+    async def _take_mark(self) -> bool:
+        """Whether the hub before this one ended in good order; that is not so any more once this one writes."""
+        mark = await self._journal.read(CLOSED, "", "")
+        if mark is not None:
+            self._journal.write((msgspec.structs.replace(mark, version=mark.version + 1, body=None),), _ignore)
+        return mark is not None
+
+    async def close(self) -> None:
+        """Note that all have been told what there was to tell; nothing follows."""
+        kept: asyncio.Future[Verdict] = self._loop.create_future()
+        self._journal.write((Document(CLOSED, "", "", 1, self.now(), b"{}"),), kept.set_result)
+        await kept
+
+    async def recover(self) -> list[Untold]:
+        """End what was on its way when the hub ended, before anybody is let in; return what had begun these tasks."""
+        lost: list[Untold] = []
+        last: Document | None = None
+        latest = self._loop.time() + RECOVERED_SECONDS
+        while found := await self._journal.all_in(TASK, UNFINISHED, limit=RECOVERED_AT_ONCE, after=last):
+            last = found[-1]
+            read = [record for document in found if (record := _readable(document)) is not None]
+            sent = [record for record in read if record.phase == "sent"]
+            self._end_lost(sent)
+            lost += [untold_of(record) for record in sent]
+            # They are tried again for as long as it takes, but nobody is kept waiting for that.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.until_idle(), latest - self._loop.time())
+        return lost
+
+    def _end_lost(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self.change(Live(self, record, is_kept=True), state="failed", phase="over", ending=LOST, asked=None)
+
+
+def _readable(document: Document) -> Record | None:
+    try:
+        return record_of(document)
+    except msgspec.MsgspecError as error:  # one that another version wrote must not keep the hub from starting
+        log.error("a task cannot be read", task=document.id, error=str(error))
+        return None
+
+
+def _leave_due(_: Sequence[Document]) -> None:
+    """Nobody sends anything here; it stays due."""
+
+
+def _ignore(_: Verdict) -> None:
+    """Whether it was there or not, it is not there now."""
+
+
+def _tell(live: Live, record: Record) -> None:
+    for listener in list(live.listeners):
+        _contained(partial(listener.moved, record))
+
+
+def _contained(tell: Callable[[], None]) -> None:
+    try:
+        tell()
+    except Exception:  # one broken listener must not keep the others, or the server's link, from the news
+        log.exception("a listener of a task failed")

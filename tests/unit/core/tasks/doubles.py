@@ -1,0 +1,131 @@
+"""What the engine of tasks has around it, small in a test's hands: a journal that waits, a listener that remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from msgspec import Raw
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.ports.journal import Document, OnVerdict, Verdict
+from isthmus.core.tasks.draft import Draft
+from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.record import Owner, Record, owner_of
+from isthmus.core.tasks.reports import Noted
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Call
+from isthmus.model.conversation import ABSENT, Message, TaskState, Text
+from isthmus.model.events import Event
+from isthmus.storage.memory import MemoryJournal
+from tests.unit.core.doubles import ANYONE, Stage, call
+
+SECONDS = 30.0
+"""Longer than anything here takes: who waits for so long has found a hang."""
+
+OWNER: Owner = owner_of(ANYONE)
+
+
+class HeldJournal(MemoryJournal):
+    """A journal that writes when the test says so, and as badly as it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: deque[tuple[Sequence[Document], OnVerdict]] = deque()
+        self.is_held = True
+
+    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
+        if self.is_held:
+            self.waiting.append((documents, done))
+        else:
+            super().write(documents, done)
+
+    def settle(self, verdict: Verdict = "kept", *, is_kept: bool = False) -> Verdict:
+        """Do what was asked first; `unknown` may be written or not."""
+        documents, done = self.waiting.popleft()
+        told = self._write(documents) if verdict == "kept" or is_kept else verdict
+        done(verdict if verdict == "unknown" else told)
+        return told
+
+    def let_go(self) -> None:
+        """Write everything from now on, and what waits."""
+        self.is_held = False
+        while self.waiting:
+            self.settle()
+
+
+class Ears:
+    """A listener that remembers what it was told."""
+
+    def __init__(self, live: Live) -> None:
+        self.heard: list[Record] = []
+        self.events: list[Event] = []
+        live.listeners[self] = None
+
+    def moved(self, record: Record) -> None:
+        self.heard.append(record)
+
+    def happened(self, record: Record, noted: Noted) -> None:
+        self.events.append(noted.event)
+
+    @property
+    def states(self) -> list[TaskState]:
+        """How the task stood, in order."""
+        return [record.state for record in self.heard]
+
+
+class Workshop:
+    """An engine, a hub whose one server holds its calls, and a journal; time goes by a second with every look."""
+
+    def __init__(self, journal: MemoryJournal | None = None) -> None:
+        self.stage = Stage()
+        self.link = self.stage.link
+        self.journal = journal or MemoryJournal()
+        self.seconds = 1_000.0
+        self.engine = Engine(self.stage.hub, self.journal, self.now)
+
+    def now(self) -> float:
+        self.seconds += 1.0
+        return self.seconds
+
+    @property
+    def sent(self) -> list[InFlight]:
+        """What reached the server."""
+        return self.link.sent
+
+    async def begin(self, asked: Call | None = None, *, id: str = "") -> Live:
+        """Begin a task that calls the server's tool."""
+        async with asyncio.timeout(SECONDS):
+            return await self.engine.begin(draft(asked or call(), id=id))
+
+
+def draft(
+    asked: Call | None,
+    *,
+    caller: Caller = ANYONE,
+    state: TaskState = "submitted",
+    id: str = "",
+    metadata: Raw = ABSENT,
+    besides: tuple[Document, ...] = (),
+) -> Draft:
+    """A task to be made; without a call it waits for its caller."""
+    return Draft(caller, "talk", "1.0", (said("begin"),), state, asked, metadata=metadata, id=id, besides=besides)
+
+
+def said(text: str, id: str = "m1") -> Message:
+    """A message of the caller's."""
+    return Message(id, "user", (Text(text, metadata=Raw(b"{}")),))
+
+
+async def turns(count: int = 5) -> None:
+    """Let the loop do what it has to."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop go round until something holds."""
+    async with asyncio.timeout(SECONDS):
+        while not holds():  # noqa: ASYNC110 - there is no event for what a journal does not say
+            await asyncio.sleep(0)
