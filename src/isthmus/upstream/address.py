@@ -8,8 +8,10 @@ from isthmus.transport.egress import Origin, parse_url
 from isthmus.upstream.link import ConnectFailed
 
 
-def target_within(origin: Origin, target: str, reference: str, does: str) -> str:
+def target_within(origin: Origin, target: str, reference: str, does: str, *, stays: bool = False) -> str:
     """The request target that `reference` means at `origin` and `target`; `does` says in words what the server did.
+
+    Where it must stay, the two may differ by a slash at the end and by nothing else.
 
     Raises:
         ConnectFailed: it is no address, or another origin's, which the credentials must not reach.
@@ -23,4 +25,11 @@ def target_within(origin: Origin, target: str, reference: str, does: str) -> str
         raise ConnectFailed(f"it {does} something that is no address ({error})") from error
     if place != origin:
         raise ConnectFailed(f"it {does} {place}, which is not {origin}; configure that address if it is the right one")
+    if stays and _plain(found) != _plain(target):
+        raise ConnectFailed(f"it {does} another path; name that one if it is the right one")
     return found
+
+
+def _plain(target: str) -> tuple[str, str]:
+    path, _, query = target.partition("?")
+    return path.rstrip("/"), query

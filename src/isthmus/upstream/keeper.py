@@ -35,7 +35,7 @@ from isthmus.upstream.listing import Listing
 from isthmus.upstream.loudness import Loudness
 from isthmus.upstream.pace import Pace
 from isthmus.upstream.pool import Pool
-from isthmus.upstream.settings import Carrier, Era, HttpSettings, ServerSettings
+from isthmus.upstream.settings import Carrier, Era, HttpSettings, NamedSettings, ServerSettings
 from isthmus.upstream.variants import Variants
 
 log = structlog.get_logger(__name__)
@@ -70,6 +70,8 @@ HOPS_MAX = 8
 
 HEARING_SECONDS = 0.25
 """How long a server may take to say that it tells of changes before it is listed: longer delays its first list."""
+
+FORBIDDEN = (401, 403)
 
 LOOK_AGAIN_SECONDS = 1.0
 """A server that works and does not answer is doubted at most this often."""
@@ -177,6 +179,8 @@ class Keeper:
             return ("auto",)
         if self._carrier is not None:
             return (self._carrier,)
+        if isinstance(reach, NamedSettings):
+            return [carrier for carrier, _ in reach.ways]
         return ("http", "sse") if reach.carrier == "auto" else (reach.carrier,)
 
     async def _attempt_by(self, carrier: Carrier) -> None:
@@ -186,7 +190,7 @@ class Keeper:
         except WrongCarrier:
             raise
         except ConnectFailed as failed:
-            self._give_up(str(failed), None)
+            self._give_up(str(failed), None, failed.login)
             return
         link.is_lasting = self.settings.isolation != "call"
         # Heard before the calls on the link end, so that a lost link counts as one failure and not as many.
@@ -196,7 +200,11 @@ class Keeper:
         except WrongCarrier:
             raise
         except (Fault, ConnectFailed) as failed:
-            self._give_up(self._why(link, failed), link.last_words)
+            why = self._why(link, failed)
+            if isinstance(self.settings.reach, NamedSettings) and self._carrier is None and _is_answer(failed):
+                raise WrongCarrier(why) from failed
+            login = failed.login if isinstance(failed, NotConnected | ConnectFailed) else None
+            self._give_up(why, link.last_words, login)
         finally:
             self._link = None
             link.on_lost = lambda _reason: None
@@ -455,13 +463,13 @@ class Keeper:
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
-    def _give_up(self, reason: str, last_words: str | None) -> None:
+    def _give_up(self, reason: str, last_words: str | None, login: str | None = None) -> None:
         """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
         reason = self.settings.redact(reason)[:REASON_LENGTH_MAX]
         detail = None if last_words is None else self.settings.redact(last_words)
         if reason != self.standing.reason:
             log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)
-        self.lane.detach(reason, is_failure=True)
+        self.lane.detach(reason, is_failure=True, login=login)
         self._variants.close()
         if not self.is_hidden:
             self._hub.subscriptions.attach(self.settings.name, None)
@@ -488,6 +496,13 @@ class Keeper:
             self._hub.publish(self.standing)
         if self.standing.is_settled and not self.tried.done():
             self.tried.set_result(None)
+
+
+def _is_answer(failed: Exception) -> bool:
+    """Whether somebody was there and answered, if not as was hoped; who wants other credentials is no stranger."""
+    if isinstance(failed, NotConnected):
+        return failed.status not in (None, *FORBIDDEN)
+    return isinstance(failed, BadReply | ServerError | ConnectFailed)
 
 
 def _circle_in(hubs: Mapping[str, int], own: str) -> str | None:

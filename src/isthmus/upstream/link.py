@@ -70,7 +70,12 @@ OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), 
 
 
 class ConnectFailed(Exception):
-    """A link could not be made; the message says why in words for the operator."""
+    """A link could not be made; the message says why in words for the operator.
+
+    `login` is where the server says how to prove who one is, if that is what it wants.
+    """
+
+    login: str | None = None
 
 
 class WrongCarrier(ConnectFailed):

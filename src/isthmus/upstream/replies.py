@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 OK = 200
+UNAUTHORIZED = 401
 EVENT_STREAM = "text/event-stream"
 
 ADVICE = {
@@ -13,6 +15,20 @@ ADVICE = {
     405: "; check that its url is an MCP endpoint",
 }
 """What an operator may do about a status."""
+
+
+URL_LENGTH_MAX = 2_000
+"""Longer ones are no addresses that a person could visit."""
+
+_METADATA = re.compile(r"""\bresource_metadata\s*=\s*(?:"([^"\s]+)"|([^\s,"]+))""", re.IGNORECASE)
+
+
+def login_place(status: int, headers: Mapping[str, str]) -> str | None:
+    """Where a server that wants to know who one is says how that is proven (RFC 9728)."""
+    found = _METADATA.search(headers.get("www-authenticate", "")) if status == UNAUTHORIZED else None
+    place = (found[1] or found[2]) if found is not None else ""
+    is_place = place.lower().startswith(("https://", "http://")) and place.isprintable()
+    return place if is_place and len(place) <= URL_LENGTH_MAX else None
 
 
 def media_type(headers: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
 from isthmus.upstream.dialect import Dialect, LegacyDialect
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
-from isthmus.upstream.replies import ADVICE, OK
+from isthmus.upstream.replies import ADVICE, OK, login_place
 from isthmus.upstream.settings import DeclaredTool, Era, RpcSettings
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
@@ -186,7 +186,7 @@ class RpcLink(BaseLink):
 class _Post:
     """One POST and its reply, which is JSON; tells the waiter how it ended."""
 
-    __slots__ = ("_chunks", "_link", "_size", "_status", "id", "is_over", "ticket", "waiter")
+    __slots__ = ("_chunks", "_link", "_login", "_size", "_status", "id", "is_over", "ticket", "waiter")
 
     def __init__(self, link: RpcLink, id: int, waiter: Waiter) -> None:
         self._link = link
@@ -195,6 +195,7 @@ class _Post:
         self.ticket: Ticket | None = None
         self.is_over = False
         self._status = 0
+        self._login: str | None = None
         self._chunks: list[bytes] = []
         self._size = 0
 
@@ -214,6 +215,7 @@ class _Post:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the status; whatever kind of content is announced, only JSON is of use."""
         self._status = status
+        self._login = login_place(status, headers)
 
     def on_body(self, chunk: bytes) -> None:
         """Take a part of the reply."""
@@ -237,10 +239,10 @@ class _Post:
             self._fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
 
     def _read(self, body: bytes) -> None:
-        message = _decode(body, self._link.limits.depth)
+        message = jsonrpc.decode_reply(body, max_depth=self._link.limits.depth) if body else None
         if self._status in TURNED_AWAY:
             detail = f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
-            self._fail(turned_away(self._link.server, detail, self._status))
+            self._fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply) and (message.id is None or self._is_own(message.id)):
             self.is_over = True
             self.waiter.error(message)
@@ -257,21 +259,6 @@ class _Post:
         if self._status == OK and isinstance(message, Response | ErrorReply):
             return "the answer to another request"
         return f"HTTP {self._status} without a usable JSON-RPC answer"
-
-
-def _decode(body: bytes, max_depth: int) -> jsonrpc.Message | None:
-    """Read a reply; many plain servers write `"error": null` beside a result, or the other way round."""
-    if not body:
-        return None
-    message = jsonrpc.decode(body, max_depth=max_depth)
-    if isinstance(message, Response | ErrorReply):
-        return message
-    members = jsonrpc.object_members(body) or {}
-    idle = next((name for name in ("error", "result") if bytes(members.get(name, b"")) == b"null"), None)
-    if idle is None or len(members.keys() & {"error", "result"}) != 2:
-        return message
-    rest = {name: value for name, value in members.items() if name != idle}
-    return jsonrpc.decode(jsonrpc.render(rest), max_depth=max_depth)
 
 
 def _words(message: object) -> str:

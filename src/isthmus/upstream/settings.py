@@ -14,12 +14,14 @@ from urllib.parse import SplitResult, urlsplit
 
 from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.model.names import ServerName
+from isthmus.transport.egress import parse_url
 
 Era = Literal["auto", "legacy", "modern"]
 """Which generation of MCP to speak: found out at the first contact unless said."""
 
-Carrier = Literal["auto", "http", "sse"]
-"""How an address is spoken to: Streamable HTTP, the earlier HTTP+SSE, or whichever it turns out to be."""
+Carrier = Literal["auto", "http", "sse", "rpc"]
+"""How an address is spoken to: Streamable HTTP, the earlier HTTP+SSE, plain JSON-RPC (which only an address that a
+caller named is tried with), or whichever it turns out to be."""
 
 Isolation = Literal["shared", "caller", "call"]
 """Who shares a link to the server: everybody, the calls of one caller, or nobody."""
@@ -77,6 +79,20 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedSettings(HttpSettings):
+    """A server at an address that a caller named, of which nobody said how it is spoken to."""
+
+    ways: tuple[tuple[Carrier, str], ...] = ()
+    """What to try, and where, in this order."""
+    is_trusted: bool = False
+    """Whether the operator lets it lead into a private network."""
+
+    def url_for(self, carrier: Carrier) -> str:
+        """Where it is spoken to so."""
+        return next((url for way, url in self.ways if way == carrier), self.url)
+
+
+@dataclass(frozen=True, slots=True)
 class SocketSettings:
     """A server that the hub dials over a WebSocket."""
 
@@ -114,6 +130,25 @@ class RpcSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """An agent of A2A: its skills are the tools."""
+
+    url: str
+    """Its address, below which its card is, or the card's own."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    origins: tuple[str, ...] = ()
+    """Where else its card may send the hub, headers included: another host is not believed without."""
+    era: Era = "legacy"
+
+    def __post_init__(self) -> None:
+        _check_url("agent", self.url, ("http", "https"))
+        _check_dialled("agent", self.url)
+        _check_headers(self.headers)
+        for position, origin in enumerate(self.origins):
+            _check_origin(f"origins.{position}", origin)
+
+
+@dataclass(frozen=True, slots=True)
 class PythonSettings:
     """Python functions that run in the hub's own process: `package.module:function`, or a whole module."""
 
@@ -127,7 +162,7 @@ class PythonSettings:
             raise ValueError(f"python must be package.module or package.module:function, not {self.target!r}")
 
 
-Reach = StdioSettings | HttpSettings | SocketSettings | RpcSettings | PythonSettings
+Reach = StdioSettings | HttpSettings | SocketSettings | RpcSettings | AgentSettings | PythonSettings
 """How a server is reached."""
 
 
@@ -203,6 +238,22 @@ def _check_url(key: str, url: str, schemes: tuple[str, str]) -> None:
         raise ValueError(f"{key} must name a host, not only {parts.scheme}://")
     if "@" in parts.netloc:
         raise ValueError(f"{key} must be without user and password, not with them: send them as headers.Authorization")
+
+
+def _check_dialled(key: str, url: str) -> None:
+    """Refuse what could be split, but not dialled: a host that is none, or port 0."""
+    try:
+        parse_url(url)
+    except ValueError:
+        raise ValueError(f"{key} must name a host and a port that can be dialled, not others") from None
+
+
+def _check_origin(key: str, origin: str) -> None:
+    _check_url(key, origin, ("http", "https"))
+    _check_dialled(key, origin)
+    parts = urlsplit(origin)
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(f"{key} must be a scheme, a host and a port, not more than that")
 
 
 def _split(key: str, url: str) -> SplitResult:

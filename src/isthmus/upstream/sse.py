@@ -20,7 +20,7 @@ from isthmus.upstream.address import target_within
 from isthmus.upstream.duplex import DuplexLink, Sent
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.notices import Notices
-from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, media_type
+from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, login_place, media_type
 from isthmus.upstream.settings import Era
 from isthmus.upstream.waiters import Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
@@ -78,6 +78,8 @@ class SseLink(DuplexLink["Letter"]):
             connect_seconds=limits.connect_seconds,
         )
         self._notices = Notices(self._client)
+        self.stays = False
+        """As of `StreamableLink`; the endpoint that the stream names is the server's own affair."""
         self._stream: _Stream | None = None
         self._head: bytes | None = None
         """The head of every POST, once the endpoint is known."""
@@ -107,7 +109,7 @@ class SseLink(DuplexLink["Letter"]):
             endpoint, location = await self._endpoint_of(stream)
             if location is None:
                 return endpoint
-            self._target = target_within(self._origin, self._target, location, "redirects to")
+            self._target = target_within(self._origin, self._target, location, "redirects to", stays=self.stays)
         raise ConnectFailed("it redirects in circles")
 
     async def _endpoint_of(self, stream: _Stream) -> tuple[str, str | None]:
@@ -153,13 +155,13 @@ class SseLink(DuplexLink["Letter"]):
             self.on_doubt()
             letter.waiter.fail(lost(self.server, lost_.reason, may_have_left=lost_.may_have_left))
 
-    def refused(self, letter: Letter, status: int, words: str) -> None:
+    def refused(self, letter: Letter, status: int, words: str, login: str | None) -> None:
         """The server did not accept a POST; its session may be gone."""
         if self._is_waited_for(letter):
             self.on_doubt()
             detail = f"HTTP {status}{words}"
             if status in TURNED_AWAY:
-                letter.waiter.fail(turned_away(self.server, f"it answered {detail}", status))
+                letter.waiter.fail(turned_away(self.server, f"it answered {detail}", status, login))
             else:
                 letter.waiter.fail(BadReply(self.server, detail))
 
@@ -211,13 +213,14 @@ class SseLink(DuplexLink["Letter"]):
 class Letter(Sent):
     """One request's POST, whose reply says only whether the message was accepted."""
 
-    __slots__ = ("_is_over", "_link", "_status", "_words", "ticket")
+    __slots__ = ("_is_over", "_link", "_login", "_status", "_words", "ticket")
 
     def __init__(self, link: SseLink, id: int, waiter: Waiter) -> None:
         super().__init__(id, waiter)
         self._link = link
         self._is_over = False
         self._status = 0
+        self._login: str | None = None
         self._words = b""
         self.ticket: Ticket | None = None
 
@@ -239,6 +242,7 @@ class Letter(Sent):
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Whether the message was accepted."""
         self._status = status
+        self._login = login_place(status, headers)
 
     def on_body(self, chunk: bytes) -> None:
         """Only a refusal says something here."""
@@ -253,7 +257,8 @@ class Letter(Sent):
         """Accepted, or not."""
         self._is_over = True
         if self._status not in ACCEPTED:
-            self._link.refused(self, self._status, _words(self._words) + ADVICE.get(self._status, ""))
+            words = _words(self._words) + ADVICE.get(self._status, "")
+            self._link.refused(self, self._status, words, self._login)
 
     def on_lost(self, lost_: Lost) -> None:
         """What was accepted is not undone by the connection's end."""
@@ -345,7 +350,9 @@ class _Stream:
 def _refusal(status: int, headers: Mapping[str, str]) -> ConnectFailed:
     """Why an address gives no stream; only what says nothing about credentials or trouble suggests another carrier."""
     if status in FORBIDDEN or status >= SERVER_TROUBLE:
-        return ConnectFailed(f"it answered HTTP {status}{ADVICE.get(status, '')}")
+        failed = ConnectFailed(f"it answered HTTP {status}{ADVICE.get(status, '')}")
+        failed.login = login_place(status, headers)
+        return failed
     kind = media_type(headers)[:60] or "no content type"
     return WrongCarrier(f"it gives no event stream: it answered HTTP {status} with {kind}")
 

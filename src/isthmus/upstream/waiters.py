@@ -233,6 +233,6 @@ def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:
     return Lost(server, detail, executed="unknown" if may_have_left else "no")
 
 
-def turned_away(server: ServerName, detail: str, status: int | None = None) -> Fault:
+def turned_away(server: ServerName, detail: str, status: int | None = None, login: str | None = None) -> Fault:
     """The fault for a request that the server provably did not run."""
-    return NotConnected(server, detail, status=status)
+    return NotConnected(server, detail, status=status, login=login)

@@ -44,3 +44,14 @@ def test_elsewhere_it_is_not_and_both_places_are_named(reference: str) -> None:
 def test_what_is_no_address_is_refused(reference: str) -> None:
     with pytest.raises(ConnectFailed, match="no address"):
         target_within(ORIGIN, "/v1/sse", reference, "redirects to")
+
+
+@pytest.mark.parametrize("reference", ["/v1/sse/", "/v1/sse", "https://tools.example/v1/sse/"])
+def test_who_must_stay_may_be_sent_to_the_same_place_behind_a_slash(reference: str) -> None:
+    assert target_within(ORIGIN, "/v1/sse", reference, "redirects to", stays=True).rstrip("/") == "/v1/sse"
+
+
+@pytest.mark.parametrize("reference", ["/v1/other", "/", "/v1/sse/x", "/v1/sse?x=1", "/V1/sse"])
+def test_who_must_stay_is_sent_nowhere_else(reference: str) -> None:
+    with pytest.raises(ConnectFailed, match="another path"):
+        target_within(ORIGIN, "/v1/sse", reference, "redirects to", stays=True)

@@ -17,7 +17,7 @@ from isthmus.upstream import pace as paces
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.pool import Pool
-from isthmus.upstream.settings import HttpSettings, StdioSettings
+from isthmus.upstream.settings import HttpSettings, NamedSettings, StdioSettings
 from isthmus.wire.mcp.capabilities import Capabilities
 from tests.unit.core.doubles import ANYONE, call, raw
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
@@ -309,6 +309,79 @@ async def test_a_configured_carrier_is_the_only_one_tried(kept: Kept, carrier: s
     kept.keep(reach=HttpSettings("http://localhost/mcp", carrier=carrier))  # type: ignore[arg-type]
     await kept.until(lambda: len(kept.links) >= 2)
     assert {made.by for made in kept.links} == {carrier}
+
+
+NAMED = NamedSettings("http://h/mcp", ways=(("http", "http://h/mcp"), ("sse", "http://h/sse"), ("rpc", "http://h/m")))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ServerError(NAME, -32601, "no such method"),
+        BadReply(NAME, "HTTP 500"),
+        ConnectFailed("it refused to initialize"),
+        NotConnected(NAME, "it answered HTTP 406", status=406),
+    ],
+)
+async def test_who_is_at_an_address_that_a_caller_named_is_tried_in_every_way(kept: Kept, answer: Exception) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = None if link.by == "rpc" else answer
+
+    kept.prepare = prepare
+    link = await kept.ready(reach=NAMED)
+    assert [made.by for made in kept.links] == ["http", "sse", "rpc"]
+    link.die("gone")
+    await kept.until(lambda: len(kept.links) > 3 and kept.standing.state == "ready")
+    assert {made.by for made in kept.links[3:]} == {"rpc"}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        NotConnected(NAME, "connection refused"),
+        NotConnected(NAME, "it answered HTTP 401", status=401),
+        Lost(NAME, "it hung up", executed="unknown"),
+    ],
+)
+async def test_where_nobody_is_or_credentials_are_wanted_there_is_only_one_attempt(
+    kept: Kept, failure: Exception
+) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = failure
+
+    kept.prepare = prepare
+    kept.keep(reach=NAMED)
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert {made.by for made in kept.links} == {"http"}
+
+
+PLACE = "https://a.example/in"
+
+
+def shut() -> ConnectFailed:
+    failed = ConnectFailed("it answered HTTP 401")
+    failed.login = PLACE
+    return failed
+
+
+@pytest.mark.parametrize("failure", [shut(), NotConnected(NAME, "it answered HTTP 401", status=401, login=PLACE)])
+async def test_where_one_has_to_log_in_before_the_first_word_is_told_to_who_calls(
+    kept: Kept, failure: Exception
+) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = failure
+
+    kept.prepare = prepare
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.hub.lanes[NAME].absence().login == PLACE
+
+
+async def test_who_answers_in_no_way_is_told_of_with_all_answers(kept: Kept) -> None:
+    kept.prepare = speaks()
+    kept.keep(reach=NAMED)
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "it does not speak http; it does not speak sse; it does not speak rpc"
 
 
 async def test_what_cannot_even_be_dialled_by_a_carrier_is_tried_by_the_next(kept: Kept) -> None:

@@ -175,6 +175,17 @@ async def test_what_gives_no_stream_is_told_apart(held: Held, answered: bytes, *
     assert isinstance(refused.value, WrongCarrier) is is_wrong
 
 
+async def test_who_wants_a_login_before_there_is_a_stream_says_where(held: Held) -> None:
+    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    stream = await held.server.accept()
+    await stream.request()
+    place = "https://a.example/in"
+    await stream.say(reply("401 Unauthorized", b"", f'www-authenticate: Bearer resource_metadata="{place}"'))
+    with pytest.raises(ConnectFailed) as refused:
+        await greeting
+    assert refused.value.login == place
+
+
 async def test_a_stream_without_an_endpoint_is_not_waited_for_long(held: Held) -> None:
     held.link.start_seconds = 1.0  # long enough for the head to be read, which the words depend on
     greeting = asyncio.ensure_future(held.link.greet("auto"))

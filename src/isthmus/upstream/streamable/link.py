@@ -101,6 +101,8 @@ class StreamableLink(BaseLink):
         self._is_endpoint = False
         self._wrong: str | None = None
         self._location: str | None = None
+        self.stays = False
+        """Whether it must be found where it was said to be: of a redirect, only to the same with or without a slash."""
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._posts: dict[int, Post] = {}
         self._places: dict[bytes, Places] = {}
@@ -165,8 +167,8 @@ class StreamableLink(BaseLink):
                     self._check_carrier()
                     raise
                 # Only within the origin: credentials must not reach another.
-                self._target = target_within(self._origin, self._target, self._location, "redirects to")
-                self._location = None
+                place = target_within(self._origin, self._target, self._location, "redirects to", stays=self.stays)
+                self._target, self._location = place, None
             else:
                 self._is_greeted = True
                 await self._hear_questions()

@@ -15,7 +15,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.http_connection import Lost, Ticket
-from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, media_type
+from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, login_place, media_type
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
@@ -116,6 +116,7 @@ class Post:
         "_chunks",
         "_decoder",
         "_link",
+        "_login",
         "_rest",
         "_size",
         "_status",
@@ -147,6 +148,8 @@ class Post:
         self.is_over = False
         self._was_expired = False
         self._status = 0
+        self._login: str | None = None
+        """Where the server says how to prove who one is."""
         self._chunks: list[bytes] = []
         self._size = 0
         self._useless = 0
@@ -180,6 +183,7 @@ class Post:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the status and choose how to read what follows."""
         self._status = status
+        self._login = login_place(status, headers)
         if self.method == "initialize" and status == OK:
             self._link.welcomed(headers.get(legacy.SESSION_HEADER))
         if status in REDIRECTS:
@@ -268,7 +272,7 @@ class Post:
             self.fail(BadReply(self._link.server, f"HTTP 400{_words(message)}"))
         elif self._status in TURNED_AWAY:
             detail = f"it answered HTTP {self._status}{_words(message)}{ADVICE.get(self._status, '')}"
-            self.fail(turned_away(self._link.server, detail, self._status))
+            self.fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply):
             self._answer(message)
         else:

@@ -1,0 +1,473 @@
+"""A call to an agent: the message that it is told, the task that comes of it, and what that ends in.
+
+No task of the loop and no lock: callbacks and one timer. The message is sent once and never again: whatever breaks
+after it has left, the agent is asked how the task stands, and listened to again. Made by the link, for one call each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from secrets import token_hex
+from typing import Protocol
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.settings import Limits
+from isthmus.model.conversation import (
+    ENDED,
+    WAITING,
+    ArtifactUpdate,
+    Message,
+    Part,
+    Status,
+    StatusUpdate,
+    Task,
+    Text,
+    Update,
+)
+from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import Answered, Reply
+from isthmus.upstream.agent.contents import About, Gathered, result_of
+from isthmus.upstream.agent.failures import fault_in
+from isthmus.upstream.agent.lingering import Lingering
+from isthmus.upstream.agent.messages import Told
+from isthmus.upstream.agent.questions import Asking, answer_of, asking_of
+from isthmus.upstream.agent.reports import Reports
+from isthmus.upstream.agent.visit import Visit, VisitOwner
+from isthmus.upstream.rounds import ROUNDS_MAX, put
+from isthmus.upstream.waiters import lost
+from isthmus.wire.a2a.client import Asked
+from isthmus.wire.a2a.operations import Get, Send, Subscribe
+from isthmus.wire.jsonrpc import render
+from isthmus.wire.mcp.inputs import ASKED_OF
+
+LOOK_SECONDS = 0.2
+"""The pause before the first look at a task of which nothing is heard by itself."""
+
+LOOK_GROWTH = 1.5
+LOOK_SECONDS_MAX = 5.0
+
+FAILURES_MAX = 8
+"""How often in a row a look may fail, which takes ten seconds: an agent that starts anew may know its tasks again."""
+
+FOLLOWS_MAX = 100
+"""How often the stream of one task is asked for again; after that it is only looked at."""
+
+DOUBTS_MAX = 4
+"""How often a question may be shown once more whose answer was on a connection that broke."""
+
+NAME_SECONDS = 10.0
+"""How long who gave a call up still listens for the task's id, without which it cannot be given up over there."""
+
+LOGIN = "elicitation.url"
+"""What a caller says that can be sent to an address, as another hub asks for it."""
+
+ID_LENGTH_MAX = 1_000
+"""Of a task and of a conversation: each is repeated in every request."""
+
+HISTORY_LENGTH = 2
+"""Messages that a look asks for: an agent may have put its answer nowhere else."""
+
+
+class CommissionOwner(Protocol):
+    """What a commission needs of the link that it is run on."""
+
+    server: ServerName
+    limits: Limits
+    lingering: Lingering
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether the agent tells of its tasks while they run."""
+
+    @property
+    def is_hub(self) -> bool:
+        """Whether it is another hub, which says more exactly what it means."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing more can be sent."""
+
+    def visit(self, asked: Asked, owner: VisitOwner) -> Visit:
+        """Send a request."""
+
+    def took_up(self, inflight: InFlight, task: str) -> None:
+        """The agent has said which task a call has become."""
+
+    def give_up_task(self, task: str) -> None:
+        """Tell the agent that nobody waits for a task."""
+
+    def over(self, commission: Commission) -> None:
+        """A commission has ended, one way or the other."""
+
+
+class Commission:
+    """One call, from its message to its outcome."""
+
+    def __init__(self, link: CommissionOwner, inflight: InFlight, told: Told) -> None:
+        self._link = link
+        self._inflight = inflight
+        self._told = told
+        self._task = told.task
+        self._context = told.context
+        self._gathered = Gathered(link.limits.reply_bytes, is_hub=link.is_hub)
+        self._reports = Reports(inflight)
+        self._visit: Visit | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_left = False
+        self._is_known = False
+        """Whether the agent has said which task it is."""
+        self._has_gap = False
+        """Whether something of the task may have been told that nobody heard."""
+        self._is_whole = False
+        """Whether what was gathered is all there is, by the agent's own word."""
+        self._final: Status | None = None
+        """How the task ended, while what it brought forth is asked for once more."""
+        self._question: Status | None = None
+        """What the agent last asked."""
+        self._doubts = 0
+        """How many more times that may be shown before its answer is taken for lost; 0 if it has arrived."""
+        self._is_given_up = False
+        self._pause = LOOK_SECONDS
+        self._failures = self._follows = 0
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Tell the agent what it is to do."""
+        self._say(self._told.parts)
+
+    def _say(self, parts: tuple[Part, ...]) -> None:
+        message = Message(token_hex(16), "user", parts, self._told.metadata)
+        context = self._context or None
+        self._go(Send(message, self._task or None, context, waits=False, is_stream=self._link.can_stream))
+
+    def _go(self, asked: Asked) -> None:
+        self._visit = self._link.visit(asked, self)
+
+    @property
+    def may_have_run(self) -> bool:
+        """False only while the message provably has not left."""
+        return self._has_left or self._is_known or (self._visit is not None and self._visit.may_have_left)
+
+    @property
+    def _about(self) -> About:
+        return About(self._task, self._context)
+
+    # -- what the agent says ---------------------------------------------------------------------------------------
+
+    def heard(self, update: Update, *, is_whole: bool) -> None:
+        """See `VisitOwner`."""
+        self._failures = 0
+        if isinstance(update, Message):
+            self._context = update.context or self._context
+            self._finish(self._result(update.parts))
+            return
+        if (stranger := self._introduce(update)) is not None:
+            self._spoil(stranger)
+        elif self._is_given_up:
+            self._link.give_up_task(self._task)
+            self._stop()
+        else:
+            self._take(update, is_whole=is_whole)
+
+    def _introduce(self, update: Task | StatusUpdate | ArtifactUpdate) -> str | None:
+        """Learn which task it is; what is wrong if it is another than before."""
+        task, context = (update.id, update.context) if isinstance(update, Task) else (update.task, update.context)
+        if not task or max(len(task), len(context)) > ID_LENGTH_MAX:
+            return f"a task without an id of 1 to {ID_LENGTH_MAX} characters"
+        if self._task not in ("", task):
+            return "an answer about another task"
+        if not self._is_known:
+            self._link.took_up(self._inflight, task)
+        self._task, self._is_known, self._has_left = task, True, True
+        self._context = context or self._context
+        return None
+
+    def _take(self, update: Task | StatusUpdate | ArtifactUpdate, *, is_whole: bool) -> None:
+        wrong: str | None = None
+        match update:
+            case Task():
+                self._is_whole = True
+                wrong = self._gathered.replace(update.artifacts)
+            case ArtifactUpdate():
+                wrong = self._gathered.add(update)
+            case StatusUpdate():
+                self._is_whole = False
+        if wrong is not None:
+            self._spoil(wrong)
+        elif not isinstance(update, ArtifactUpdate):
+            self._stand(update.status, update if isinstance(update, Task) else None, is_whole=is_whole)
+
+    def _stand(self, status: Status, task: Task | None, *, is_whole: bool) -> None:
+        if status.state in ENDED:
+            self._end(status, task)
+        elif status.state in WAITING and not self._is_answered(status):
+            self._wait(status)
+        else:
+            self._reports.tell(status)
+            if is_whole:
+                self._go_on_unless_lost(status)
+
+    def _end(self, status: Status, task: Task | None) -> None:
+        if self._has_gap and not self._is_whole:
+            self._has_gap = False  # what this look does not bring, nothing does
+            self._final = status
+            self._look()
+            return
+        parts = self._gathered.parts()
+        if self._link.is_hub and not parts and (fault := fault_in(status, self._link.server)) is not None:
+            self._finish(fault)
+            return
+        # A hub only repeats in words what it brought forth; others may say there what is nowhere else.
+        if status.message is not None and not (parts and self._link.is_hub):
+            parts += status.message.parts
+        if not parts and task is not None:
+            parts = _last_said(task)
+        if status.state == "completed":
+            self._finish(self._result(parts))
+        else:
+            parts = parts or (Text(_WORDS[status.state]),)
+            self._finish(self._result(parts, is_error=True))
+
+    def _result(self, parts: tuple[Part, ...], *, is_error: bool = False) -> Result:
+        return result_of(parts, self._about, is_error=is_error, is_hub=self._link.is_hub)
+
+    # -- how it goes on --------------------------------------------------------------------------------------------
+
+    def ended(self) -> None:
+        """See `VisitOwner`: the stream is over, and the task is not."""
+        if self._is_given_up:
+            self._stop()
+        elif not self._is_known:
+            self._finish(BadReply(self._link.server, "its stream ended before it said anything"))
+        else:
+            self._has_gap = True
+            self._look_later()
+
+    def _go_on_unless_lost(self, status: Status) -> None:
+        if not self._doubts or status.state not in WAITING or not self._is_answered(status):
+            self._doubts = 0  # it works: whatever it was told has arrived
+            self._go_on()
+            return
+        self._doubts -= 1
+        if self._doubts:
+            self._look_later()
+        else:
+            why = "the answer to its question did not arrive"
+            self._spoil_by(Lost(self._link.server, why, executed="unknown"))
+
+    def _go_on(self) -> None:
+        """The task works, and nothing of it will be heard unless it is asked for: listen, or look again in a while."""
+        is_looking = self._visit is not None and isinstance(self._visit.asked, Get)
+        if is_looking and self._link.can_stream and self._follows < FOLLOWS_MAX:
+            self._follows += 1
+            self._go(Subscribe(self._task))
+        else:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._visit = None
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._look)
+        self._pause = min(self._pause * LOOK_GROWTH, LOOK_SECONDS_MAX)
+
+    def _look(self) -> None:
+        self._stop_timer()
+        if self._visit is not None:
+            self._visit.leave()
+        self._go(Get(self._task, HISTORY_LENGTH))
+
+    def failed(self, fault: Fault) -> None:
+        """See `VisitOwner`: what was sent is never sent again, but how its task stands can be asked."""
+        visit, self._visit = self._visit, None
+        self._has_left = self.may_have_run or (visit is not None and visit.may_have_left)
+        if self._is_given_up:
+            self._stop()
+        elif self._final is not None:
+            self._end(self._final, None)
+        elif visit is None or isinstance(visit.asked, Send):
+            self._failed_to_say(fault)
+        elif isinstance(visit.asked, Subscribe) and not isinstance(fault, Lost):
+            # It may have ended just now, or the agent cannot do what its card says: it is looked at from now on.
+            self._follows = FOLLOWS_MAX
+            self._look_later()
+        elif isinstance(fault, BadReply | ServerError) or not self._may_look():
+            self._spoil_by(fault)
+        else:
+            self._look_later()
+
+    def _failed_to_say(self, fault: Fault) -> None:
+        """A message may not have arrived: if its task is known, that tells; otherwise nobody can."""
+        if self._is_known and isinstance(fault, Lost) and self._may_look():
+            self._doubts = DOUBTS_MAX
+            self._look_later()
+            return
+        if self._is_known:
+            self._link.give_up_task(self._task)
+        self._finish(fault)
+
+    def _may_look(self) -> bool:
+        self._failures += 1
+        self._has_gap = True
+        return self._failures <= FAILURES_MAX and not self._link.is_lost
+
+    def _spoil_by(self, fault: Fault) -> None:
+        """Nothing more can be learned of a task that had begun."""
+        if isinstance(fault, BadReply):
+            self._link.give_up_task(self._task)
+            self._finish(fault)
+        elif isinstance(fault, Lost | NotConnected):
+            self._finish(Lost(self._link.server, fault.why, executed="unknown"))
+        else:
+            self._finish(BadReply(self._link.server, f"it does not tell how its task stands: {fault.message}"))
+
+    def _spoil(self, detail: str) -> None:
+        """What it says is of no use: nobody listens on."""
+        if self._visit is not None:
+            self._visit.abandon()
+        if self._is_given_up:
+            self._stop()
+            return
+        if self._is_known:
+            self._link.give_up_task(self._task)
+        self._finish(BadReply(self._link.server, detail))
+
+    # -- what it asks ----------------------------------------------------------------------------------------------
+
+    def _wait(self, status: Status) -> None:
+        """The agent waits for the caller: for an answer, or for a login."""
+        if self._visit is not None:
+            self._visit.leave()
+            self._visit = None
+        said = () if status.message is None else status.message.parts
+        asking = asking_of(said)
+        is_asked = asking.is_passed_on and LOGIN in self._inflight.call.profile
+        if status.state == "auth_required" and not is_asked:
+            self._finish(_refused(said, self._gathered.parts(), self._about))
+        elif ASKED_OF[asking.question.method] in self._inflight.call.profile:
+            self._question, self._doubts = status, 0
+            self._ask(asking)
+        else:
+            self._leave_open(said)
+
+    def _ask(self, asking: Asking) -> None:
+        """Put what the agent needs to know to the caller, whose answer is the task's next message."""
+        self._inflight.rounds += 1
+        if self._inflight.rounds > ROUNDS_MAX:
+            self._link.give_up_task(self._task)
+            self._finish(Unanswered(self._link.server, f"it went on asking after {ROUNDS_MAX} rounds"))
+        else:
+            put(self._inflight, asking.question, lambda reply: self._answered(asking, reply))
+
+    def _is_answered(self, status: Status) -> bool:
+        """Whether it is a question that has been answered: agents show it until they have looked at the answer.
+
+        The official ones show it without its words by then.
+        """
+        before = self._question
+        if before is None:
+            return bool(self._told.task) and status.message is None
+        if status.message is None or before.message is None:
+            return status.message is None and status.at == before.at
+        is_same = status.message.parts == before.message.parts and status.at == before.at
+        return is_same or status.message == before.message
+
+    def _leave_open(self, said: tuple[Part, ...]) -> None:
+        """The caller cannot be asked: it is told how to go on, if the tool has a place for that."""
+        if not self._told.is_worded:
+            self._link.give_up_task(self._task)
+            self._finish(Unanswered(self._link.server, "its caller cannot be asked"))
+            return
+        advice = Text(
+            "The agent needs an answer before it goes on. Call this tool again with the answer as message, "
+            f"task_id {self._task!r} and context_id {self._context!r}."
+        )
+        members = {"state": b'"input-required"', **self._about.members()}
+        self._finish(result_of((*self._gathered.parts(), *said, advice), self._about, structured=render(members)))
+
+    def _answered(self, asking: Asking, reply: Reply) -> None:
+        if self._inflight.outcome is not None:
+            return
+        parts = answer_of(asking, reply.result) if isinstance(reply, Answered) else None
+        if self._link.is_lost:
+            self._finish(Lost(self._link.server, "the link was lost meanwhile", executed="unknown"))
+        elif parts is not None:
+            self._pause = LOOK_SECONDS
+            self._say(parts)
+        else:
+            self._link.give_up_task(self._task)
+            why = "its question was declined" if isinstance(reply, Answered) else reply.message
+            self._finish(Unanswered(self._link.server, why))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def give_up(self) -> None:
+        """The caller waits no more: tell the agent, as soon as it is known of what."""
+        self._stop_timer()
+        if self.take_leave() or not self.may_have_run:
+            self._stop()
+        else:
+            self._is_given_up = True
+            self._link.lingering.add(self._stop, NAME_SECONDS)
+
+    def take_leave(self) -> bool:
+        """Tell the agent that nobody will hear of its task, if it is known which one that is."""
+        has_name = self._is_known or (bool(self._task) and self.may_have_run)
+        if has_name:
+            self._link.give_up_task(self._task)
+        return has_name
+
+    def close(self) -> None:
+        """The link is gone."""
+        fault = lost(self._link.server, "closed by the hub", may_have_left=self.may_have_run)
+        is_awaited = self._inflight.outcome is None and not self._is_given_up
+        self._stop()
+        if is_awaited:
+            self._finish(fault)
+
+    def _stop(self) -> None:
+        """Listen no more."""
+        self._stop_timer()
+        self._link.lingering.drop(self._stop)
+        if self._visit is not None:
+            self._visit.abandon()
+            self._visit = None
+        self._link.over(self)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._stop_timer()
+        if self._visit is not None:
+            self._visit.leave()
+            self._visit = None
+        self._link.over(self)
+        # The call and its commission hold each other; untied, both are freed at once.
+        self._inflight.carriage = None
+        if isinstance(outcome, Result):
+            self._inflight.finish(outcome)
+        else:
+            self._inflight.fail(outcome)
+
+
+_WORDS = {
+    "failed": "The agent failed, and does not say why.",
+    "rejected": "The agent rejected the task, and does not say why.",
+    "canceled": "The agent gave the task up by itself.",
+}
+
+
+def _last_said(task: Task) -> tuple[Part, ...]:
+    """The agent's last words, where its answer is nowhere else."""
+    said = [message.parts for message in task.history if message.role == "agent"]
+    return said[-1] if said else ()
+
+
+def _refused(said: tuple[Part, ...], made: tuple[Part, ...], about: About) -> Result:
+    """The agent needs a login somewhere, which its message tells where; then the task can go on."""
+    words = Text(f"The agent needs a login before it goes on with task {about.task!r}.")
+    return result_of((words, *said, *made), about, is_error=True)

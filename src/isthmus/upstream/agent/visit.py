@@ -1,0 +1,210 @@
+"""One request to an agent and its reply: one body, or a stream of events, read as they come.
+
+Tells its owner what the agent says in the terms of A2A, and how it ended in those of links. It decides nothing about
+the call behind it, and sends nothing again. Made by the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from isthmus.core.settings import Limits
+from isthmus.model.conversation import Update
+from isthmus.model.faults import BadReply, Fault, Lost, ServerError
+from isthmus.model.names import ServerName
+from isthmus.transport.http import Lost as LostReply
+from isthmus.transport.http import Ticket
+from isthmus.upstream.agent.lingering import Lingering
+from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, login_place, media_type
+from isthmus.upstream.waiters import lost, turned_away
+from isthmus.wire.a2a.client import Asked
+from isthmus.wire.a2a.client_bindings import ClientBinding, code_of
+from isthmus.wire.a2a.operations import Problem, Send
+from isthmus.wire.oversized import Oversized
+from isthmus.wire.sse import SseDecoder
+
+TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
+"""Statuses with which an agent says that it did not take the request up; the same as with servers of MCP."""
+
+PASSING = (408, 425, 429)
+SERVER_TROUBLE = 500
+"""With these, and from here on, an agent says that it may answer another time."""
+
+EVENTS_MAX = 100_000
+"""Events of one stream: a text that is told word by word has some thousands of them."""
+
+LINGER_SECONDS = 1.0
+"""How long an agent may keep a stream open that says nothing more before the connection is taken from it."""
+
+_ADVICE = {**ADVICE, 405: "; check that its card names the right place"}
+
+
+class VisitOwner(Protocol):
+    """Whom a visit is for."""
+
+    def heard(self, update: Update, *, is_whole: bool) -> None:
+        """The agent said something; `is_whole` if that is all it answers."""
+
+    def ended(self) -> None:
+        """The stream is over, in good order."""
+
+    def failed(self, fault: Fault) -> None:
+        """There is no answer, or no more of it."""
+
+
+class VisitLink(Protocol):
+    """What a visit needs of the link that it travels on."""
+
+    server: ServerName
+    limits: Limits
+    lingering: Lingering
+    on_doubt: Callable[[], None]
+
+
+class Visit:
+    """One request and its reply."""
+
+    __slots__ = (
+        "_binding",
+        "_chunks",
+        "_decoder",
+        "_events",
+        "_is_over",
+        "_link",
+        "_login",
+        "_owner",
+        "_size",
+        "_status",
+        "asked",
+        "id",
+        "ticket",
+    )
+
+    def __init__(self, link: VisitLink, binding: ClientBinding, id: int, asked: Asked, owner: VisitOwner) -> None:
+        self._link = link
+        self._binding = binding
+        self.id = id
+        self.asked = asked
+        self._owner = owner
+        self.ticket: Ticket | None = None
+        self._is_over = False
+        self._status = 0
+        self._login: str | None = None
+        self._chunks: list[bytes] = []
+        self._size = self._events = 0
+        self._decoder: SseDecoder | None = None
+
+    @property
+    def may_have_left(self) -> bool:
+        """False while the request provably has not left."""
+        return self.ticket is not None and self.ticket.may_have_left
+
+    def abandon(self) -> None:
+        """Nobody listens any more: close the connection that serves this."""
+        self._is_over = True
+        self._link.lingering.drop(self.abandon)
+        if self.ticket is not None:
+            self.ticket.abort()
+
+    def leave(self) -> None:
+        """All that is wanted was heard: let the agent end its stream, so that the connection can be used again."""
+        if not self._is_over:
+            self._is_over = True
+            if self.ticket is not None and self._decoder is not None:
+                self._link.lingering.add(self.abandon, LINGER_SECONDS)
+
+    # -- the reply, as the client hands it over --------------------------------------------------------------------
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the status and choose how to read what follows."""
+        self._status = status
+        self._login = login_place(status, headers)
+        if status == OK and media_type(headers) == EVENT_STREAM:
+            self._decoder = SseDecoder(self._link.limits.reply_bytes)
+
+    def on_body(self, chunk: bytes) -> None:
+        """Take a part of the reply."""
+        if self._is_over:
+            return
+        if self._decoder is not None:
+            self._read_events(chunk, self._decoder)
+            return
+        self._size += len(chunk)
+        if self._size > self._link.limits.reply_bytes:
+            self._spoil(f"an answer of over {self._link.limits.reply_bytes} bytes")
+        else:
+            self._chunks.append(chunk)
+
+    def on_end(self) -> None:
+        """The reply is whole."""
+        if self._is_over:
+            self._link.lingering.drop(self.abandon)
+        elif self._decoder is None:
+            self._read_whole(b"".join(self._chunks))
+        else:
+            self._is_over = True
+            self._owner.ended()
+
+    def on_lost(self, lost_: LostReply) -> None:
+        """The reply never became whole."""
+        if self._is_over:
+            self._link.lingering.drop(self.abandon)
+        else:
+            self._is_over = True
+            self._link.on_doubt()
+            self._owner.failed(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
+
+    # -- what it says ----------------------------------------------------------------------------------------------
+
+    def _read_whole(self, body: bytes) -> None:
+        self._is_over = True
+        if self._status in TURNED_AWAY:
+            detail = f"it answered HTTP {self._status}{_ADVICE.get(self._status, '')}"
+            self._owner.failed(turned_away(self._link.server, detail, self._status, self._login))
+            return
+        answer = self._binding.read(self.id, self.asked, self._status, body)
+        if isinstance(answer, Problem):
+            self._owner.failed(self._passing() or self._fault(answer))
+        else:
+            self._owner.heard(answer, is_whole=True)
+
+    def _read_events(self, chunk: bytes, decoder: SseDecoder) -> None:
+        for event in decoder.feed(chunk):
+            if self._is_over:
+                return
+            self._events += 1
+            if isinstance(event, Oversized):
+                self._spoil(f"an event of over {event.limit_bytes} bytes")
+            elif self._events > EVENTS_MAX:
+                self._spoil(f"a stream of over {EVENTS_MAX} events")
+            elif event.data:
+                self._tell(self._binding.read_event(self.id, event))
+
+    def _tell(self, update: Update | Problem) -> None:
+        if isinstance(update, Problem):
+            fault = self._fault(update)
+            self.abandon()
+            self._owner.failed(fault)
+        else:
+            self._owner.heard(update, is_whole=False)
+
+    def _passing(self) -> Fault | None:
+        """The fault of a question that can be asked again, where the agent says that it may do better then."""
+        is_passing = self._status in PASSING or self._status >= SERVER_TROUBLE
+        if isinstance(self.asked, Send) or not is_passing:
+            return None
+        return Lost(self._link.server, f"it answered HTTP {self._status}", executed="unknown")
+
+    def _fault(self, problem: Problem) -> Fault:
+        code = code_of(problem)
+        if code is None:
+            return BadReply(self._link.server, problem.message)
+        fault = ServerError(self._link.server, code, problem.message)
+        if self._status != OK:
+            fault.executed = "unknown"
+        return fault
+
+    def _spoil(self, detail: str) -> None:
+        self.abandon()
+        self._owner.failed(BadReply(self._link.server, detail))

@@ -1,0 +1,1 @@
+"""Servers at addresses that callers name, each kept for its caller alone."""

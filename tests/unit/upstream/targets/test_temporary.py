@@ -1,0 +1,487 @@
+"""Servers that callers name: who may, how they are told apart, and how long they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.lane import Lane
+from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.ports.targets import Named, Opened
+from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
+from isthmus.model.names import ServerName
+from isthmus.telemetry.counters import Counters
+from isthmus.transport.egress import Address, Egress, Origin
+from isthmus.upstream.link import WrongCarrier
+from isthmus.upstream.settings import HttpSettings, NamedSettings, RpcSettings, ServerSettings, StdioSettings
+from isthmus.upstream.targets import temporary as module
+from isthmus.upstream.targets.addresses import read_address
+from isthmus.upstream.targets.settings import TargetSettings
+from isthmus.upstream.targets.temporary import Aim, Targets, ways_to
+from tests.unit.upstream.scripted import SECONDS, Kept, Scripted
+
+PUBLIC, PRIVATE = "93.184.216.34", "10.0.0.1"
+PLANNER = Caller("planner", "t", Grants(("shop",)), may_name_targets=True)
+WRITER = Caller("writer", "t", Grants(()), may_name_targets=True)
+GUEST = Caller("guest", "t", Grants(("shop",)))
+SHOP = ServerSettings(ServerName("shop"), HttpSettings("https://shop.example.com/mcp?key=1"))
+VAULT = ServerSettings(ServerName("vault"), RpcSettings("https://vault.example.com/rpc"))
+LOCAL = ServerSettings(ServerName("local"), StdioSettings("server"))
+ODD = ServerSettings(ServerName("odd"), HttpSettings("https://odd.example.com/a//b"))
+A, B, C = "https://a.example.com", "https://b.example.com", "https://c.example.com"
+SETTINGS = TargetSettings(("https://*.example.com", "http://10.0.0.1:9000"), ("Authorization",))
+
+
+class Names:
+    """A resolver that answers with one address after the other, the last for ever."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+
+    async def __call__(self, origin: Origin) -> list[Address]:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return [Address(socket.AF_INET, (answer, origin.port))]
+
+
+class Scene:
+    """A hub with configured servers, and the annex for those that callers name."""
+
+    def __init__(self) -> None:
+        self.kept = Kept()
+        self.hub = Hub(Limits(), Counters())
+        for server in (SHOP, VAULT, LOCAL, ODD):
+            self.hub.open_lane(Lane(server.name, self.hub.limits), Standing(server.name, "ready", is_settled=True))
+        self.names = Names(PUBLIC)
+        self.configured: tuple[ServerSettings, ...] = (SHOP, VAULT, LOCAL, ODD)
+        self.targets = Targets(
+            self.hub,
+            self.kept.hub,
+            self.kept.supervisor,
+            self.kept.crew,
+            Egress(resolver=self.names),
+            SETTINGS,
+            lambda: self.configured,
+        )
+
+    def aim(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> Aim:
+        """What a caller may name."""
+        found = self.targets.find(caller, Named(url, **more))
+        assert isinstance(found, Aim), found
+        return found
+
+    def refusal(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> str:
+        """Why a caller may not name an address."""
+        found = self.targets.find(caller, Named(url, **more))
+        assert isinstance(found, TargetRefused), found
+        return found.message
+
+    def going(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> asyncio.Future[Opened | Fault]:
+        """On the way to a server."""
+        over: asyncio.Future[Opened | Fault] = asyncio.get_running_loop().create_future()
+        self.aim(url, caller, **more).open(over.set_result)
+        return over
+
+    async def open(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> Opened:
+        """A server that was reached."""
+        async with asyncio.timeout(SECONDS):
+            opened = await self.going(url, caller, **more)
+        assert isinstance(opened, Opened), opened
+        return opened
+
+    async def fault(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> Fault:
+        """Why a server was not."""
+        async with asyncio.timeout(SECONDS):
+            opened = await self.going(url, caller, **more)
+        assert isinstance(opened, Fault), opened
+        return opened
+
+    @property
+    def standing(self) -> list[str]:
+        """The servers of the annex."""
+        return [*self.kept.hub.snapshot.standings]
+
+    def change(self, **more: Any) -> None:
+        """Have other settings."""
+        self.targets.settings = TargetSettings(**{"allow": SETTINGS.allow, "headers": SETTINGS.headers, **more})
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    made = Scene()
+    yield made
+    await made.targets.aclose()
+    await made.kept.aclose()
+
+
+# -- where a server is looked for --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "ways"),
+    [
+        ("http://h.a", [("http", "/mcp"), ("sse", "/sse"), ("rpc", "/messages/")]),
+        ("http://h.a/x", [("http", "/x"), ("sse", "/x"), ("rpc", "/x")]),
+        ("http://h.a/x/sse", [("sse", "/x/sse"), ("http", "/x/sse"), ("rpc", "/x/sse")]),
+        ("http://h.a/x/messages/", [("http", "/x/messages/"), ("sse", "/x/sse"), ("rpc", "/x/messages/")]),
+        ("http://h.a?k=1", [("http", "/mcp?k=1"), ("sse", "/sse?k=1"), ("rpc", "/messages/?k=1")]),
+    ],
+)
+def test_a_server_is_looked_for_where_it_may_be(url: str, ways: list[tuple[str, str]]) -> None:
+    assert list(ways_to(read_address(url))) == [(carrier, f"http://h.a{path}") for carrier, path in ways]
+
+
+# -- who may name what -------------------------------------------------------------------------------------------------
+
+
+async def test_the_address_of_a_configured_server_is_that_server(scene: Scene) -> None:
+    for url in ("https://shop.example.com", "https://shop.example.com/mcp", "https://SHOP.example.com:443/%6dcp/"):
+        for caller in (PLANNER, GUEST):
+            assert scene.targets.find(caller, Named(url)) == "shop"
+    assert "gets no headers" in scene.refusal("https://shop.example.com", headers={"Authorization": "x"})
+
+
+async def test_what_is_asked_for_by_a_query_is_not_taken_for_something_else(scene: Scene) -> None:
+    assert scene.targets.find(PLANNER, Named("https://shop.example.com/mcp?key=1")) == "shop"
+    assert "[targets] allow" in scene.refusal("https://shop.example.com/mcp?key=2")
+
+
+async def test_of_two_servers_at_one_address_it_is_the_one_that_the_caller_may_see(scene: Scene) -> None:
+    scene.configured = (ServerSettings(ServerName("vault"), SHOP.reach), SHOP, LOCAL)
+    assert scene.targets.find(PLANNER, Named("https://shop.example.com")) == "shop"
+
+
+async def test_of_a_server_that_it_may_not_see_a_caller_hears_what_it_hears_of_any_address(scene: Scene) -> None:
+    for path in ("/rpc", "/rpc/", "/rpc?x=1"):
+        hidden = scene.refusal(f"https://vault.example.com{path}")
+        assert hidden == scene.refusal("https://not.example.org").replace("not.example.org", "vault.example.com")
+
+
+async def test_an_address_must_be_listed_and_its_caller_trusted_with_that(scene: Scene) -> None:
+    assert scene.aim(A).reach.ways == ways_to(read_address(A))
+    assert "Caller guest may name configured servers only; with targets = true" in scene.refusal(A, GUEST)
+    anyone = scene.refusal(A, replace(GUEST, is_anyone=True))
+    assert "a caller that is configured, with a key and targets = true, could" in anyone
+    assert "[targets] allow" in scene.refusal("https://a.example.org")
+    assert "no usable address" in scene.refusal("https://a.example.com", path="/..")
+    assert not scene.aim(A).reach.is_trusted
+    assert scene.aim("http://10.0.0.1:9000").reach.is_trusted
+
+
+async def test_only_those_places_are_looked_at_that_are_allowed(scene: Scene) -> None:
+    scene.change(allow=("https://*.example.com/sse",))
+    assert scene.aim(A).reach.ways == (("sse", f"{A}/sse"),)
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"Cookie": "x"}, "Header Cookie may not be sent; [targets] headers would have to list it"),
+        ({"Authorization": "x", "authorization": "y"}, "name each once"),
+        ({"Authorization": "hunter22" * 3000}, "characters in all at most"),
+        ({"Authorization": "hunter22\r\nX-Evil: 1"}, "mcp_headers.authorization must be one line"),
+        ({"Authorization": "hunter22\u20ac"}, "mcp_headers.authorization must be one line"),
+    ],
+)
+async def test_headers_are_those_that_are_listed(scene: Scene, headers: dict[str, str], words: str) -> None:
+    said = scene.refusal(A, headers=headers)
+    assert words in said
+    assert "hunter22" not in said
+
+
+async def test_neither_a_wish_nor_an_aim_shows_its_headers(scene: Scene) -> None:
+    named = Named(A, headers={"Authorization": "hunter22"})
+    assert "hunter22" not in f"{named!r}{scene.targets.find(PLANNER, named)!r}"
+
+
+# -- reaching one ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_is_reached_in_the_annex_and_nowhere_else(scene: Scene) -> None:
+    opened = await scene.open()
+    assert opened.hub is scene.kept.hub
+    assert scene.standing == [opened.server]
+    assert opened.server.startswith("a.example.com#")
+    assert opened.server not in scene.hub.snapshot.standings
+
+
+async def test_the_link_is_used_again_by_the_same_caller_with_the_same_headers_only(scene: Scene) -> None:
+    first = await scene.open(headers={"Authorization": "x"})
+    assert (await scene.open(headers={"authorization": "x"})).server == first.server
+    others = [
+        await scene.open(headers={"Authorization": "y"}),
+        await scene.open(),
+        await scene.open(caller=WRITER, headers={"Authorization": "x"}),
+        await scene.open(path="/mcp", headers={"Authorization": "x"}),
+        await scene.open(B, headers={"Authorization": "x"}),
+    ]
+    assert len({first.server, *(other.server for other in others)}) == 6
+    assert all(part != "x" for key in scene.targets._guests for part in key)
+
+
+async def test_a_name_that_leads_into_a_private_network_is_refused(scene: Scene) -> None:
+    scene.names.answers = [PRIVATE]
+    fault = await scene.fault()
+    assert isinstance(fault, TargetRefused)
+    assert "a.example.com may not be dialled: its address is private" in fault.message
+    assert "list this host literally" in fault.message
+    assert (scene.standing, scene.kept.links) == ([], [])
+
+
+async def test_what_is_listed_literally_is_not_looked_up(scene: Scene) -> None:
+    scene.names.answers = [PRIVATE]
+    await scene.open("http://10.0.0.1:9000")
+    reach = scene.kept.links[0].settings
+    assert reach is not None
+    assert isinstance(reach.reach, NamedSettings)
+    assert reach.reach.is_trusted
+
+
+async def test_how_a_server_is_spoken_to_is_found_out_and_remembered(scene: Scene) -> None:
+    scene.kept.prepare = speaks("sse")
+    first = await scene.open()
+    assert [link.by for link in scene.kept.links] == ["http", "sse"]
+    scene.targets._forget(scene.targets._key(scene.aim()))
+    scene.kept.links.clear()
+    assert (await scene.open()).server != first.server
+    assert [link.by for link in scene.kept.links] == ["sse"]
+
+
+async def test_of_many_it_is_forgotten_how_the_first_are_spoken_to(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KNOWN_MAX", 1)
+    scene.kept.prepare = speaks("sse")
+    for url in (A, B):
+        await scene.open(url)
+    for url in (A, B):
+        scene.targets._forget(scene.targets._key(scene.aim(url)))
+    scene.kept.links.clear()
+    for url in (B, A):
+        await scene.open(url)
+    assert [link.by for link in scene.kept.links] == ["sse", "http", "sse"]
+
+
+def speaks(*carriers: str) -> Callable[[Scripted], None]:
+    def prepare(link: Scripted) -> None:
+        link.carrier = link.by
+        if link.by not in carriers:
+            link.refusal = WrongCarrier(f"it does not speak {link.by}")
+
+    return prepare
+
+
+async def test_a_server_that_speaks_no_mcp_is_told_apart(scene: Scene) -> None:
+    scene.kept.prepare = speaks("rpc")
+    assert (await scene.open()).is_plain
+
+
+async def test_who_cannot_be_reached_is_let_go_at_once_and_tried_anew_the_next_time(scene: Scene) -> None:
+    scene.kept.prepare = speaks()
+    fault = await scene.fault()
+    assert isinstance(fault, NotConnected)
+    assert "it does not speak http; it does not speak sse; it does not speak rpc" in fault.message
+    await scene.kept.until(lambda: not scene.kept.supervisor.keepers and not scene.standing)
+    scene.kept.prepare = speaks("http")
+    await scene.open()
+
+
+async def test_who_wants_a_login_says_where(scene: Scene) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = NotConnected(link.server, "it answered HTTP 401", status=401, login="https://login.example")
+
+    scene.kept.prepare = prepare
+    fault = await scene.fault()
+    assert isinstance(fault, NotConnected)
+    assert fault.login == "https://login.example"
+
+
+async def test_who_does_not_answer_in_time_is_let_go(scene: Scene) -> None:
+    scene.hub.limits = Limits(call_seconds=0.01)
+    hold(scene)
+    fault = await scene.fault()
+    assert "it did not answer in time" in fault.message
+    assert scene.standing == []
+
+
+async def test_what_is_taken_back_while_it_is_reached_is_not_called(scene: Scene) -> None:
+    held = hold(scene)
+    going = scene.going()
+    await scene.kept.until(lambda: len(scene.kept.links) == 1)
+    scene.targets.change(TargetSettings(), [PLANNER])
+    held.set()
+    assert isinstance(await going, NotConnected)
+
+
+async def test_who_was_lost_is_reached_anew(scene: Scene) -> None:
+    first = await scene.open()
+    scene.kept.refuse("no")
+    scene.kept.links[-1].die("gone")
+    await scene.kept.until(lambda: scene.kept.hub.snapshot.standings[first.server].state == "retrying")
+    scene.kept.refuse(None)
+    assert (await scene.open()).server != first.server
+
+
+async def test_what_a_server_says_of_its_headers_is_not_repeated(scene: Scene) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = WrongCarrier("who sends Bearer hunter22 or hunter22 is unknown")
+
+    scene.kept.prepare = prepare
+    fault = await scene.fault(headers={"Authorization": "Bearer hunter22"})
+    assert "who sends *** or *** is unknown" in fault.message
+
+
+async def test_there_are_only_so_many_on_their_way_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAYS_MAX", 1)
+    held = hold(scene)
+    going = scene.going()
+    assert isinstance(await scene.fault(), TooManyTargets)
+    held.set()
+    assert isinstance(await going, Opened)
+
+
+async def test_nobody_takes_all_the_ways_there_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAYS_MAX", 4)
+    held = hold(scene)
+    going = [scene.going(), scene.going(B)]
+    assert isinstance(await scene.fault(C), TooManyTargets)
+    going += [scene.going(C, WRITER), scene.going(A, WRITER)]
+    held.set()
+    async with asyncio.timeout(SECONDS):
+        assert all(isinstance(opened, Opened) for opened in await asyncio.gather(*going))
+    assert isinstance(await scene.open(C), Opened), "those who arrived are on no way"
+
+
+async def test_who_goes_where_somebody_is_known_takes_no_way(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAYS_MAX", 2)
+    known = await scene.open()
+    await scene.kept.until(lambda: scene.targets.running() == 0)
+    held = hold(scene)
+    going = scene.going(B)
+    await scene.kept.until(lambda: len(scene.kept.links) == 2)
+    assert isinstance(await scene.fault(C), TooManyTargets)
+    assert (await scene.open()).server == known.server
+    held.set()
+    assert isinstance(await going, Opened)
+
+
+async def test_several_who_come_at_once_share_one_attempt(scene: Scene) -> None:
+    held = hold(scene)
+    going = [scene.going() for _ in range(3)]
+    await scene.kept.until(lambda: len(scene.kept.links) == 1)
+    held.set()
+    servers = {opened.server for opened in await asyncio.gather(*going)}
+    assert len(servers) == len(scene.kept.links) == 1
+
+
+def hold(scene: Scene) -> asyncio.Event:
+    """Have servers wait with their greeting until the event is set."""
+    opened = asyncio.Event()
+
+    def prepare(link: Scripted) -> None:
+        link.greeting = opened
+
+    scene.kept.prepare = prepare
+    return opened
+
+
+# -- giving up ---------------------------------------------------------------------------------------------------------
+
+
+async def test_who_turns_back_hears_nothing_more(scene: Scene) -> None:
+    held = hold(scene)
+    heard: list[Opened | Fault] = []
+    turn_back = scene.aim().open(heard.append)
+    await scene.kept.until(lambda: len(scene.kept.links) == 1)
+    assert scene.targets.running() == 1
+    turn_back()
+    held.set()
+    await scene.kept.until(lambda: scene.kept.hub.snapshot.standings[ServerName(scene.standing[0])].state == "ready")
+    assert (heard, scene.targets.running()) == ([], 0)
+
+
+async def test_when_the_hub_goes_those_on_their_way_are_told_and_nobody_sets_out(scene: Scene) -> None:
+    hold(scene)
+    going = scene.going()
+    await scene.kept.until(lambda: len(scene.kept.links) == 1)
+    scene.targets.cancel_all("the hub is shutting down")
+    fault = await going
+    assert isinstance(fault, Cancelled)
+    assert fault.executed == "no"
+    scene.hub.refuse_new_calls()
+    assert isinstance(await scene.fault(), Draining)
+
+
+async def test_a_defect_on_the_way_is_told_as_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene.targets, "_admit", None)
+    assert isinstance(await scene.fault(), Bug)
+
+
+# -- letting them go ---------------------------------------------------------------------------------------------------
+
+
+async def test_who_is_not_used_is_let_go_after_a_while(scene: Scene) -> None:
+    scene.change(idle=0.01)
+    await scene.open()
+    link = scene.kept.links[0]
+    await scene.kept.until(lambda: link.is_closed)
+    assert scene.standing == []
+
+
+async def test_who_is_used_is_kept(scene: Scene) -> None:
+    scene.change(idle=0.01)
+    opened = await scene.open()
+    lane = scene.kept.hub.lanes[opened.server]
+    lane.running = 1
+    until = asyncio.get_running_loop().time() + 0.05
+    await scene.kept.until(lambda: asyncio.get_running_loop().time() > until)
+    assert scene.standing == [opened.server]
+    lane.running = 0
+    await scene.kept.until(lambda: not scene.standing)
+
+
+async def test_for_one_more_the_one_goes_that_was_used_longest_ago(scene: Scene) -> None:
+    scene.change(max=4)
+    first, second = await scene.open(A), await scene.open(B)
+    assert (await scene.open(A)).server == first.server
+    third = await scene.open(C)
+    assert scene.standing == [first.server, third.server]
+    assert second.server not in scene.standing
+
+
+async def test_nobody_takes_all_the_room_and_what_is_in_use_stays(scene: Scene) -> None:
+    scene.change(max=2)
+    busy = await scene.open(A)
+    scene.kept.hub.lanes[busy.server].running = 1
+    assert isinstance(await scene.fault(B), TooManyTargets)
+    others = await scene.open(B, WRITER)
+    scene.kept.hub.lanes[others.server].running = 1
+    assert isinstance(await scene.fault(C, Caller("third", "t", Grants(()), may_name_targets=True)), TooManyTargets)
+    for server in (busy.server, others.server):
+        scene.kept.hub.lanes[server].running = 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "callers", "stays"),
+    [
+        (SETTINGS, [PLANNER], True),
+        (TargetSettings(SETTINGS.allow), [PLANNER], False),
+        (TargetSettings(("https://b.example.com",), SETTINGS.headers), [PLANNER], False),
+        (TargetSettings((A,), SETTINGS.headers), [PLANNER], False),
+        (SETTINGS, [WRITER], False),
+    ],
+    ids=["the same", "a header less", "an address less", "another trust", "a caller less"],
+)
+async def test_what_is_not_allowed_any_more_is_let_go(
+    scene: Scene, settings: TargetSettings, callers: list[Caller], *, stays: bool
+) -> None:
+    await scene.open(headers={"Authorization": "x"})
+    scene.targets.change(settings, callers)
+    assert bool(scene.standing) is stays
