@@ -118,6 +118,18 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     return _message(envelope)
 
 
+def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
+    """Read a reply of a peer of the plain kind: many write `"error": null` beside a result, or the other way round."""
+    message = decode(body, max_depth=max_depth)
+    if isinstance(message, Response | ErrorReply):
+        return message
+    members = object_members(body) or {}
+    idle = next((name for name in ("error", "result") if bytes(members.get(name, b"")) == b"null"), None)
+    if idle is None or len(members.keys() & {"error", "result"}) != 2:
+        return message
+    return decode(render({name: value for name, value in members.items() if name != idle}), max_depth=max_depth)
+
+
 def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> Raw | Malformed:
     """Read a body that is one JSON object and no message, with the checks of `decode`."""
     try:

@@ -419,3 +419,22 @@ def test_what_is_no_such_object_is_refused(body: bytes, code: int) -> None:
     read = jsonrpc.decode_object(body, max_depth=3)
     assert isinstance(read, Malformed)
     assert read.code == code
+
+
+@pytest.mark.parametrize(
+    ("members", "kind"),
+    [
+        (b'"result":7,"error":null', Response),
+        (b'"result":null,"error":{"code":5,"message":"no"}', ErrorReply),
+        (b'"result":null', Response),
+        (b'"result":7', Response),
+        (b'"result":7,"error":{"code":5,"message":"no"}', Malformed),
+        (b'"method":"m","result":7,"error":null', Malformed),
+    ],
+)
+def test_a_reply_may_have_a_member_that_is_null_beside_the_other(members: bytes, kind: type) -> None:
+    assert isinstance(jsonrpc.decode_reply(b'{"jsonrpc":"2.0","id":1,%b}' % members), kind)
+
+
+def test_a_reply_that_is_no_json_is_malformed() -> None:
+    assert isinstance(jsonrpc.decode_reply(b"[null"), Malformed)

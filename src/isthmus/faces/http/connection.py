@@ -10,6 +10,7 @@ import asyncio
 import select
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast
 from urllib.parse import unquote
@@ -21,7 +22,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from isthmus.faces.http.turn import App, AtOnce, Message, Turn, render_error
+from isthmus.faces.http.turn import App, AtOnce, Message, Turn, call_contained, render_error
 from isthmus.transport.cork import Cork
 
 log = structlog.get_logger(__name__)
@@ -139,6 +140,8 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = False
         self._is_starting = False
         self._unsent: list[bytes] = []
+        self._takers: list[Callable[[], None]] = []
+        """Those who want to know when all that was put has left."""
         self._phase: Phase = "head"
         self._since = self.loop.time()
         self._received_bytes = 0
@@ -175,6 +178,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connections.discard(self)
+        self._takers.clear()
         self._dismiss_turns()
         self.flow.resume_writing()
         # The parser holds bound methods of this object; cutting the knot frees both at once.
@@ -415,6 +419,34 @@ class Connection(HttpToolsProtocol):
         """How much of what was put has not left."""
         held_bytes = sum(map(len, self._unsent)) if self._unsent else 0
         return held_bytes + self.transport.get_write_buffer_size()
+
+    def on_taken(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once all that was put has left; never, if the client goes before."""
+        if self not in self.connections:
+            return
+        self._takers.append(callback)
+        if self._unsent:
+            self.loop.call_soon(self._look_for_rest)  # by then it is written, together with what others say
+        else:
+            self._look_for_rest()
+
+    def _look_for_rest(self) -> None:
+        if self._takers and self.transport.get_write_buffer_size():
+            self.transport.set_write_buffer_limits(high=0)  # so that `resume_writing` is called when nothing is left
+        else:
+            self._tell_takers()
+
+    def resume_writing(self) -> None:
+        """The transport has room again; or, if somebody wants to know, nothing left to send."""
+        super().resume_writing()
+        if self._takers:
+            self.transport.set_write_buffer_limits()
+            self._tell_takers()
+
+    def _tell_takers(self) -> None:
+        takers, self._takers = self._takers, []
+        for callback in takers:
+            call_contained(callback)
 
     def read_on(self) -> None:
         """The running turn wants more of its body."""

@@ -44,6 +44,10 @@ class Gate:
         refusal = self._origins.check(fields)
         if refusal is not None:
             return Denied(refusal.status, refusal.message)
+        return self.know(fields)
+
+    def know(self, fields: Fields) -> Caller | Denied:
+        """The same by the key alone, where no browser can be made to come and there is no Host or Origin to ask for."""
         caller = self._identify(fields)
         if caller is None:
             return Denied(401, "A valid key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY", (CHALLENGE,))

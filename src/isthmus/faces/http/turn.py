@@ -70,6 +70,13 @@ class Peer(Protocol):
         """Cut the connection at once and drop its unsent output; does nothing after the answer's end."""
 
 
+class Taking(Peer, Protocol):
+    """A client of which it can be told when it has taken its answer."""
+
+    def on_taken(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once all that was written for the client has left; never, if it goes before."""
+
+
 class Arrival(Peer, Protocol):
     """A request that has arrived whole, and its client."""
 
@@ -97,6 +104,9 @@ class Carrier(Protocol):
 
     def buffered_bytes(self) -> int:
         """How much of what was put has not left."""
+
+    def on_taken(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once all that was put has left; never, if the client goes before."""
 
     def read_on(self) -> None:
         """Go on reading, if reading was paused for want of a reader."""
@@ -219,6 +229,11 @@ class Turn:
     def buffered_bytes(self) -> int:
         """See `Peer`."""
         return self._carrier.buffered_bytes()
+
+    def on_taken(self, callback: Callable[[], None]) -> None:
+        """See `Taking`."""
+        if not self.is_gone:
+            self._carrier.on_taken(callback)
 
     def abort(self) -> None:
         """See `Peer`."""

@@ -24,13 +24,18 @@ from isthmus.model.faults import (
     Fault,
     Lost,
     NotConnected,
+    NotWritten,
     Overloaded,
     ServerError,
+    TargetRefused,
+    TaskEnded,
     TimedOut,
     TooManySubscriptions,
+    TooManyTargets,
     Unanswered,
     UnknownPrompt,
     UnknownResource,
+    UnknownTask,
     UnknownTool,
 )
 from isthmus.wire.jsonrpc import Payload, render
@@ -51,7 +56,11 @@ FAULTS: dict[type[Fault], Kind] = {
     UnknownTool: Kind(404, "There is no such tool"),
     UnknownPrompt: Kind(404, "There is no such prompt"),
     UnknownResource: Kind(404, "There is no such resource"),
+    UnknownTask: Kind(404, "There is no such task"),
+    TaskEnded: Kind(409, "The task has ended"),
+    TargetRefused: Kind(403, "The address may not be named"),
     TooManySubscriptions: Kind(429, "Too much is followed already"),
+    TooManyTargets: Kind(429, "Too many addresses are in use"),
     Overloaded: Kind(429, "The server is busy"),
     BreakerOpen: Kind(503, "The server failed too often"),
     Draining: Kind(503, "The hub is shutting down"),
@@ -63,6 +72,7 @@ FAULTS: dict[type[Fault], Kind] = {
     Cancelled: Kind(504, "The call was withdrawn"),
     Unanswered: Kind(504, "The server asked something back"),
     BadState: Kind(400, "There is nothing to come back to"),
+    NotWritten: Kind(503, "What must be kept could not be written"),
     Bug: Kind(500, "The hub has a defect"),
 }
 """Every leaf has a row. A tool that ran and said no is a result, with status 200."""

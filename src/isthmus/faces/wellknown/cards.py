@@ -1,7 +1,7 @@
-"""Server cards and the catalog of them (SEP-2127), as documents: where to connect, and never what is offered there.
+"""Server cards (SEP-2127) and the catalog of them and of the agent's, as documents: where to connect.
 
-Pure. Everything is built on the public address that the operator configured: a name that a request brought along
-could be anybody's.
+What is offered there is never in them. Pure. Everything is built on the public address that the operator configured: a
+name that a request brought along could be anybody's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from isthmus.wire.mcp.messages import Implementation
 
 SCHEMA = "https://static.modelcontextprotocol.io/schemas/v1/server-card.schema.json"
 CARD_TYPE = "application/mcp-server-card+json"
+AGENT_TYPE = "application/a2a-agent-card+json"
 CATALOG_TYPE = "application/ai-catalog+json"
+AGENT_CARD = "/.well-known/agent-card.json"
 SUFFIX = "/server-card"
 """What stands behind the address of an MCP endpoint in that of its card."""
 
@@ -40,17 +42,17 @@ class Cards:
         self._publisher = _NOT_DNS.sub("-", urlsplit(public_url).hostname or "")
         self._versions = versions
 
-    def catalog(self, servers: Iterable[ServerName]) -> dict[str, Any]:
-        """The catalog of the hub itself and of these servers."""
-        return {"specVersion": "1.0", "entries": [self._entry(server) for server in (None, *servers)]}
+    def catalog(self, servers: Iterable[ServerName], agent: str | None = None) -> dict[str, Any]:
+        """The catalog of the hub itself, of these servers, and of the agent of this name, if there is one."""
+        entries = [self._entry(server) for server in (None, *servers)]
+        if agent is not None:
+            urn = f"urn:air:{self._publisher}:a2a:{self._me.name}"
+            entries.append(_entry(urn, agent, AGENT_TYPE, self._base + AGENT_CARD))
+        return {"specVersion": "1.0", "entries": entries}
 
     def _entry(self, server: ServerName | None) -> dict[str, Any]:
-        return {
-            "identifier": f"urn:air:{self._publisher}:mcp:{self._name(server)}",
-            "displayName": self._title(server),
-            "type": CARD_TYPE,
-            "url": self._endpoint(server) + SUFFIX,
-        }
+        urn = f"urn:air:{self._publisher}:mcp:{self._name(server)}"
+        return _entry(urn, self._title(server), CARD_TYPE, self._endpoint(server) + SUFFIX)
 
     def card(self, server: ServerName | None, *, needs_key: bool) -> dict[str, Any]:
         """The card of one server, or of the hub."""
@@ -79,6 +81,11 @@ class Cards:
 
     def _title(self, server: ServerName | None) -> str:
         return self._me.title or self._me.name if server is None else server
+
+
+def _entry(urn: str, title: str, kind: str, url: str) -> dict[str, Any]:
+    # The same by two names: `type` is what server cards were specified with, `mediaType` what catalogs are now.
+    return {"identifier": urn, "displayName": title, "type": kind, "mediaType": kind, "url": url}
 
 
 def _reversed(host: str) -> str:

@@ -38,13 +38,16 @@ PRIVATE: Headers = (_VARY, (b"cache-control", b"private, max-age=60"))
 
 
 class WellKnown:
-    """The face. `needs_key` says whether callers must have one now."""
+    """The face. `needs_key` says whether callers must have one now, `agent` what the agent is called."""
 
-    def __init__(self, hub: Hub, gate: Gate, cards: Cards, needs_key: Callable[[], bool]) -> None:
+    def __init__(
+        self, hub: Hub, gate: Gate, cards: Cards, needs_key: Callable[[], bool], agent: Callable[[], str]
+    ) -> None:
         self._hub = hub
         self._gate = gate
         self._cards = cards
         self._needs_key = needs_key
+        self._agent = agent
 
     def is_at(self, path: str, method: str) -> bool:
         """Whether a request is for this face; a server that is called like the card keeps its own path."""
@@ -61,7 +64,8 @@ class WellKnown:
             case "OPTIONS":
                 peer.answer(204, header_lines(PUBLIC), b"")
             case "GET" | "HEAD" if scope["path"] == CATALOG_PATH:
-                self._answer(peer, CATALOG_TYPE, self._cards.catalog(self._visible(admitted)), admitted)
+                catalog = self._cards.catalog(self._visible(admitted), self._agent())
+                self._answer(peer, CATALOG_TYPE, catalog, admitted)
             case "GET" | "HEAD":
                 self._show_card(peer, _server_in(scope["path"]), admitted)
             case _:

@@ -102,7 +102,8 @@ def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
         if plain in abilities:
             told[plain] = {}
     if "tasks" in abilities:
-        told["tasks"] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+        listed: dict[str, Any] = {"list": {}} if "task_list" in abilities else {}
+        told["tasks"] = {**listed, "cancel": {}, "requests": {"tools": {"call": {}}}}
     extensions: dict[str, Any] = {name: {} for name, ability in EXTENSIONS.items() if ability in abilities}
     if extensions:
         told["extensions"] = extensions

@@ -8,6 +8,7 @@ back; what they mean is for others to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -49,6 +50,12 @@ STATE_BYTES_MAX = 4096
 
 MEMBER_BYTES_MAX = 1024
 
+POLL_MS = 1000
+"""How often callers are told to ask after a task of the hub's own: it answers from memory."""
+
+TASKS_VERSION = "2025-11-25"
+"""The first in which a caller can ask for a task."""
+
 _PLAIN = (ID, "status", "statusMessage", "createdAt", "lastUpdatedAt", "ttl", "pollInterval")
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -75,6 +82,71 @@ def _remembered(members: Members) -> Members:
         return members
     short = {key for key, value in members.items() if len(memoryview(value)) <= MEMBER_BYTES_MAX} | {ID}
     return {key: members[key] for key in _PLAIN if key in members and key in short}
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """How a task of the hub's own stands, in what both eras tell; moments are seconds of the epoch."""
+
+    id: str
+    status: str
+    created: float
+    updated: float
+    ttl_seconds: float
+    message: str = ""
+
+
+def earlier_state(summary: Summary) -> dict[str, Payload]:
+    """How a task stands, as it was told before 2026-07-28."""
+    return _state(summary, "ttl", "pollInterval")
+
+
+def modern_state(summary: Summary) -> dict[str, Payload]:
+    """The same since then."""
+    return _state(summary, "ttlMs", "pollIntervalMs")
+
+
+def _state(summary: Summary, ttl: str, poll: str) -> dict[str, Payload]:
+    told: dict[str, object] = {ID: summary.id, "status": summary.status}
+    if summary.message:
+        told["statusMessage"] = summary.message
+    told |= {"createdAt": _moment(summary.created), "lastUpdatedAt": _moment(summary.updated)}
+    told |= {ttl: int(summary.ttl_seconds * 1000), poll: POLL_MS}
+    return {key: msgspec.json.encode(value) for key, value in told.items()}
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def related_to(id: str, members: Members) -> Members:
+    """Members of a message that says to which task it relates."""
+    meta = _read(members.get("_meta", msgspec.Raw(b"{}")))
+    related = msgspec.Raw(msgspec.json.encode({ID: id}))
+    return {**members, "_meta": msgspec.Raw(render({**meta, RELATED: related}))}
+
+
+class _Wanted(msgspec.Struct):
+    ttl: float | None = None
+
+
+_WANTED = msgspec.json.Decoder(_Wanted)
+
+
+def read_ttl(wanted: msgspec.Raw) -> float | str | None:
+    """For how many seconds a caller wants its task to be kept, None if it does not say; or what is wrong with it."""
+    try:
+        ttl = _WANTED.decode(wanted).ttl
+    except msgspec.MsgspecError:
+        return "task must be an object, and its ttl a number of milliseconds"
+    if ttl is None:
+        return None
+    return ttl / 1000 if 0 <= ttl < float("inf") else f"the ttl of a task must not be negative, and is {ttl:g}"
+
+
+def with_support(definition: Members) -> Members:
+    """A tool's definition that says that the tool may be run as a task."""
+    execution = _read(definition.get("execution", msgspec.Raw(b"{}")))
+    return {**definition, "execution": msgspec.Raw(render({**execution, "taskSupport": b'"optional"'}))}
 
 
 def read_poll_seconds(payload: Payload) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -39,11 +40,21 @@ async def test_an_address_in_use_is_named_with_what_to_do() -> None:
 async def test_one_taken_address_of_a_host_with_two_frees_the_other_again() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    with socket.create_server(("::", 0), family=socket.AF_INET6) as taken:
-        port = taken.getsockname()[1]
+    port = await port_of_which_one_half_is_free()
+    with socket.create_server(("::", port), family=socket.AF_INET6):
         with pytest.raises(DoorError, match=f":{port}: the address is in use"):
             await bound_port("", port)
         assert await bound_port("127.0.0.1", port) == (1, port)
+
+
+async def port_of_which_one_half_is_free() -> int:
+    """A port that nobody on this machine has on either address: the system looks for one at one address only."""
+    while True:
+        with socket.create_server(("::", 0), family=socket.AF_INET6) as found:
+            port: int = found.getsockname()[1]
+            with suppress(DoorError):
+                await bound_port("127.0.0.1", port)
+                return port
 
 
 async def test_an_address_of_another_machine_is_named() -> None:

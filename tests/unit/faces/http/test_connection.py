@@ -714,6 +714,38 @@ async def test_a_reader_that_lets_pushed_events_pile_up_is_cut_at_once() -> None
         visit.released.set()
 
 
+@pytest.mark.parametrize("line", ["Connection: keep-alive", "Connection: close"])
+@pytest.mark.parametrize("size", [10, 8_000_000])
+async def test_an_answer_is_taken_when_all_of_it_is(line: str, size: int) -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (_, port), visiting(port, receive_bytes=4096) as visitor:
+        visitor.say(request("/", b"", line))
+        visit = await app.next_visit()
+        visit.peer.answer(200, b"", b"x" * size)
+        visit.peer.on_taken(bell)
+        visit.released.set()
+        await visitor.hear_head()
+        assert bell.rings == 0 or size == 10
+        await visitor.hear_exactly(size)
+        await bell.wait()
+        assert bell.rings == 1
+
+
+async def test_an_answer_is_never_taken_by_who_leaves_before_its_end() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (door, port):
+        async with visiting(port, receive_bytes=4096) as visitor:
+            visitor.say(request())
+            visit = await app.next_visit()
+            visit.peer.answer(200, b"", b"x" * 8_000_000)
+            visit.peer.on_taken(bell)
+            visit.released.set()
+            await visitor.hear_head()
+        assert await door.drain(within=PATIENCE_SECONDS)
+        visit.peer.on_taken(bell)
+        assert bell.rings == 0
+
+
 async def test_a_stalled_reader_of_one_long_answer_is_cut() -> None:
     app = Held()
     async with opened(app, stall_seconds=SOON) as (door, port), visiting(port, receive_bytes=4096) as stalled:

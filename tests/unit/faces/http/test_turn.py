@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -41,6 +42,9 @@ class Carrying:
 
     def buffered_bytes(self) -> int:
         return self.transport.get_write_buffer_size()
+
+    def on_taken(self, callback: Callable[[], None]) -> None:
+        callback()
 
     def read_on(self) -> None:
         pass

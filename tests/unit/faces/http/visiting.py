@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.faces.http.connection import Connection
-from isthmus.faces.http.door import PEER, App, Door, DoorSettings, Peer
-from isthmus.faces.http.turn import Message, Receive, Send
+from isthmus.faces.http.door import PEER, App, Door, DoorSettings
+from isthmus.faces.http.turn import Message, Receive, Send, Taking
 
 PATIENCE_SECONDS = 30.0
 """How long what must come may take; only a machine that stands still is slower."""
@@ -182,7 +182,7 @@ class Visit:
     scope: Message
     receive: Receive
     send: Send
-    peer: Peer
+    peer: Taking
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, body: bytes) -> None:

@@ -53,6 +53,17 @@ def test_no_server_can_be_taken_for_the_hub() -> None:
     assert {entry["type"] for entry in entries} == {CARD_TYPE}
 
 
+def test_the_agent_is_one_more_entry_that_points_to_its_card() -> None:
+    *_, entry = Cards(ME, "https://hub.example/under", ()).catalog([FILES], "Helper")["entries"]
+    assert entry == {
+        "identifier": "urn:air:hub.example:a2a:isthmus",
+        "displayName": "Helper",
+        "type": "application/a2a-agent-card+json",
+        "mediaType": "application/a2a-agent-card+json",
+        "url": "https://hub.example/under/.well-known/agent-card.json",
+    }
+
+
 def test_a_hub_without_a_title_is_shown_by_its_name() -> None:
     card = Cards(Implementation("isthmus", "1"), "https://hub.example", ()).card(None, needs_key=False)
     assert card["title"] == "isthmus"

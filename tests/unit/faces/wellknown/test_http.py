@@ -24,7 +24,7 @@ def identify(fields: Fields) -> Caller | None:
 def face() -> WellKnown:
     cards = Cards(Implementation("isthmus", "1"), "https://hub.example", ("2026-07-28",))
     gate = Gate(OriginGuard(bind_host="127.0.0.1"), identify)
-    return WellKnown(Stage.of(OFFER).hub, gate, cards, lambda: True)
+    return WellKnown(Stage.of(OFFER).hub, gate, cards, lambda: True, lambda: "Helper")
 
 
 async def nothing_more() -> Message:
@@ -79,10 +79,10 @@ async def entries(*headers: tuple[bytes, bytes]) -> list[Any]:
 
 
 async def test_a_key_opens_more_of_the_catalog() -> None:
-    own = "https://hub.example/mcp/server-card"
-    assert await entries() == [own]
-    assert await entries(KEY) == [own, f"https://hub.example/mcp/{SERVER}/server-card"]
-    assert await entries(KEY, (b"origin", b"https://evil.test")) == [own]
+    own, agent = "https://hub.example/mcp/server-card", "https://hub.example/.well-known/agent-card.json"
+    assert await entries() == [own, agent]
+    assert await entries(KEY) == [own, f"https://hub.example/mcp/{SERVER}/server-card", agent]
+    assert await entries(KEY, (b"origin", b"https://evil.test")) == [own, agent]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def test_callers_are_told_what_the_servers_can_do_and_nothing_else() -> None:
     for size in range(len(ABILITIES) + 1):
         for chosen in itertools.combinations(ABILITIES, size):
             told = capabilities_of(frozenset(chosen))
-            hidden = set() if "resources" in chosen else {"subscribe"}  # nothing to subscribe to
+            hidden = {"task_list"} if "resources" in chosen else {"subscribe", "task_list"}  # nothing to subscribe to
+            assert ("list" in told.get("tasks", ())) == ({"tasks", "task_list"} <= set(chosen))
             assert read(told).abilities() == set(chosen) - hidden
             assert all(told[topic]["listChanged"] for topic in ("tools", "prompts", "resources") if topic in told)
 

@@ -115,6 +115,16 @@ def test_headers_repeat_what_the_body_says(method: str, told: dict[str, Any], na
         assert refused.code == modern.HEADER_MISMATCH
 
 
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+def test_a_task_need_not_be_named_in_a_header_but_not_another_one(method: str) -> None:
+    asked = request(method, taskId="t")
+    for name in ("t", None):
+        assert modern.check(asked, modern.Claims(modern.VERSION, method, name), ()) == raws(GOOD)
+    refused = modern.check(asked, modern.Claims(modern.VERSION, method, "u"), ())
+    assert isinstance(refused, modern.Rejection)
+    assert refused.code == modern.HEADER_MISMATCH
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 @steady
 def test_any_text_survives_a_header(text: str) -> None:

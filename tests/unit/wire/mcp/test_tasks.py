@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
+from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp.tasks import (
     ID_LENGTH_MAX,
     RELATED,
     STATE_BYTES_MAX,
+    Summary,
+    earlier_state,
     list_result,
+    modern_state,
     read_poll_seconds,
     read_state,
+    read_ttl,
     related_meta,
+    related_to,
     with_ids,
     with_related,
+    with_support,
 )
 from tests.unit.core.doubles import raw
 
@@ -148,3 +156,46 @@ def test_what_relates_to_a_task_without_a_name_does_not_relate_to_it(related: ob
 @pytest.mark.parametrize("members", [{}, {"_meta": raw({"a": 1})}, {"_meta": raw(7)}])
 def test_what_relates_to_no_task_is_left_alone(members: dict[str, msgspec.Raw]) -> None:
     assert with_related(members, str.upper) is members
+
+
+# -- the hub's own -------------------------------------------------------------------------------------------------
+
+
+def read(members: Mapping[str, Payload]) -> Any:
+    return json.loads(render(members))
+
+
+SUMMARY = Summary("t", "failed", 1_700_000_000.0, 1_700_000_000.5, 60.0, "not today")
+TIMES = {"createdAt": "2023-11-14T22:13:20.000Z", "lastUpdatedAt": "2023-11-14T22:13:20.500Z"}
+
+
+def test_a_task_is_told_in_the_words_of_each_era() -> None:
+    told = {"taskId": "t", "status": "failed", "statusMessage": "not today", **TIMES}
+    assert read(earlier_state(SUMMARY)) == {**told, "ttl": 60_000, "pollInterval": 1000}
+    assert read(modern_state(SUMMARY)) == {**told, "ttlMs": 60_000, "pollIntervalMs": 1000}
+    assert "statusMessage" not in earlier_state(msgspec.structs.replace(SUMMARY, message=""))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seconds"),
+    [({}, None), ({"ttl": None}, None), ({"ttl": 60_000}, 60.0), ({"ttl": 1.5, "more": 1}, 0.0015), ({"ttl": 0}, 0.0)],
+)
+def test_a_caller_says_how_long_it_wants_a_task_to_be_kept(wanted: object, seconds: float | None) -> None:
+    assert read_ttl(raw(wanted)) == seconds
+
+
+@pytest.mark.parametrize("wanted", [b"5", b"null", b"[]", b'{"ttl":"long"}', b'{"ttl":-1}', b'{"ttl":true}', b"{"])
+def test_what_cannot_be_meant_is_said_in_words(wanted: bytes) -> None:
+    assert isinstance(read_ttl(msgspec.Raw(wanted)), str)
+
+
+def test_a_tool_is_said_to_be_one_that_may_be_run_as_a_task() -> None:
+    own = {"name": raw("a"), "execution": raw({"taskSupport": "forbidden", "x": 1})}
+    assert read(with_support(own)) == {"name": "a", "execution": {"taskSupport": "optional", "x": 1}}
+    assert read(with_support({"execution": raw(5)})) == {"execution": {"taskSupport": "optional"}}
+
+
+def test_a_message_says_to_which_task_it_relates_beside_what_it_said() -> None:
+    members = {"content": raw([]), "_meta": raw({"a": 1, RELATED: {"taskId": "another"}})}
+    assert read(related_to("t", members)) == {"content": [], "_meta": {"a": 1, RELATED: {"taskId": "t"}}}
+    assert read(related_to("t", {})) == {"_meta": {RELATED: {"taskId": "t"}}}

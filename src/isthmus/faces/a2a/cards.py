@@ -1,0 +1,244 @@
+"""The agent's card, made from the live catalog as the one who asks may see it.
+
+Addresses come from the configuration, never from what a request says of itself. A stranger is shown the two skills that
+every caller has; who proved who it is also sees the tools that it may call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from email.utils import formatdate, parsedate_to_datetime
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.view import Route
+from isthmus.faces.a2a.instructions import COMMAND, EXECUTE
+from isthmus.faces.a2a.settings import A2aSettings
+from isthmus.faces.http.bodies import JSON
+from isthmus.faces.http.gate import Denied, Fields
+from isthmus.faces.http.turn import Peer, header_lines
+from isthmus.model.callers import Caller
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.conversation import ABSENT
+from isthmus.wire.a2a.cards import (
+    HUBS,
+    ApiKey,
+    Card,
+    Extension,
+    Http,
+    Interface,
+    Scheme,
+    Skill,
+    write_0_1,
+    write_0_3,
+    write_agentvault,
+    write_merged,
+    write_strict,
+)
+from isthmus.wire.a2a.operations import DialectName, Problem, ProblemKind
+from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.hubs import write_hubs
+from isthmus.wire.mcp.messages import read_string
+
+FRESH_SECONDS = 60
+
+REMEMBERED_MAX = 256
+"""Cards of which it is known since when they are as they are; of others it is said that they are new."""
+
+MODES = ("application/json", "text/plain")
+
+INPUT_OF_EXECUTE = b"""{"type":"object","properties":{
+"target_mcp_server_id":{"type":"string","description":"The server, as it is configured here"},
+"tool_name":{"type":"string","description":"The tool, by its own name or behind its server's"},
+"arguments":{"type":"object"}},"required":["target_mcp_server_id","tool_name","arguments"]}"""
+OUTPUT_OF_EXECUTE = b"""{"type":"object","properties":{
+"success":{"type":"boolean"},"mcp_result":{"type":["object","null"]},
+"error":{"type":["object","null"],"properties":{
+"source":{"type":"string","enum":["A2A_PROXY","MCP_PROTOCOL","MCP_TOOL"]},
+"code":{"type":"string"},"message":{"type":"string"},"details":{"type":["object","null"]}}}},"required":["success"]}"""
+INPUT_OF_COMMAND = b"""{"type":"object","properties":{
+"mcp_target_url":{"type":"string","description":"A server's name, or its address where that may be named"},
+"mcp_request_path":{"type":"string"},"mcp_method":{"type":"string"},"mcp_params":{"type":"object"},
+"mcp_request_id":{"type":["string","integer"]},"mcp_headers":{"type":"object"}},
+"required":["mcp_target_url","mcp_method"]}"""
+OUTPUT_OF_COMMAND = b"""{"type":"object","properties":{
+"mcp_request_id_echo":{"type":["string","integer"]},"mcp_response_id":{"type":["string","integer"]},
+"mcp_result":{"type":"object"},"mcp_error":{"type":"object"}}}"""
+
+ALWAYS = (
+    Skill(
+        COMMAND,
+        "Execute MCP Command",
+        "Does what a method of MCP does at one of the servers here, with the parameters in the data part.",
+        ("mcp",),
+        input_schema=Raw(INPUT_OF_COMMAND.replace(b"\n", b"")),
+        output_schema=Raw(OUTPUT_OF_COMMAND.replace(b"\n", b"")),
+    ),
+    Skill(
+        EXECUTE,
+        "Execute MCP Tool",
+        "Runs a tool of one of the servers here, with the arguments in the data part.",
+        ("mcp",),
+        input_schema=Raw(INPUT_OF_EXECUTE.replace(b"\n", b"")),
+        output_schema=Raw(OUTPUT_OF_EXECUTE.replace(b"\n", b"")),
+    ),
+)
+
+
+class AgentCards:
+    """Writes cards; `settings` may be replaced at any time.
+
+    `address` says where the hub is spoken to, `needs_key` whether callers must have one now; those who do see more.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: A2aSettings,
+        version: str,
+        address: Callable[[], str],
+        needs_key: Callable[[], bool],
+        now: Callable[[], float],
+    ) -> None:
+        self._hub = hub
+        self.settings = settings
+        self._version = version
+        self._address = address
+        self._needs_key = needs_key
+        self._now = now
+        self._since: OrderedDict[tuple[str, Caller | None], tuple[bytes, int]] = OrderedDict()
+        """The tag of each card that was shown, and the second since when it has this one."""
+        self.grpc_address: str | None = None
+        """Where gRPC is spoken, if it is."""
+
+    async def show(self, peer: Peer, path: str, fields: Fields, admitted: Caller | Denied) -> None:
+        """Answer with the card in the form of its path, or say that the one they have is still right."""
+        await self._hub.settle(EVERYTHING)
+        caller = None if isinstance(admitted, Denied) else admitted
+        body = self.written(path, caller)
+        tag = b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
+        since = self._unchanged_since((path, caller), tag)
+        # What a stranger sees, or everybody where nobody has a key, is the same for all.
+        scope = b"private" if caller is not None and self._needs_key() else b"public"
+        known = header_lines(
+            [
+                (b"etag", tag),
+                (b"cache-control", b"%b, max-age=%d" % (scope, FRESH_SECONDS)),
+                (b"last-modified", formatdate(since, usegmt=True).encode()),
+                (b"vary", b"authorization, x-api-key"),
+            ]
+        )
+        if is_known(fields, tag, since):
+            peer.answer(304, known, b"")
+        else:
+            peer.answer(200, JSON + known, body)
+
+    def _unchanged_since(self, key: tuple[str, Caller | None], tag: bytes) -> int:
+        """Since which second a card is as it is, as far as anybody asked."""
+        before, since = self._since.pop(key, (b"", 0))
+        if before != tag:
+            # Two forms of one second would be taken for the same by who goes by the time.
+            since = max(int(self._now()), since + 1)
+        self._since[key] = (tag, since)
+        if len(self._since) > REMEMBERED_MAX:
+            self._since.popitem(last=False)
+        return since
+
+    def written(self, path: str, caller: Caller | None) -> bytes:
+        """The card of a path."""
+        card = self._card(caller)
+        if path == "/.well-known/agent.json":
+            return write_0_1(card)
+        if path == "/agent-card.json":
+            return write_agentvault(card, "isthmus/mcp-tool-proxy")
+        return write_strict(_of_1_0(card)) if self.settings.card == "strict" else write_merged(card)
+
+    async def extended(self, caller: Caller, dialect: DialectName) -> Payload | Problem:
+        """The card for who proved who it is, in the words of who asks; where there are no keys, nobody can."""
+        if not self._needs_key():
+            kind: ProblemKind = "card_not_configured" if dialect == "0.3" else "unsupported_operation"
+            return Problem(kind, "There is no other card here: the agent does not ask who its callers are")
+        await self._hub.settle(EVERYTHING)
+        card = self._card(caller)
+        if dialect == "0.3":
+            return write_0_3(card)
+        return write_strict(_of_1_0(card) if self.settings.card == "strict" else card)
+
+    def _card(self, caller: Caller | None) -> Card:
+        base = self._address().rstrip("/")
+        schemes: Mapping[str, Scheme] = (
+            {"bearer": Http("Bearer"), "key": ApiKey("X-Api-Key")} if self._needs_key() else {}
+        )
+        return Card(
+            name=self.settings.name,
+            description=self.settings.description,
+            version=self._version,
+            interfaces=self._interfaces(base),
+            skills=(*ALWAYS, *self._skills(caller)),
+            input_modes=MODES,
+            output_modes=MODES,
+            schemes=dict(schemes),
+            requirements=tuple({name: ()} for name in schemes),
+            has_extended=bool(schemes),
+            can_push=True,
+            extensions=(self._hubs(caller),),
+        )
+
+    def _interfaces(self, base: str) -> tuple[Interface, ...]:
+        """Where the agent is spoken to, those that keep numbers exact first."""
+        grpc = None if self.grpc_address is None else self.settings.grpc_url or self.grpc_address
+        return (
+            Interface(f"{base}/a2a", "JSONRPC", "1.0"),
+            Interface(f"{base}/a2a/rest", "HTTP+JSON", "1.0"),
+            *(() if grpc is None else (Interface(grpc, "GRPC", "1.0"),)),
+            Interface(f"{base}/a2a", "JSONRPC", "0.3"),
+            Interface(f"{base}/a2a/rest", "HTTP+JSON", "0.3"),
+        )
+
+    def _hubs(self, caller: Caller | None) -> Extension:
+        """What lets another hub find out that it is behind this one, or is this one."""
+        behind = {} if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING).hubs
+        hubs = write_hubs({**behind, self._hub.id: 0})
+        return Extension(HUBS, "Which hubs are here, by random ids", params=Raw(msgspec.json.encode(hubs)))
+
+    def _skills(self, caller: Caller | None) -> list[Skill]:
+        if caller is None:
+            return []
+        view = self._hub.snapshot.view(caller.grants, EVERYTHING)
+        return [_skill(route) for route in view.routes.values()]
+
+
+def _of_1_0(card: Card) -> Card:
+    """A card that names no place where something earlier is spoken."""
+    return replace(card, interfaces=tuple(each for each in card.interfaces if each.version == "1.0"))
+
+
+def is_known(fields: Fields, tag: bytes, since: int) -> bool:
+    """Whether who asks has this already: by its tag, or where it names none, by the time of its own."""
+    if (tags := fields.get(b"if-none-match")) is not None:
+        given = {each.strip().removeprefix(b"W/") for each in tags.split(b",")}
+        return tag in given or b"*" in given
+    seen = fields.get(b"if-modified-since")
+    try:
+        return seen is not None and parsedate_to_datetime(seen.decode("latin-1")).timestamp() >= since
+    except (ValueError, OverflowError):
+        return False
+
+
+def _skill(route: Route) -> Skill:
+    members = route.feature.definition
+    title = read_string(members.get("title")) or route.exposed
+    description = read_string(members.get("description")) or title
+    return Skill(
+        route.exposed,
+        title,
+        description,
+        (str(route.feature.server),),
+        input_schema=members.get("inputSchema", ABSENT),
+        output_schema=members.get("outputSchema", ABSENT),
+    )

@@ -1,0 +1,223 @@
+"""What a message tells the agent to do. No language model guesses: an instruction is JSON of one of a few forms.
+
+An instruction is a data part, or a text part that is a JSON object; the first one counts. Reading decides nothing about
+who may do it and finds no tool: names are looked up later, in the caller's own view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import is_
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from isthmus.model.conversation import ABSENT, Data, File, Message, Part, Text
+from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, render
+
+Form: TypeAlias = Literal["tool", "execute", "command"]
+"""In whose words the instruction was given, and the answer is: our own; `target_mcp_server_id`, `tool_name`,
+`arguments`; or `mcp_target_url`, `mcp_method`, `mcp_params`."""
+
+SKILL_KEYS = ("skill", "skillId", "skill_id")
+"""Where a message's metadata names a skill."""
+
+EXECUTE = "mcp.execute_tool"
+COMMAND = "execute_mcp_command"
+OWN_FORMS: dict[str, Form] = {EXECUTE: "execute", COMMAND: "command"}
+"""The skills that take an instruction of their own form, and are no tool's name."""
+
+EMPTY = Raw(b"{}")
+
+HEADERS = b"mcp_headers"
+ESCAPE = b"\\u"
+"""By which a key may be spelt otherwise."""
+
+
+class ToolInstruction(msgspec.Struct, frozen=True):
+    """Run a tool, under any of its names; of one server only, if that is named."""
+
+    name: str
+    arguments: Raw
+    server: str | None = None
+    form: Form = "tool"
+    words: str = ""
+    """What was said instead of arguments."""
+
+
+class CommandInstruction(msgspec.Struct, frozen=True):
+    """Do what a method of MCP does, at a server that is named or at an address."""
+
+    target: str
+    method: str
+    params: Raw = EMPTY
+    path: str | None = None
+    id: Raw = ABSENT
+    """What the caller calls the request; it is told so, and nobody else is."""
+    headers: Mapping[str, str] = {}
+
+
+class Saying(msgspec.Struct, frozen=True):
+    """No instruction: words, for whoever is configured to understand them."""
+
+    text: str
+    form: Form | None = None
+    """The form that was announced, which words cannot have."""
+
+
+class BadInstruction(msgspec.Struct, frozen=True):
+    """It was meant as an instruction, and is wrong."""
+
+    form: Form
+    message: str
+    id: Raw = ABSENT
+
+
+Instruction: TypeAlias = ToolInstruction | CommandInstruction | Saying | BadInstruction
+
+
+def read_instruction(message: Message) -> Instruction:
+    """What a message tells the agent to do."""
+    skill = _skill(message)
+    members, given = _first_object(message.parts)
+    if members is None:
+        return _without_object(message, skill)
+    if skill is not None and skill not in OWN_FORMS:
+        return ToolInstruction(skill, given)
+    if skill == COMMAND or "mcp_method" in members or "mcp_target_url" in members:
+        return _command(members)
+    if skill == EXECUTE or "target_mcp_server_id" in members or "tool_name" in members:
+        return _execute(members)
+    if "tool" in members:
+        return _tool(members)
+    return Saying(bytes(given).decode())
+
+
+def _without_object(message: Message, skill: str | None) -> Instruction:
+    text = "\n".join(part.text for part in message.parts if isinstance(part, Text))
+    if skill is None or skill in OWN_FORMS:
+        return Saying(text, OWN_FORMS.get(skill or ""))
+    return ToolInstruction(skill, EMPTY, words=text)
+
+
+def _first_object(parts: tuple[Part, ...]) -> tuple[dict[str, Raw] | None, Raw]:
+    """The first part that is a JSON object, one level deep and whole."""
+    for part in parts:
+        given = part.data if isinstance(part, Data) else object_in(part)
+        members = object_members(given) if given else None
+        if members is not None:
+            return members, given
+    return None, EMPTY
+
+
+def object_in(part: Part) -> Raw:
+    """The JSON object that a text is, if it is one; what is in a text nobody has checked yet."""
+    text = part.text.strip() if isinstance(part, Text) else ""
+    if not text.startswith("{"):
+        return ABSENT
+    value = decode_object(text.encode())
+    return ABSENT if isinstance(value, Malformed) else value
+
+
+def _skill(message: Message) -> str | None:
+    members = object_members(message.metadata) if message.metadata else None
+    named = (_string(members, key) for key in SKILL_KEYS) if members else ()
+    return next((skill for skill in named if skill), None)
+
+
+def _tool(members: Mapping[str, Raw]) -> Instruction:
+    name = _string(members, "tool")
+    if not name:
+        return BadInstruction("tool", "tool must be the name of a tool")
+    arguments = members.get("arguments", EMPTY)
+    if not _is_object(arguments):
+        return BadInstruction("tool", "arguments must be an object")
+    return ToolInstruction(name, arguments, _string(members, "server"))
+
+
+def _execute(members: Mapping[str, Raw]) -> Instruction:
+    server, name = _string(members, "target_mcp_server_id"), _string(members, "tool_name")
+    if not name:
+        return BadInstruction("execute", "tool_name must be the name of a tool")
+    if not server and "." not in name:
+        return BadInstruction("execute", "target_mcp_server_id must be the name of a server")
+    if "arguments" not in members or not _is_object(members["arguments"]):
+        return BadInstruction("execute", "arguments must be an object")
+    return ToolInstruction(name, members["arguments"], server, "execute")
+
+
+def _command(members: Mapping[str, Raw]) -> Instruction:
+    id = _unless_null(members.get("mcp_request_id", ABSENT))
+    if id and bytes(id)[:1] not in b'"-0123456789':
+        return BadInstruction("command", "mcp_request_id must be a text or a number")
+    target, method = _string(members, "mcp_target_url"), _string(members, "mcp_method")
+    if not target:
+        return BadInstruction("command", "mcp_target_url must be the name or the address of a server", id)
+    if not method:
+        return BadInstruction("command", "mcp_method must be a method of MCP", id)
+    params = _unless_null(members.get("mcp_params", EMPTY)) or EMPTY
+    if not _is_object(params):
+        return BadInstruction("command", "mcp_params must be an object", id)
+    headers = _headers(members.get("mcp_headers", EMPTY))
+    if isinstance(headers, str):
+        return BadInstruction("command", headers, id)
+    path = _string(members, "mcp_request_path")
+    if path is None and _unless_null(members.get("mcp_request_path", ABSENT)):
+        return BadInstruction("command", "mcp_request_path must be a text", id)
+    return CommandInstruction(target, method, params, path, id, headers)
+
+
+def _headers(given: Raw) -> dict[str, str] | str:
+    """The headers, or what is wrong with them."""
+    try:
+        read = {} if _is_null(given) else msgspec.json.decode(given, type=dict[str, str | None])
+    except msgspec.MsgspecError:
+        return "mcp_headers must be an object of texts"
+    known = {name: value for name, value in read.items() if value is not None}
+    return known if len(known) == len(read) else "mcp_headers are not kept: give the whole instruction again"
+
+
+def without_headers(message: Message) -> Message:
+    """A message as it may be kept: the headers of an instruction are secrets, of which only the names stay."""
+    parts = tuple([_without_headers(part) for part in message.parts])
+    return message if all(map(is_, parts, message.parts)) else msgspec.structs.replace(message, parts=parts)
+
+
+def _without_headers(part: Part) -> Part:
+    if isinstance(part, File):
+        return part
+    text = bytes(part.data) if isinstance(part, Data) else part.text.encode("utf-8", "surrogatepass")
+    if HEADERS not in text and ESCAPE not in text:  # nearly all, and spared the rest
+        return part
+    members = object_members(part.data if isinstance(part, Data) else object_in(part) or b"")
+    if members is None or "mcp_headers" not in members:
+        return part
+    kept = render({**members, "mcp_headers": _names_only(members["mcp_headers"])})
+    return replace(part, data=Raw(kept)) if isinstance(part, Data) else replace(part, text=kept.decode())
+
+
+def _names_only(headers: Raw) -> bytes:
+    """The names, each with nothing; nothing at all of what is no object."""
+    return render(dict.fromkeys(object_members(headers) or {}, b"null"))
+
+
+def _string(members: Mapping[str, Raw], key: str) -> str | None:
+    try:
+        return msgspec.json.decode(members[key], type=str)
+    except (KeyError, msgspec.MsgspecError):
+        return None
+
+
+def _is_object(value: Raw) -> bool:
+    return bytes(value)[:1] == b"{"
+
+
+def _is_null(value: Raw) -> bool:
+    return bytes(value) == b"null"
+
+
+def _unless_null(value: Raw) -> Raw:
+    """Many clients write out what they do not say."""
+    return ABSENT if _is_null(value) else value

@@ -1,0 +1,201 @@
+"""Where changes of tasks are sent: what callers say of that, and what is written to those they named.
+
+A recipient is its caller's own as its task is. Its address is looked at when it is named and again whenever something
+is sent there. Used by the desk and its faces; the outbox sends what is written here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from isthmus.core.ports.courier import Courier
+from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.outbox import Letter
+from isthmus.core.tasks.record import Recipient, Record, owner_of
+from isthmus.faces.a2a.listeners import is_settled
+from isthmus.faces.a2a.shown import artifacts_of, brief_of, shown
+from isthmus.model.callers import Caller
+from isthmus.model.conversation import ArtifactUpdate, StatusUpdate, Update
+from isthmus.wire.a2a.negotiate import DIALECTS
+from isthmus.wire.a2a.operations import (
+    DeletePush,
+    DialectName,
+    GetPush,
+    ListPush,
+    Problem,
+    PushPage,
+    PushTarget,
+    SetPush,
+)
+
+RECIPIENTS_MAX = 10
+"""Of one task."""
+
+URL_LENGTH_MAX = 2048
+SECRET_LENGTH_MAX = 4096
+"""Of a token, and of credentials: each is one line of a request's head, of which servers take 8 KiB at most."""
+
+ID_LENGTH_SHOWN = 256
+
+ID_HEADER = "x-a2a-notification-id"
+"""The same whenever the same thing is sent, so that who gets it twice can tell."""
+
+TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105 - the name of a header
+
+_SCHEME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
+_SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
+
+
+class Pushing:
+    """The recipients of callers' tasks. `trusts` says who may name private addresses, if the operator listed them."""
+
+    def __init__(self, engine: Engine, courier: Courier, trusts: Callable[[Caller], bool]) -> None:
+        self._engine = engine
+        self._courier = courier
+        self._trusts = trusts
+
+    async def check(self, caller: Caller, target: PushTarget) -> Problem | None:
+        """Why nothing can be sent there for this caller."""
+        wrong = flaw_in(target) or await self._courier.refusal(target.url, is_trusted=self._trusts(caller))
+        return None if wrong is None else Problem("invalid_params", f"Push notifications cannot be sent there: {wrong}")
+
+    async def set(self, caller: Caller, form: DialectName, asked: SetPush) -> PushTarget | Problem:
+        """Have a task's changes sent somewhere."""
+        live = await self._task(caller, asked.task)
+        if isinstance(live, Problem):
+            return live
+        if (problem := await self.check(caller, asked.target)) is not None:
+            return problem
+        # A look at an address takes its time, in which a task is forgotten and called back as another.
+        live = await self._task(caller, asked.task)
+        if isinstance(live, Problem):
+            return live
+        recipient = self.recipient(caller, form, asked.target, live.record.id)
+        if (problem := self.add(live, recipient)) is not None:
+            return problem
+        await self._engine.until_kept(live)
+        if recipient not in _kept(live):
+            return Problem("internal", "The push notification config could not be written down; is the disk full?")
+        return _target(recipient)
+
+    def recipient(self, caller: Caller, form: DialectName, target: PushTarget, task: str) -> Recipient:
+        """What is kept of where something is to be sent; who gives it no id knows it by the task's."""
+        secrets = (target.token or "", target.scheme or "", target.credentials or "")
+        return Recipient(target.id or task, target.url, form, *secrets, self._trusts(caller))
+
+    def add(self, live: Live, recipient: Recipient) -> Problem | None:
+        """Put a recipient on a task's list, or in the place of the one of its id; it is kept with the next write."""
+        others = tuple(each for each in live.record.recipients if each.id != recipient.id)
+        if len(others) >= RECIPIENTS_MAX:
+            return Problem("invalid_params", f"A task has at most {RECIPIENTS_MAX} push notification configs")
+        if recipient not in live.record.recipients:
+            self._engine.address(live, (*others, recipient))
+        return None
+
+    async def get(self, caller: Caller, asked: GetPush) -> PushTarget | Problem:
+        """One of them; without an id, the first."""
+        live = await self._task(caller, asked.task)
+        if isinstance(live, Problem):
+            return live
+        for recipient in _kept(live):
+            if asked.id in (None, recipient.id):
+                return _target(recipient)
+        return Problem("task_not_found", f"Push notification config not found: {_shown(asked.id or asked.task)}")
+
+    async def list(self, caller: Caller, asked: ListPush) -> PushPage | Problem:
+        """All of them; a page goes on at the place that its token says."""
+        live = await self._task(caller, asked.task)
+        if isinstance(live, Problem):
+            return live
+        targets = [_target(recipient) for recipient in _kept(live)]
+        start = _start(asked.page_token)
+        if start is None:
+            return Problem("invalid_params", "pageToken is not one that was given")
+        end = start + max(1, asked.page_size)
+        return PushPage(asked.task, tuple(targets[start:end]), str(end) if end < len(targets) else "")
+
+    async def delete(self, caller: Caller, asked: DeletePush) -> Problem | None:
+        """Send nothing there any more, not even what is due; nothing is wrong with one that is not there."""
+        live = await self._task(caller, asked.task)
+        if isinstance(live, Problem):
+            return live
+        left = tuple(each for each in live.record.recipients if each.id != asked.id)
+        if left != live.record.recipients:
+            self._engine.address(live, left)
+            await self._engine.until_kept(live)
+        return None
+
+    async def _task(self, caller: Caller, id: str) -> Live | Problem:
+        live = await self._engine.find(owner_of(caller), id)
+        return live or Problem("task_not_found", f"Task not found: {_shown(id)}")
+
+
+def _kept(live: Live) -> tuple[Recipient, ...]:
+    return () if live.kept is None else live.kept.recipients
+
+
+def _target(kept: Recipient) -> PushTarget:
+    return PushTarget(kept.url, kept.id, kept.token or None, kept.scheme or None, kept.credentials or None)
+
+
+def flaw_in(target: PushTarget) -> str | None:
+    """What cannot be sent as it is; secrets are told by their name alone."""
+    if len(target.url) > URL_LENGTH_MAX:
+        return f"the url is longer than {URL_LENGTH_MAX} characters"
+    if target.scheme is not None and not _SCHEME.fullmatch(target.scheme):
+        return "the authentication scheme is not the name of one"
+    for name, secret in (("token", target.token), ("credentials", target.credentials)):
+        if secret is not None and len(secret) > SECRET_LENGTH_MAX:
+            return f"the {name} is longer than {SECRET_LENGTH_MAX} characters"
+        if secret is not None and not _SECRET.fullmatch(secret):
+            return f"the {name} has characters that a header cannot carry"
+    return None
+
+
+def _start(token: str) -> int | None:
+    if not token:
+        return 0
+    return int(token) if token.isascii() and token.isdecimal() and len(token) <= 2 else None
+
+
+def _shown(id: str) -> str:
+    return id[:ID_LENGTH_SHOWN]
+
+
+# -- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def write_letters(recipient: Recipient, record: Record, mark: str) -> Sequence[Letter]:
+    """What a recipient is told of a change, in its own words."""
+    if recipient.form == "1.0":
+        kind = "application/a2a+json"
+        bodies = [bytes(DIALECTS["1.0"].write_update(update)) for update in updates_of(record)]
+    else:
+        # Earlier generations do not say what is sent; their own implementations send the whole task.
+        kind = "application/json"
+        dialect = next((DIALECTS[name] for name in DIALECTS if name == recipient.form), DIALECTS["0.3"])
+        bodies = [bytes(dialect.write_task(shown(record), None))]
+    return [Letter(_headers(recipient, kind, f"{mark}-{at}"), body) for at, body in enumerate(bodies)]
+
+
+def updates_of(record: Record) -> list[Update]:
+    """A task that has just begun, whole; else what it brought forth, and then how it stands."""
+    task = shown(record)
+    if record.version == 1:
+        return [task]
+    made = [
+        ArtifactUpdate(record.id, record.context, artifact, index=index, at=record.updated)
+        for index, artifact in enumerate(artifacts_of(record, brief_of(record)))
+    ]
+    return [*made, StatusUpdate(record.id, record.context, task.status, is_settled(record))]
+
+
+def _headers(recipient: Recipient, kind: str, id: str) -> dict[str, str]:
+    """What goes before a letter; a scheme without credentials proves nothing, and is left out."""
+    headers = {"content-type": kind, ID_HEADER: id}
+    if recipient.token:
+        headers[TOKEN_HEADER] = recipient.token
+    if recipient.scheme and recipient.credentials:
+        headers["authorization"] = f"{recipient.scheme} {recipient.credentials}"
+    return headers

@@ -1,0 +1,37 @@
+"""What an operator can say of the agent; `config` fills it from `[a2a]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+CardForm = Literal["merged", "strict"]
+
+
+@dataclass(frozen=True, slots=True)
+class A2aSettings:
+    """The agent's name and habits."""
+
+    name: str = "Isthmus"
+    description: str = "Runs the tools of MCP servers, exactly as it is told."
+    text_tool: str | None = None
+    """The tool that is given plain words; without one, who sends them is asked for an instruction."""
+    card: CardForm = "merged"
+    """Whether the card also speaks to clients of 0.3, or is what 1.0 allows and nothing else."""
+    keep: float = 7 * 24 * 3600.0
+    """How many seconds an ended task is kept."""
+    grpc_port: int | None = None
+    """Where gRPC is spoken as well, beside HTTP and on the same host; 0 lets the system choose."""
+    grpc_url: str | None = None
+    """How others reach that port, as the card tells them."""
+
+    def __post_init__(self) -> None:
+        for key in ("name", "description", "text_tool", "grpc_url"):
+            if (value := getattr(self, key)) is not None and not value.strip():
+                raise ValueError(f"{key} must not be empty")
+        if self.card not in get_args(CardForm):
+            raise ValueError(f"card must be one of {', '.join(get_args(CardForm))}, not {self.card!r}")
+        if not 0 < self.keep < float("inf"):
+            raise ValueError(f"keep must be a number of seconds above 0, not {self.keep:g}")
+        if self.grpc_port is not None and not 0 <= self.grpc_port <= 65535:
+            raise ValueError(f"grpc_port must be 0 to 65535, not {self.grpc_port}")

@@ -1,0 +1,34 @@
+"""What travels on of what a caller says."""
+
+from __future__ import annotations
+
+import json
+
+from isthmus.wire.mcp.modern import OWN_KEYS
+from isthmus.wire.mcp.passing import ANSWERS, passed_extra, passed_meta
+from isthmus.wire.mcp.tasks import RELATED
+from tests.unit.core.doubles import raw
+
+
+def nobodys(id: str) -> None:
+    """The name of a task that is not its caller's."""
+
+
+def test_what_the_hub_says_itself_ends_here_in_whatever_spelling() -> None:
+    said = {key: raw(1) for key in (*OWN_KEYS, "progressToken")}
+    shouted = {key.upper(): value for key, value in said.items()}
+    assert passed_meta({**said, **shouted, "trace": raw("t")}, nobodys) == {"trace": raw("t")}
+    assert passed_meta({key: raw(1) for key in OWN_KEYS}, nobodys) == {}
+
+
+def test_a_task_is_named_as_its_server_knows_it_or_not_at_all() -> None:
+    mine = {RELATED: raw({"taskId": "shown", "x": 1}), RELATED.upper(): raw({"taskId": "other"})}
+    passed = passed_meta(mine, {"shown": "own"}.get)
+    assert {key: json.loads(bytes(value)) for key, value in passed.items()} == {RELATED: {"taskId": "own", "x": 1}}
+    assert passed_meta(mine, nobodys) == {}
+
+
+def test_answers_travel_only_where_they_are_kept_and_in_their_own_spelling() -> None:
+    extra = {key: raw(1) for key in ("requestState", "RequestState", "inputResponses", "InputResponses", "own")}
+    assert list(passed_extra(extra, ANSWERS)) == ["own"]
+    assert list(passed_extra(extra, ANSWERS, ANSWERS)) == ["requestState", "inputResponses", "own"]
