@@ -1,5 +1,7 @@
 """Both ends of tasks on the official SDK, mcp 1.x: `serve` is a server over stdio, `visit` and `hear` visit a hub.
 
+`plain` is a server that offers the same and knows no tasks.
+
 It runs in an environment of its own; `test_tasks` starts it.
 """
 
@@ -44,10 +46,29 @@ async def call(name: str, arguments: dict[str, Any]) -> types.CreateTaskResult:
     return await server.request_context.experimental.run_task(work)
 
 
-async def serve() -> None:
+plain: Server[Any, Any] = Server("plain")
+
+
+@plain.list_tools()
+async def plain_tools() -> list[types.Tool]:
+    """The same tool, of which it is not said that it can be run as a task."""
+    return [types.Tool(name="work", inputSchema={"type": "object"})]
+
+
+@plain.call_tool()
+async def plain_call(name: str, arguments: dict[str, Any]) -> types.CallToolResult:
+    """Do it while the caller waits."""
+    if arguments.get("for_ever"):
+        await anyio.sleep_forever()
+    context = plain.request_context
+    answer = await context.session.elicit("go on?", FORM, related_request_id=context.request_id)
+    return types.CallToolResult(content=[types.TextContent(type="text", text=f"{name}: {answer.content}")])
+
+
+async def serve(which: Server[Any, Any]) -> None:
     """Be the server."""
     async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+        await which.run(read, write, which.create_initialization_options())
 
 
 async def answer(_: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
@@ -85,7 +106,7 @@ async def visit(url: str, tool: str) -> dict[str, Any]:
             "unknown": await refused(me, endless[:-1]),
             "listed": {task.taskId: task.status for task in listed.tasks} == {id: "completed", endless: "cancelled"},
             "next": listed.nextCursor,
-            "told": sorted({told.taskId == id for told in statuses}),
+            "told": sorted({told.taskId in (id, endless) for told in statuses}),
         }
 
 
@@ -138,7 +159,7 @@ async def bounded(mode: str, url: str, tool: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        anyio.run(serve)
+    if sys.argv[1] in ("serve", "plain"):
+        anyio.run(serve, server if sys.argv[1] == "serve" else plain)
     else:
         anyio.run(bounded, *sys.argv[1:])

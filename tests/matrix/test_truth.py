@@ -29,12 +29,15 @@ SHOWN: dict[str, dict[str, Any]] = {
     "resources": {"resources": {"listChanged": True, "subscribe": True}, "completions": {}},
 }
 
+THEIRS = {"provide": False}
+"""Tasks are what the hub adds by itself, and are looked at elsewhere."""
+
 GAPS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_a_server_shows_what_it_has_and_the_hub_what_all_have_together(mode: Mode, tmp_path: Path) -> None:
-    async with serving(tmp_path, SERVERS) as hub:
+    async with serving(tmp_path, SERVERS, tasks=THEIRS) as hub:
         await until_complete(hub.url)
         shown = {}
         for server in SERVERS:
@@ -48,7 +51,7 @@ async def test_a_server_shows_what_it_has_and_the_hub_what_all_have_together(mod
 
 
 async def test_a_hub_whose_servers_have_tools_only_shows_tools_only(tmp_path: Path) -> None:
-    async with serving(tmp_path, {"tools": SERVERS["tools"]}) as hub:
+    async with serving(tmp_path, {"tools": SERVERS["tools"]}, tasks=THEIRS) as hub:
         await until_complete(hub.url)
         async with client_over_http(hub.url) as modern:
             shown = plain(modern.server_capabilities)

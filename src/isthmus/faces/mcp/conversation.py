@@ -34,7 +34,7 @@ from isthmus.faces.mcp.interests import Interests
 from isthmus.faces.mcp.marked import MarkedStream
 from isthmus.faces.mcp.subscription import Subscription
 from isthmus.faces.mcp.task_news import TaskNews
-from isthmus.faces.mcp.tasks import status_message
+from isthmus.faces.mcp.tasks import is_of_session, status_message
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Surface
 from isthmus.model.events import Event, LogLevel
@@ -208,7 +208,7 @@ class Conversation:
                 self._version = legacy.negotiate(legacy.requested_version(request.params) or "")
                 self._profile = self._interests.profile = read_profile(request.params.get("capabilities"))
             answer = await self._dialogue.answer(
-                request, self._caller, self._surface, era, self._profile, self._session
+                request, self._caller, self._surface, era, self._profile, self._session, self._version
             )
             self._reply(answer)
         return None
@@ -234,7 +234,7 @@ class Conversation:
         if isinstance(read, Answer):
             return self._reply(read)
         call, token = read
-        if call.profile:
+        if call.profile or (call.extra and is_of_session(call)):
             call = msgspec.structs.replace(call, session=self._session)
         id = bytes(request.id)
         level = call.log_level if era == "modern" else call.log_level or "debug"
@@ -262,7 +262,14 @@ class Conversation:
         self._unsubscribe(id)
         stream = MarkedStream(request.id, self._say, frame=bytes)
         listening = self._streams[id] = Subscription(
-            self._hub, self._caller, self._surface, profile, stream, self._is_crowded, session=self._session
+            self._hub,
+            self._caller,
+            self._surface,
+            profile,
+            stream,
+            self._is_crowded,
+            session=self._session,
+            kept=self._dialogue.kept,
         )
         honoured = await listening.agree(wanted)
         if self._is_telling and self._streams.get(id) is listening:

@@ -6,6 +6,7 @@ The HTTP and stdio carriers read a message, ask here what to do, and deliver the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,18 +19,20 @@ from isthmus.faces.mcp.claims import ParamClaims
 from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.faults import Era, code_of, error_reply
 from isthmus.faces.mcp.interests import Interests
+from isthmus.faces.mcp.kept_states import is_kept_id
 from isthmus.faces.mcp.task_pages import TaskPages
 from isthmus.model.callers import Caller
 from isthmus.model.calls import TASK_KINDS, Call, Kind, Surface
 from isthmus.model.events import LOG_LEVELS, Event, LogLevel, Progress
-from isthmus.model.faults import Cancelled, Fault
+from isthmus.model.faults import Cancelled, Fault, NotWritten
+from isthmus.model.features import Ability
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, object_members, render
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.capabilities import LATER, read_profile
-from isthmus.wire.mcp.inputs import RESPONSES, STATE
+from isthmus.wire.mcp.inputs import STATE
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 from isthmus.wire.mcp.messages import (
     LOGGED,
@@ -41,8 +44,12 @@ from isthmus.wire.mcp.messages import (
     read_level,
     read_string,
 )
-from isthmus.wire.mcp.requests import CallRequest, read_request
-from isthmus.wire.mcp.tasks import EXTENSION, KNOWN, REQUIRED, TASK
+from isthmus.wire.mcp.passing import ANSWERS, passed_extra
+from isthmus.wire.mcp.requests import read_request
+from isthmus.wire.mcp.tasks import EXTENSION, KNOWN, REQUIRED, TASK, TASKS_VERSION, read_ttl, with_support
+
+if TYPE_CHECKING:
+    from isthmus.faces.mcp.kept_tasks import KeptTasks
 
 VERSIONS = (*modern.VERSIONS, *reversed(legacy.VERSIONS))
 """Every version spoken here, newest first."""
@@ -67,11 +74,17 @@ class Dialogue:
     """Answers what callers ask of the hub itself, and makes calls of what they ask of servers."""
 
     def __init__(
-        self, hub: Hub, me: Implementation, instructions: str | None = None, comebacks: Comebacks | None = None
+        self,
+        hub: Hub,
+        me: Implementation,
+        instructions: str | None = None,
+        comebacks: Comebacks | None = None,
+        kept: KeptTasks | None = None,
     ) -> None:
-        """Without `comebacks`, modern callers cannot be asked anything."""
+        """Without `comebacks`, modern callers cannot be asked anything; without `kept`, tasks are servers' alone."""
         self.hub = hub
         self.comebacks = comebacks
+        self.kept = kept
         self._me = me
         self._instructions = instructions
         self._claims = ParamClaims()
@@ -95,10 +108,12 @@ class Dialogue:
         era: Era,
         profile: Profile = NOTHING,
         session: str = "",
+        version: str = "",
     ) -> Answer:
         """Answer everything that is not a call and not a stream.
 
-        `profile` is what an earlier caller said once for all that it can be asked, `session` its conversation.
+        `profile` is what an earlier caller said once for all that it can be asked, `session` its conversation and
+        `version` what it speaks.
         """
         profile = profile_of(request, era, profile)
         match (request.method, era):
@@ -109,13 +124,16 @@ class Dialogue:
             case ("server/discover", "modern"):
                 view = await self.hub.view_for(caller, surface, profile)
                 hubs = {**view.hubs, self.hub.id: 0}
-                result = modern.discover_result(VERSIONS, self._me, view.claimed, self._instructions, hubs)
+                can = self._claimed(view, "task_handles")
+                result = modern.discover_result(VERSIONS, self._me, can, self._instructions, hubs)
                 return Answer(jsonrpc.result(request.id, result))
             case ("tasks/list", "legacy"):
-                pages = TaskPages(self.hub, caller, surface, profile=profile, session=session)
-                return await _list_tasks(request, pages, await self.hub.view_for(caller, surface, profile))
+                pages = TaskPages(self.hub, caller, surface, self._keeping(), profile=profile, session=session)
+                return await self._list_tasks(request, pages, await self.hub.view_for(caller, surface, profile))
             case _ if (shape := SHAPES.get(request.method)) is not None:
-                return self._list(shape, request, await self.hub.view_for(caller, surface, profile), era)
+                view = await self.hub.view_for(caller, surface, profile)
+                can_ask = era == "legacy" and version >= TASKS_VERSION
+                return _list(shape, request, view, era, self._keeping() if can_ask else None)
             case _:
                 return _unknown_method(request)
 
@@ -126,16 +144,35 @@ class Dialogue:
         view = await self.hub.view_for(caller, surface, profile)
         version = legacy.negotiate(requested)
         hubs = {**view.hubs, self.hub.id: 0}
-        result = legacy.initialize_result(version, self._me, view.claimed, self._instructions, hubs)
+        can = self._claimed(view, "tasks") if version >= TASKS_VERSION else view.claimed
+        if not caller.is_anyone:  # who cannot be told from others is not to be listed theirs
+            can |= {"task_list"}
+        result = legacy.initialize_result(version, self._me, can, self._instructions, hubs)
         return Answer(jsonrpc.result(request.id, result))
 
-    # -- listing ---------------------------------------------------------------------------------------------------
+    # -- tasks of the hub's own ------------------------------------------------------------------------------------
 
-    def _list(self, shape: ListShape, request: Request, view: View, era: Era) -> Answer:
-        if bytes(request.params.get("cursor", b"null")) != b"null":
-            # The whole list is one page, so no cursor of ours is out there.
-            return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
-        return Answer(jsonrpc.result(request.id, list_bytes(view, era, shape)))
+    def _keeping(self) -> KeptTasks | None:
+        """Who keeps tasks where servers do not, if that is wanted."""
+        return self.kept if self.kept is not None and self.kept.are_offered else None
+
+    def _claimed(self, view: View, ability: Ability) -> frozenset[Ability]:
+        """What a caller is told can be done; what can be called can also be run as a task, in its era's way."""
+        is_kept = self._keeping() is not None and "tools" in view.claimed
+        return view.claimed | {ability} if is_kept else view.claimed
+
+    async def _list_tasks(self, request: Request, pages: TaskPages, view: View) -> Answer:
+        """A page of a caller's own tasks."""
+        if self._keeping() is None and not tasks.are_spoken(request.method, "legacy", view):
+            return _unknown_method(request)
+        cursor = request.params.get("cursor", msgspec.Raw(b"null"))
+        try:
+            page = await pages.page(view, read_string(cursor)) if _is_cursor(cursor) else None
+        except OSError as error:  # the journal's word for what it cannot do now
+            return answer_call(request.id, NotWritten(str(error)), "legacy")
+        if page is None:
+            return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor")
+        return Answer(jsonrpc.result(request.id, page))
 
     # -- what a legacy caller wants beside its calls ---------------------------------------------------------------
 
@@ -180,7 +217,7 @@ class Dialogue:
             surface,
             asked.name,
             asked.arguments,
-            _passed_on(asked, caller),
+            tasks.own_meta(asked.meta, caller),
             asked.extra,
             token is not None,
             asked.kind,
@@ -213,14 +250,22 @@ class Dialogue:
     def _aimed(self, request: Request, call: Call, era: Era) -> Call | Answer:
         """A call about a task, or one that asks for it, to the server whose it is."""
         view = self.hub.snapshot.view(call.caller.grants, call.surface, call.profile)
+        kept = self._keeping()
         if call.kind not in TASK_KINDS:
-            return tasks.asked_for(call, view, era)
-        if not tasks.are_spoken(request.method, era, view):
+            return self._asking(request, tasks.asked_for(call, view, era, are_kept=kept is not None))
+        if not tasks.are_spoken(request.method, era, view, are_kept=kept is not None):
             return _unknown_method(request)
         if era == "modern" and KNOWN not in call.profile:
             text = f"{request.method} needs a client that knows {EXTENSION}"
             return refuse(request.id, modern.MISSING_CAPABILITY, text, REQUIRED)
+        if kept is not None and is_kept_id(call.name):
+            return msgspec.structs.replace(call, is_of_hub=True)
         return tasks.aimed(call, view, self.hub.tasks) or refuse(request.id, jsonrpc.INVALID_PARAMS, tasks.NOT_FOUND)
+
+    def _asking(self, request: Request, call: Call) -> Call | Answer:
+        """A call that asks for a task, if it does so in a way that can be understood."""
+        wrong = read_ttl(call.extra[TASK]) if TASK in call.extra else None
+        return refuse(request.id, jsonrpc.INVALID_PARAMS, wrong) if isinstance(wrong, str) else call
 
     def read_wanted(self, request: Request, profile: Profile) -> modern.Wanted | Answer:
         """What a modern caller's subscription asks to be told of."""
@@ -235,9 +280,20 @@ class Dialogue:
 
     def start(self, call: Call, exchange: Askable) -> InFlight | None:
         """Start a call, or go on with the one that its caller comes back to; None if it has been answered already."""
-        if not call.extra or not call.comes_back or STATE not in call.extra or self.comebacks is None:
+        if call.kind == "tool" and not call.extra and KNOWN not in call.profile:  # as nearly all are
             return self.hub.start(call, exchange)
-        return self.comebacks.go_on(call, exchange, self.hub)
+        kept = self._keeping()
+        if kept is not None and call.is_of_hub:
+            return kept.ask(call, exchange)
+        if kept is not None and kept.is_wanted(call):
+            return kept.create(call, exchange)
+        if not call.comes_back or STATE not in call.extra or self.comebacks is None:
+            inflight: InFlight | None = self.hub.start(call, exchange)
+        else:
+            inflight = self.comebacks.go_on(call, exchange, self.hub)
+        if kept is not None and KNOWN in call.profile and call.kind == "tool" and inflight is not None:
+            kept.watch(inflight)
+        return inflight
 
 
 def profile_of(request: Request, era: Era, known: Profile = NOTHING) -> Profile:
@@ -246,17 +302,6 @@ def profile_of(request: Request, era: Era, known: Profile = NOTHING) -> Profile:
         meta = object_members(request.params.get("_meta", b"")) or {}
         return read_profile(meta.get(modern.CAPABILITIES_KEY), LATER)
     return read_profile(request.params.get("capabilities")) if request.method == "initialize" else known
-
-
-async def _list_tasks(request: Request, pages: TaskPages, view: View) -> Answer:
-    """A page of a caller's own tasks."""
-    if not tasks.are_spoken(request.method, "legacy", view):
-        return _unknown_method(request)
-    cursor = request.params.get("cursor", msgspec.Raw(b"null"))
-    page = await pages.page(view, read_string(cursor)) if _is_cursor(cursor) else None
-    if page is None:
-        return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor")
-    return Answer(jsonrpc.result(request.id, page))
 
 
 def _is_cursor(raw: msgspec.Raw) -> bool:
@@ -286,41 +331,42 @@ async def _follow(request: Request, interests: Interests) -> Answer:
     return Answer(jsonrpc.result(request.id, b"{}"))
 
 
-_HOP_KEYS = frozenset(key.casefold() for key in (*modern.OWN_KEYS, PROGRESS_TOKEN))
-"""Members of `_meta` that are written anew towards the server. In no spelling may the caller's own stand beside
-them: to a server that ignores case, `ProgressToken` would name the progress of somebody else's call."""
-
-
-def _passed_on(asked: CallRequest, caller: Caller) -> dict[str, msgspec.Raw]:
-    if asked.meta.keys() <= modern.OWN_KEYS:
-        return {}
-    meta = tasks.own_meta(asked.meta, caller)
-    return {key: value for key, value in meta.items() if key.casefold() not in _HOP_KEYS}
-
-
-_ANSWERS = frozenset((RESPONSES, STATE))
-_SPELT = frozenset(key.casefold() for key in _ANSWERS)
-
-
 def _own_answers(call: Call) -> Call:
     """A call without a state and answers that are not its caller's to bring: a modern server would believe them.
 
     Who is asked by requests brings none with a call; who comes back brings them in one spelling, which the hub reads.
     """
-    kept = _ANSWERS if call.comes_back or call.kind in TASK_KINDS else ()
-    extra = {key: value for key, value in call.extra.items() if key in kept or key.casefold() not in _SPELT}
+    kept = ANSWERS if call.comes_back or call.kind in TASK_KINDS else frozenset()
+    extra = passed_extra(call.extra, ANSWERS, kept)
     return call if len(extra) == len(call.extra) else msgspec.structs.replace(call, extra=extra)
 
 
-def list_bytes(view: View, era: Era, shape: ListShape = TOOLS) -> bytes:
-    """A list's result, rendered once per view and era."""
-    key = f"{era} {shape.method}"
+def _list(shape: ListShape, request: Request, view: View, era: Era, kept: KeptTasks | None) -> Answer:
+    if bytes(request.params.get("cursor", b"null")) != b"null":
+        # The whole list is one page, so no cursor of ours is out there.
+        return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
+    return Answer(jsonrpc.result(request.id, list_bytes(view, era, shape, kept)))
+
+
+def list_bytes(view: View, era: Era, shape: ListShape = TOOLS, kept: KeptTasks | None = None) -> bytes:
+    """A list's result, rendered once per view and era; with `kept`, tools say which of them the hub runs as tasks."""
+    is_offering = kept is not None and shape is TOOLS
+    key = f"{era} {shape.method} with tasks" if is_offering else f"{era} {shape.method}"
     rendered = view.memo.get(key)
     if rendered is None:
-        entries = array_of(write_entry(shape, route.exposed, route.feature.definition) for route in _of(view, shape))
+        entries = array_of(
+            write_entry(shape, route.exposed, _shown(route, view, kept if is_offering else None))
+            for route in _of(view, shape)
+        )
         write = modern.list_result if era == "modern" else legacy.list_result
         rendered = view.memo[key] = write(shape.member, entries, _missing(view))
     return rendered
+
+
+def _shown(route: Route, view: View, kept: KeptTasks | None) -> Members:
+    definition = route.feature.definition
+    is_kept = kept is not None and kept.are_for(view, route.feature.server, "tasks")
+    return with_support(definition) if is_kept else definition
 
 
 def _of(view: View, shape: ListShape) -> Iterable[Route]:

@@ -17,13 +17,18 @@ from isthmus.model.faults import (
     Fault,
     Lost,
     NotConnected,
+    NotWritten,
     Overloaded,
     ServerError,
+    TargetRefused,
+    TaskEnded,
     TimedOut,
     TooManySubscriptions,
+    TooManyTargets,
     Unanswered,
     UnknownPrompt,
     UnknownResource,
+    UnknownTask,
     UnknownTool,
 )
 from isthmus.wire import jsonrpc
@@ -43,7 +48,11 @@ CODES: dict[type[Fault], int] = {
     UnknownTool: jsonrpc.INVALID_PARAMS,
     UnknownPrompt: jsonrpc.INVALID_PARAMS,
     UnknownResource: jsonrpc.INVALID_PARAMS,
+    UnknownTask: jsonrpc.INVALID_PARAMS,
+    TaskEnded: jsonrpc.INVALID_PARAMS,
+    TargetRefused: jsonrpc.INVALID_PARAMS,
     TooManySubscriptions: REFUSED,
+    TooManyTargets: REFUSED,
     Overloaded: REFUSED,
     BreakerOpen: REFUSED,
     Draining: REFUSED,
@@ -55,6 +64,7 @@ CODES: dict[type[Fault], int] = {
     TimedOut: SENT_AND_LOST,
     BadReply: SENT_AND_LOST,
     ServerError: 0,
+    NotWritten: jsonrpc.INTERNAL_ERROR,
     Bug: jsonrpc.INTERNAL_ERROR,
 }
 """Every leaf has a row; a server's own error keeps its own code."""

@@ -29,6 +29,7 @@ from isthmus.faces.mcp.parked import Parked
 from isthmus.faces.mcp.sessions import Listener, Session, Sessions
 from isthmus.faces.mcp.subscription import Subscription
 from isthmus.faces.mcp.task_news import TaskNews
+from isthmus.faces.mcp.tasks import is_of_session
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.events import LogLevel
@@ -269,7 +270,8 @@ class _Visit:
             return self._answer(noted, 200)
         profile = NOTHING if session is None else session.profile
         own = "" if session is None else session.id
-        answer = await self._dialogue.answer(request, self._caller, self._surface, era, profile, own)
+        version = self._header(VERSION_HEADER) or "" if session is None else session.version
+        answer = await self._dialogue.answer(request, self._caller, self._surface, era, profile, own, version)
         headers = self._remember(request, answer, session) if era == "legacy" else ()
         if session is not None and self._prefers_stream(session):
             return self._answer_by_stream(answer)
@@ -415,7 +417,7 @@ class _Visit:
         if isinstance(read, Answer):
             return read
         call, token = read
-        if call.profile and session is not None:
+        if session is not None and (call.profile or (call.extra and is_of_session(call))):
             call = msgspec.structs.replace(call, session=session.id)
         if not self._accepts(b"text/event-stream"):
             return HttpExchange(self._peer, request.id, "legacy", None, self._face.loop, call)
@@ -526,6 +528,7 @@ class _Visit:
             profile,
             stream,
             is_crowded=lambda: self._peer.buffered_bytes() > 0,
+            kept=self._dialogue.kept,
         )
         try:
             honoured = await listening.agree(wanted)

@@ -12,6 +12,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.faces.mcp.changes import ChangeFeed
 from isthmus.faces.mcp.interests import Interests
+from isthmus.faces.mcp.kept_tasks import KeptTasks
 from isthmus.faces.mcp.marked import MarkedStream, follow_all
 from isthmus.faces.mcp.task_polls import TaskPolls
 from isthmus.model.callers import Caller
@@ -34,14 +35,15 @@ class Subscription:
         is_crowded: Callable[[], bool],
         *,
         session: str = "",
+        kept: KeptTasks | None = None,
     ) -> None:
-        """`is_crowded` says that the caller has not taken yet what it was told."""
+        """`is_crowded` says that the caller has not taken yet what it was told; `kept` are tasks of the hub's own."""
         self.stream = stream
         self._hub = hub
         self._caller = caller
         self._surface = surface
         self._profile = profile
-        self._polls = TaskPolls(hub, caller, surface, profile, stream.tell_task)
+        self._polls = TaskPolls(hub, caller, surface, profile, stream.tell_task, kept)
         self._interests = Interests(
             hub, caller, surface, stream.tell_update, profile=profile, session=session, is_crowded=is_crowded
         )
@@ -50,7 +52,7 @@ class Subscription:
     async def agree(self, wanted: Wanted) -> Wanted:
         """Follow what can be followed; returns what will be honoured."""
         honoured = await follow_all(self._interests, wanted)
-        return msgspec.structs.replace(honoured, tasks=self._polls.agree(wanted.tasks))
+        return msgspec.structs.replace(honoured, tasks=await self._polls.agree(wanted.tasks))
 
     def begin(self) -> None:
         """The acknowledgement is out: tell what came before it, and ask after tasks from now on."""

@@ -12,12 +12,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.ports.exchange import Aside
+from isthmus.faces.mcp.kept_states import is_kept_id
 from isthmus.faces.mcp.tasks import aimed, shown_id
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Surface
@@ -29,6 +30,10 @@ from isthmus.model.questions import NOT_ASKED, OnReply, Profile, Question
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, object_members
 from isthmus.wire.mcp.requests import EMPTY_OBJECT
 from isthmus.wire.mcp.tasks import read_poll_seconds, read_state, with_ids
+
+if TYPE_CHECKING:
+    from isthmus.faces.mcp.kept_tasks import KeptTasks
+    from isthmus.faces.mcp.kept_waits import Following
 
 FOLLOWED_MAX = 100
 """Tasks that one subscription may name; what it names beyond them is not even looked at."""
@@ -45,25 +50,46 @@ Tell: TypeAlias = Callable[[Mapping[str, Payload]], None]
 class TaskPolls:
     """What one subscription follows. `tell` is called with each task as it stands, first and whenever it differs."""
 
-    def __init__(self, hub: Hub, caller: Caller, surface: Surface, profile: Profile, tell: Tell) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        caller: Caller,
+        surface: Surface,
+        profile: Profile,
+        tell: Tell,
+        kept: KeptTasks | None = None,
+    ) -> None:
+        """Without `kept` there are only tasks of servers."""
         self._hub = hub
+        self._kept = kept
         self._caller = caller
         self._surface = surface
         self._profile = profile
         self._tell = tell
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, _Followed | Following] = {}
 
-    def agree(self, ids: Iterable[str]) -> tuple[str, ...]:
+    async def agree(self, ids: Iterable[str]) -> tuple[str, ...]:
         """Take on what the caller may follow, and return it; nothing is asked before `start`."""
-        view = self._hub.snapshot.view(self._caller.grants, self._surface, self._profile)
         for id in islice(ids, FOLLOWED_MAX):
-            asked = Call(self._caller, self._surface, id, EMPTY_OBJECT, kind="task", profile=self._profile)
-            call = aimed(asked, view, self._hub.tasks)
-            whose = None if call is None else call.surface.server
-            if call is None or whose is None or "task_handles" not in view.servers[whose]:
-                continue
-            self._followed[id] = _Followed(self._hub, call, whose, self._tell)
+            followed = await self._keep_up(id) if is_kept_id(id) else self._poll(id)
+            if followed is not None:
+                self._followed[id] = followed
         return tuple(self._followed)
+
+    async def _keep_up(self, id: str) -> Following | None:
+        """A task of the hub's own need not be asked about."""
+        if self._kept is None:
+            return None
+        return await self._kept.follow(self._caller, self._surface, self._profile, id, self._tell)
+
+    def _poll(self, id: str) -> _Followed | None:
+        view = self._hub.snapshot.view(self._caller.grants, self._surface, self._profile)
+        asked = Call(self._caller, self._surface, id, EMPTY_OBJECT, kind="task", profile=self._profile)
+        call = aimed(asked, view, self._hub.tasks)
+        whose = None if call is None else call.surface.server
+        if call is None or whose is None or "task_handles" not in view.servers[whose]:
+            return None
+        return _Followed(self._hub, call, whose, self._tell)
 
     def start(self) -> None:
         """Ask from now on."""

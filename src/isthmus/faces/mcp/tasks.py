@@ -27,13 +27,12 @@ from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import Question
 from isthmus.wire.jsonrpc import Payload, notification, object_members, render
 from isthmus.wire.mcp.messages import Members
+from isthmus.wire.mcp.passing import passed_meta
 from isthmus.wire.mcp.tasks import (
     LEGACY_METHODS,
     MODERN_METHODS,
-    RELATED,
     STATUS,
     TASK,
-    related_meta,
     with_ids,
     with_related,
 )
@@ -47,9 +46,9 @@ _KEY = secrets.token_bytes(32)
 """Signs ids while this process lives. Tasks are their servers', which forget them with the links of this process."""
 
 
-def are_spoken(method: str, era: Era, view: View) -> bool:
-    """Whether a caller of this era can ask this of some server that it sees."""
-    return method in _METHODS[era] and _ABILITY[era] in view.abilities
+def are_spoken(method: str, era: Era, view: View, *, are_kept: bool = False) -> bool:
+    """Whether a caller of this era can ask this of some server that it sees, or of the hub, if tasks are kept there."""
+    return method in _METHODS[era] and (are_kept or _ABILITY[era] in view.abilities)
 
 
 def shown_id(caller: Caller, server: ServerName, own: str) -> str:
@@ -90,13 +89,22 @@ def aimed(call: Call, view: View, known: Tasks) -> Call | None:
     return msgspec.structs.replace(call, name=own, surface=Surface("own", server))
 
 
-def asked_for(call: Call, view: View, era: Era) -> Call:
-    """A call that asks for a task; where its server would not know what that is, it asks for none."""
+def asked_for(call: Call, view: View, era: Era, *, are_kept: bool = False) -> Call:
+    """A call that asks for a task; where nobody would know what that is, it asks for none.
+
+    `are_kept` says that the hub keeps one where its server does not.
+    """
     route = view.routes.get(call.name)
     abilities = frozenset() if route is None else view.servers[route.feature.server]
-    if era == "legacy" and "tasks" in abilities:
+    is_known = "tasks" in abilities or (are_kept and route is not None and call.kind == "tool")
+    if era == "legacy" and is_known:
         return call
     return msgspec.structs.replace(call, extra={key: value for key, value in call.extra.items() if key != TASK})
+
+
+def is_of_session(call: Call) -> bool:
+    """Whether a call asks for a task that is to be its conversation's, as its caller cannot be told from others."""
+    return call.caller.is_anyone and TASK in call.extra
 
 
 def shown(outcome: Outcome, call: Call) -> Outcome:
@@ -123,8 +131,8 @@ def shown_event(event: Event, caller: Caller) -> Event:
 
 
 def own_meta(meta: Members, caller: Caller) -> Members:
-    """Members of a caller's `_meta`, with the task to which they relate, if any, as its server knows it."""
-    return related_meta(meta, partial(_own, caller)) if RELATED in meta else meta
+    """What travels on of a caller's `_meta`, with the task to which it relates, if any, as its server knows it."""
+    return passed_meta(meta, partial(_own, caller))
 
 
 def own_result(result: msgspec.Raw, caller: Caller) -> msgspec.Raw:
@@ -146,9 +154,13 @@ def status_message(task: Task, caller: Caller) -> bytes:
 
 def stated(task: Task, caller: Caller) -> Payload:
     """How a task stands, under the id by which its caller knows it."""
+    if task.is_kept:
+        return render(task.state.members)
     return with_ids(render(task.state.members), partial(shown_id, caller, task.server))
 
 
 def is_seen(task: Task, view: View, surface: Surface) -> bool:
     """Whether a caller of the earlier era can ask about a task of its own here."""
-    return surface.server in (None, task.server) and "tasks" in view.servers.get(task.server, ())
+    if surface.server not in (None, task.server):
+        return False
+    return task.server in view.servers if task.is_kept else "tasks" in view.servers.get(task.server, ())

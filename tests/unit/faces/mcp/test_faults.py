@@ -31,7 +31,12 @@ TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
         {"executed": "unknown", "reason": "unanswered", "server": "files"},
     ),
     (faults.BadState(), -32602, {"executed": "unknown", "reason": "bad_state"}),
+    (faults.UnknownTask(), -32602, {"executed": "no", "reason": "unknown_task"}),
+    (faults.TaskEnded("completed"), -32602, {"executed": "no", "reason": "task_ended"}),
+    (faults.NotWritten("The disk is full"), -32603, {"executed": "no", "reason": "not_written", "retryAfter": 1.0}),
     (faults.TooManySubscriptions(1000), -32010, {"executed": "no", "reason": "too_many_subscriptions"}),
+    (faults.TargetRefused("not there"), -32602, {"executed": "no", "reason": "target_refused"}),
+    (faults.TooManyTargets(64), -32010, {"executed": "no", "reason": "too_many_targets", "retryAfter": 1.0}),
     (
         faults.Cancelled("enough", executed="unknown", server=FILES),
         -32012,

@@ -46,6 +46,7 @@ from tests.unit.faces.mcp.doubles import (
 
 SLOW = ServerName("slow")
 OTHER = Caller("other", "default", Grants(("*",)))
+ANYBODY = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
 HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
 ARGUMENT = {"name": "path", "value": "/"}
 NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
@@ -61,7 +62,7 @@ class Face:
 
     @staticmethod
     def _identify(fields: Fields) -> Caller | None:
-        return {b"other": OTHER, b"nobody": None}.get(fields.get(b"x-api-key", b""), ANYONE)
+        return {b"other": OTHER, b"anybody": ANYBODY, b"nobody": None}.get(fields.get(b"x-api-key", b""), ANYONE)
 
     def scope(self, client: Client, method: str, headers: Mapping[str, str]) -> Message:
         base = {"host": "localhost", "content-type": "application/json"}
@@ -250,6 +251,18 @@ async def test_an_earlier_caller_that_leaves_while_a_server_starts_has_withdrawn
     client.leave()
     face.hub.publish(ready(server=SLOW))
     await until(lambda: bool(face.hosted.stage.link.sent))
+    face.hosted.answer(content=[])
+    await asking
+
+
+@pytest.mark.parametrize(("key", "is_known"), [("other", True), ("anybody", False)])
+async def test_a_task_is_its_sessions_where_callers_cannot_be_told_apart(key: str, *, is_known: bool) -> None:
+    face = Face(ready(tool(), abilities=frozenset({"tools", "tasks"})))
+    session = await face.open(**{"x-api-key": key})
+    asked = request("tools/call", {"name": "files.read", "task": {}})
+    asking = asyncio.ensure_future(face.visit(asked, {**of(session), "x-api-key": key}))
+    await until(lambda: bool(face.hosted.stage.link.sent))
+    assert face.hosted.last_call.call.session == ("" if is_known else session)
     face.hosted.answer(content=[])
     await asking
 

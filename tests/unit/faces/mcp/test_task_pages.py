@@ -12,6 +12,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.mcp import task_pages as module
 from isthmus.faces.mcp.task_pages import TaskPages
 from isthmus.faces.mcp.tasks import shown_id
+from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.events import Progress
 from isthmus.model.faults import Overloaded, ServerError, TimedOut
@@ -45,6 +46,17 @@ async def page(host: Hosted, cursor: str | None = None, profile: Profile = froze
     async with asyncio.timeout(SECONDS):
         result = await pages.page(view, cursor)
     return None if result is None else msgspec.json.decode(result)
+
+
+async def test_anyone_is_listed_what_it_asked_for_in_the_same_conversation() -> None:
+    anybody = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
+    host = Hosted(ready(tool(), abilities=ABLE))
+    for session in ("one", "other", ""):
+        host.hub.tasks.made(anybody, SERVER, None, state(f"of {session}", "completed"), session=session)
+    view = host.hub.snapshot.view(anybody.grants, EVERYTHING)
+    for session, expected in (("one", [shown_id(anybody, SERVER, "of one")]), ("", [])):
+        result = await TaskPages(host.hub, anybody, EVERYTHING, session=session).page(view, None)
+        assert [task["taskId"] for task in msgspec.json.decode(result or b"")["tasks"]] == expected
 
 
 def listed(page: Any) -> list[tuple[str, str]]:

@@ -45,8 +45,11 @@ class Following:
         self.host = hosted()
         self.told: list[dict[str, Any]] = []
         self.polls = TaskPolls(self.host.hub, ANYONE, EVERYTHING, PROFILE, self.tell)
-        assert self.polls.agree([MINE]) == (MINE,)
+
+    async def begin(self) -> Following:
+        assert await self.polls.agree([MINE]) == (MINE,)
         self.polls.start()
+        return self
 
     def tell(self, members: Mapping[str, Payload]) -> None:
         self.told.append({key: json.loads(bytes(value)) for key, value in members.items()})
@@ -67,7 +70,7 @@ class Following:
 
 
 async def test_a_task_is_told_as_it_stands_and_whenever_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Following(monkeypatch)
+    one = await Following(monkeypatch).begin()
     one.answer()
     await one.again(2)
     one.answer()
@@ -94,7 +97,7 @@ async def nothing_more(one: Following) -> None:
 
 
 async def test_a_server_that_cannot_answer_now_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Following(monkeypatch)
+    one = await Following(monkeypatch).begin()
     one.host.last_call.finish(TimedOut(SERVER, 1.0, executed="unknown"))
     await one.again(2)
     one.answer(taskId="another")
@@ -104,18 +107,18 @@ async def test_a_server_that_cannot_answer_now_is_asked_again(monkeypatch: pytes
 
 
 async def test_a_task_that_its_server_forgot_is_not_asked_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Following(monkeypatch)
+    one = await Following(monkeypatch).begin()
     one.host.last_call.finish(ServerError(SERVER, -32602, "no such task"))
     await nothing_more(one)
     assert one.told == []
 
 
 async def test_who_has_left_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Following(monkeypatch)
+    one = await Following(monkeypatch).begin()
     one.answer()
     one.polls.close()
     await nothing_more(one)
-    other = Following(monkeypatch)
+    other = await Following(monkeypatch).begin()
     other.polls.close()
     other.answer()
     other.polls.start()
@@ -124,7 +127,7 @@ async def test_who_has_left_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, answers = Following(monkeypatch), list[Reply]()
+    one, answers = await Following(monkeypatch).begin(), list[Reply]()
     one.host.last_call.emit(Progress({}))
     one.host.last_call.exchange.ask(Question("roots/list", raw({})), answers.append)
     assert (answers, one.told) == ([NOT_ASKED], [])
@@ -142,26 +145,26 @@ async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys(monkeypatch: p
 )
 async def test_what_is_not_the_callers_to_follow_is_not_followed(id: str, ability: Ability) -> None:
     host = hosted(ability)
-    assert TaskPolls(host.hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None).agree([id]) == ()
+    assert await TaskPolls(host.hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None).agree([id]) == ()
 
 
 async def test_there_is_an_end_to_what_one_subscription_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FOLLOWED_MAX", 2)
     ids = [shown_id(ANYONE, SERVER, own) for own in "abc"]
     polls = TaskPolls(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
-    assert polls.agree(ids) == tuple(ids[:2])
+    assert await polls.agree(ids) == tuple(ids[:2])
 
 
 async def test_what_is_named_beyond_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FOLLOWED_MAX", 2)
     ids = iter(["made up", MINE, *(shown_id(ANYONE, SERVER, own) for own in "bcd")])
     polls = TaskPolls(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
-    assert polls.agree(ids) == (MINE,)
+    assert await polls.agree(ids) == (MINE,)
     assert len(list(ids)) == 3
 
 
 async def test_a_server_says_within_limits_how_often_it_likes_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Following(monkeypatch)
+    one = await Following(monkeypatch).begin()
     monkeypatch.setattr(module, "POLL_SECONDS_MIN", 3600.0)
     one.answer(pollIntervalMs=1)
     await nothing_more(one)

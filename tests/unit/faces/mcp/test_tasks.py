@@ -206,7 +206,7 @@ def test_what_a_caller_says_names_the_task_as_its_server_knows_it() -> None:
     assert json.loads(bytes(own_meta(mine, ANYONE)[RELATED])) == {"taskId": "t"}
     assert own_meta({**anothers, "x": raw(1)}, ANYONE) == {"x": raw(1)}
     plain = {"x": raw(1)}
-    assert own_meta(plain, ANYONE) is plain
+    assert own_meta(plain, ANYONE) == plain
 
 
 def test_what_a_caller_answers_does_too() -> None:
