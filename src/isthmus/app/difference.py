@@ -14,14 +14,21 @@ from isthmus.config.codes import UNRESOLVED_VARIABLE
 from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
+from isthmus.faces.a2a.settings import A2aSettings
+from isthmus.faces.mcp.settings import TaskSettings
 from isthmus.model.names import ServerName
+from isthmus.storage.settings import StorageSettings
 from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.targets.settings import TargetSettings
 
 Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")
 
 FIXED_SETTINGS = ("host", "port", "public_url", "names", "state")
 """What callers and the system were told when the hub started; another value needs another start."""
+
+FIXED_A2A = ("grpc_port",)
+"""What the agent listens on."""
 
 FIXED_LIMITS = ("request_bytes", "lag_bytes", "lag_seconds", "schema_bytes")
 """What the door and the checks of arguments were made with."""
@@ -50,7 +57,12 @@ def between(old: Configuration, new: Configuration) -> Difference:
         added=tuple(server for name, server in after.items() if name not in before),
         changed=tuple(server for name, server in after.items() if name in before and before[name] != server),
         removed=tuple(name for name in before if name not in after),
-        settings=differing(old.hub, new.hub),
+        settings=(
+            *differing(old.hub, new.hub),
+            *differing_a2a(old.a2a, new.a2a),
+            *_differing_tasks(old.tasks, new.tasks),
+            *_differing_targets(old.targets, new.targets),
+        ),
         are_callers_other=set(old.callers) != set(new.callers),
     )
 
@@ -59,6 +71,27 @@ def differing(old: HubSettings, new: HubSettings) -> tuple[str, ...]:
     """Return the settings that have other values, as a file spells them."""
     before, after = _by_path(old), _by_path(new)
     return tuple(path for path in after if before[path] != after[path])
+
+
+def differing_a2a(old: A2aSettings, new: A2aSettings) -> tuple[str, ...]:
+    """Return the settings of the agent that have other values, as a file spells them."""
+    names = (item.name for item in fields(A2aSettings))
+    return tuple(f"a2a.{name}" for name in names if getattr(old, name) != getattr(new, name))
+
+
+def _differing_tasks(old: TaskSettings, new: TaskSettings) -> tuple[str, ...]:
+    names = (item.name for item in fields(TaskSettings))
+    return tuple(f"tasks.{name}" for name in names if getattr(old, name) != getattr(new, name))
+
+
+def _differing_targets(old: TargetSettings, new: TargetSettings) -> tuple[str, ...]:
+    names = (item.name for item in fields(TargetSettings))
+    return tuple(f"targets.{name}" for name in names if getattr(old, name) != getattr(new, name))
+
+
+def differing_storage(old: StorageSettings, new: StorageSettings) -> tuple[str, ...]:
+    """Return whether the journal is to be elsewhere, as a file spells that."""
+    return () if old == new else ("storage.url",)
 
 
 def _by_path(hub: HubSettings) -> dict[str, object]:
@@ -82,6 +115,8 @@ def applicable(running: Configuration, read: Configuration) -> Configuration:
     return replace(
         read,
         hub=_with_fixed(running.hub, read.hub),
+        storage=running.storage,
+        a2a=replace(read.a2a, **{name: getattr(running.a2a, name) for name in FIXED_A2A}),
         servers=(*(server for server in read.servers if server.name not in names), *kept),
         warnings=(*read.warnings, *(_of_loss(name, found, running) for name, found in lost.items())),
         # What they had and where it came from stays known, or the next look would take them for gone or for new.

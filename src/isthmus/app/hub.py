@@ -11,25 +11,41 @@ from isthmus.config.settings import Configuration
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.crew import Crew
+from isthmus.core.ports.journal import Journal
+from isthmus.core.tasks.engine import Engine
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.dialogue import Dialogue
+from isthmus.faces.mcp.kept_tasks import KeptTasks
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
+from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.counters import Counters
 from isthmus.upstream.local import LocalLink, builtin_tools
 from isthmus.upstream.supervisor import Supervisor
+from isthmus.upstream.targets.temporary import Targets
 
-LOCAL = Caller("local", "local", Grants(("*",)))
-"""Who calls where no callers are configured: the person at this machine."""
+LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True)
+"""Who calls where no callers are configured: the person at this machine, by whichever of its programs."""
+
+PARENT = Caller("local", "local", Grants(("*",)))
+"""The same by the one program that started the hub and talks to it over standard streams."""
+
+NAMED = ServerName("#")
+"""What all servers that callers named are counted as; no configured one can have this name."""
 
 
 class RunningHub:
     """A hub, its servers and its background tasks; whoever makes it closes it."""
 
-    def __init__(self, configuration: Configuration, environment: Mapping[str, str]) -> None:
-        """Start every server in the background and return at once. Needs a running loop."""
+    def __init__(
+        self, configuration: Configuration, environment: Mapping[str, str], journal: Journal | None = None
+    ) -> None:
+        """Start every server in the background and return at once. Needs a running loop.
+
+        Without a `journal` nothing outlasts the process.
+        """
         self.configuration = configuration
         self.crew = Crew()
         self.counters = Counters()
@@ -38,14 +54,36 @@ class RunningHub:
         self._comebacks = Comebacks(ProcessSealer(), configuration.hub.limits)
         self._links = Links(configuration.hub.limits, environment, self.crew, self.hub.tasks)
         self.supervisor = Supervisor(self.hub, self.crew, self._links.connect)
-        builtin = LocalLink(BUILTIN, builtin_tools(MemoryJournal(), time.time), self.crew)
+        self.journal: Journal = journal or MemoryJournal()
+        self.tasks = Engine(self.hub, self.journal, time.time, self.crew)
+        self._kept = KeptTasks(
+            self.hub,
+            self.tasks,
+            self.journal,
+            self.crew,
+            lambda: self.configuration.tasks,
+            lambda: self.configuration.a2a.keep,
+            time.time,
+        )
+        builtin = LocalLink(BUILTIN, builtin_tools(self.journal, time.time), self.crew)
         self.supervisor.add_local(BUILTIN, builtin, builtin.tools)
+        self.targets = self._targets(environment)
         for server in configuration.servers:
             self.supervisor.add(server)
 
+    def _targets(self, environment: Mapping[str, str]) -> Targets:
+        """The servers that callers name are kept in a hub of their own, which no face lists."""
+        annex = Hub(self.hub.limits, self.counters.together(NAMED))
+        annex.id = self.hub.id  # who names this hub itself is told so
+        self._annex_links = Links(self.hub.limits, environment, self.crew, annex.tasks, self._links.egress)
+        keeping = Supervisor(annex, self.crew, self._annex_links.connect)
+        settings = self.configuration.targets
+        configured = lambda: self.configuration.servers  # noqa: E731
+        return Targets(self.hub, annex, keeping, self.crew, self._links.egress, settings, configured)
+
     def dialogue(self) -> Dialogue:
         """What MCP callers of this hub are told."""
-        return Dialogue(self.hub, ME, comebacks=self._comebacks)
+        return Dialogue(self.hub, ME, comebacks=self._comebacks, kept=self._kept)
 
     def apply(self, configuration: Configuration) -> Difference:
         """Take another configuration: servers come, change and go, and nobody else notices.
@@ -54,18 +92,36 @@ class RunningHub:
         """
         difference = between(self.configuration, configuration)
         self.configuration = configuration
-        self.hub.limits = self._links.limits = self._comebacks.limits = configuration.hub.limits
+        limits = configuration.hub.limits
+        self.hub.limits = self._links.limits = self._comebacks.limits = limits
+        self.targets.annex.limits = self._annex_links.limits = limits
         for name in difference.removed:
             self.supervisor.remove(name)
         for server in difference.added:
             self.supervisor.add(server, is_awaited=False)
         for server in difference.changed:
             self.supervisor.change(server)
+        self.targets.change(configuration.targets, [caller for _, caller in configuration.callers])
         return difference
+
+    def calls(self) -> int:
+        """Calls under way, of configured servers and of those that callers named."""
+        return self.hub.running() + self.targets.running()
+
+    def refuse_new_calls(self) -> None:
+        """From now on every new call is told that the hub is shutting down."""
+        self.hub.refuse_new_calls()
+        self.targets.annex.refuse_new_calls()
+
+    def cancel_all(self, why: str) -> None:
+        """Withdraw every call that is still under way."""
+        self.hub.cancel_all(why)
+        self.targets.cancel_all(why)
 
     async def aclose(self) -> None:
         """Close every link in good order, then whatever still runs; cancelled, it leaves the order out."""
         try:
+            await self.targets.aclose()
             await self.supervisor.aclose()
         finally:
             await self.crew.aclose()

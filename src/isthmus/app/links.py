@@ -12,14 +12,19 @@ from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.names import ServerName
-from isthmus.transport.egress import Egress
+from isthmus.transport.egress import Egress, Guarded
+from isthmus.upstream.agent.given import GivenTasks
+from isthmus.upstream.agent.link import AgentLink
 from isthmus.upstream.functions import PythonLink
 from isthmus.upstream.keeper import HOPS_MAX
 from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.plain import PlainLink
 from isthmus.upstream.rpc import RpcLink
 from isthmus.upstream.settings import (
+    AgentSettings,
     Carrier,
     HttpSettings,
+    NamedSettings,
     PythonSettings,
     RpcSettings,
     ServerSettings,
@@ -43,13 +48,27 @@ HOPS_DIGITS_MAX = 3
 class Links:
     """What links of one hub have in common."""
 
-    def __init__(self, limits: Limits, environment: Mapping[str, str], crew: Crew, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        environment: Mapping[str, str],
+        crew: Crew,
+        tasks: Tasks,
+        egress: Egress | None = None,
+    ) -> None:
         """`tasks` hears how those stand of which servers tell by themselves."""
         self.limits = limits
         self._tasks = tasks
         self._environment = environment
         self._crew = crew
-        self._egress = Egress()
+        self._egress = egress or Egress()
+        self._guarded = Guarded(self._egress)
+        self._given = GivenTasks()
+
+    @property
+    def egress(self) -> Egress:
+        """What all of them dial by."""
+        return self._egress
 
     async def connect(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:
         """Make a link that has not been greeted yet; raises `ConnectFailed`."""
@@ -62,6 +81,8 @@ class Links:
         match reach:
             case StdioSettings():
                 return await self._process(settings.name, reach)
+            case NamedSettings():
+                return self._named(settings, reach, carrier)
             case HttpSettings():
                 return self._http(settings, reach, carrier)
             case SocketSettings():
@@ -70,6 +91,8 @@ class Links:
                 return socket
             case RpcSettings():
                 return self._rpc(settings, reach)
+            case AgentSettings():
+                return self._agent(settings, reach)
             case PythonSettings():
                 return self._python(settings, reach)
             case _:
@@ -97,6 +120,37 @@ class Links:
             max_calls=settings.max_calls,
         )
 
+    def _named(self, settings: ServerSettings, reach: NamedSettings, carrier: Carrier) -> BaseLink:
+        """A link to where a caller sent the hub: it goes there and nowhere else."""
+        egress = self._egress if reach.is_trusted else self._guarded
+        credentials = StaticCredentials({settings.name: reach.headers})
+        url, most = reach.url_for(carrier), settings.max_calls
+        if carrier == "rpc":
+            plain = RpcSettings(url)
+            return PlainLink(
+                settings.name,
+                ME,
+                self.limits,
+                reach=plain,
+                credentials=credentials,
+                egress=egress,
+                crew=self._crew,
+                max_calls=most,
+            )
+        kind = SseLink if carrier == "sse" else StreamableLink
+        link = kind(
+            settings.name,
+            ME,
+            self.limits,
+            url=url,
+            credentials=credentials,
+            egress=egress,
+            crew=self._crew,
+            max_calls=most,
+        )
+        link.stays = True
+        return link
+
     def _socket(self, server: ServerName, reach: SocketSettings) -> SocketLink:
         return SocketLink(
             server,
@@ -119,6 +173,20 @@ class Links:
             crew=self._crew,
             max_calls=settings.max_calls,
         )
+
+    def _agent(self, settings: ServerSettings, reach: AgentSettings) -> AgentLink:
+        link = AgentLink(
+            settings.name,
+            ME,
+            self.limits,
+            reach=reach,
+            credentials=StaticCredentials({settings.name: reach.headers}),
+            egress=self._egress,
+            crew=self._crew,
+            max_calls=settings.max_calls,
+        )
+        link.given = self._given
+        return link
 
     def _python(self, settings: ServerSettings, reach: PythonSettings) -> PythonLink:
         return PythonLink(settings.name, ME, self.limits, reach=reach, crew=self._crew, max_calls=settings.max_calls)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from isthmus.app.difference import Difference, applicable, differing
+from isthmus.app.difference import Difference, applicable, differing, differing_a2a, differing_storage
 from isthmus.app.hub import RunningHub
 from isthmus.app.watching import Watch, quiet
 from isthmus.config.codes import MISSING_FILE
@@ -122,7 +122,11 @@ class Reloader:
         before = self._running.configuration
         difference = self._running.apply(taken)
         _tell_new(taken.warnings, before.warnings)
-        waiting = differing(taken.hub, wanted)
+        waiting = (
+            *differing(taken.hub, wanted),
+            *differing_a2a(taken.a2a, read.a2a),
+            *differing_storage(taken.storage, read.storage),
+        )
         if difference or waiting or reports_always:
             log.info("configuration reloaded", **_in_words(difference, len(taken.callers), waiting))
         return difference

@@ -6,15 +6,20 @@ import asyncio
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import structlog
 
+from isthmus.app.grpc import Service, check_grpc, open_grpc
 from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.journals import open_journal
 from isthmus.app.links import ME
+from isthmus.app.pushes import Pushes
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.codes import NO_USABLE_CALLER
@@ -22,6 +27,11 @@ from isthmus.config.findings import ConfigError, Place
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.crew import Crew
+from isthmus.core.tasks.retention import Retention
+from isthmus.faces.a2a.cards import AgentCards
+from isthmus.faces.a2a.desk import Desk
+from isthmus.faces.a2a.http import A2aHttp
+from isthmus.faces.a2a.pushing import Pushing
 from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Fields, Gate, Identify
 from isthmus.faces.http.health import PATHS as HEALTH_PATHS
@@ -81,6 +91,7 @@ class Routes:
         mcp: McpHttp,
         rest: RestHttp,
         faces: Mapping[str, Face],
+        agent: A2aHttp | None = None,
         well_known: WellKnown | None = None,
     ) -> None:
         """`surface` is that of `/mcp`; `faces` are those with paths of their own, by these."""
@@ -88,6 +99,7 @@ class Routes:
         self._mcp = mcp
         self._rest = rest
         self._faces = faces
+        self._agent = agent
         self._well_known = well_known
 
     def take(self, arrival: Arrival) -> bool:
@@ -114,6 +126,8 @@ class Routes:
             await self._rest.serve(scope, receive, send)
         elif (face := self._faces.get(path)) is not None:
             await face.serve(scope, receive, send)
+        elif self._agent is not None and self._agent.is_at(path):
+            await self._agent.serve(scope, receive, send)
         else:
             say(scope["extensions"][PEER], 404, NOT_FOUND)
 
@@ -167,33 +181,71 @@ async def serve(
     With a `source`, its files are watched, and what changes in them is done; SIGHUP has them read at once.
 
     Raises:
-        ConfigError: the hub would be open to a network.
+        ConfigError: the hub would be open to a network, or is to speak gRPC and cannot.
         DoorError: the address cannot be listened on.
     """
+    check_grpc(configuration)
     settings = configuration.hub
     gate = Gate(_guard(settings), identify(configuration))
     signals = Signals()
-    running = RunningHub(configuration, environment)
+    journal = await open_journal(configuration)
+    running = RunningHub(configuration, environment, journal)
+    pushes = Pushes(running)
+    grpc: Service | None = None
+    has_told_all = False
     try:
+        untold = await running.tasks.perhaps_untold()
+        lost = await running.tasks.recover()
+        if lost:
+            log.warning("tasks were on their way when the hub ended last time; they have failed", tasks=len(lost))
         mcp = McpHttp(running.dialogue(), gate)
         sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
         health = Health(lambda: not running.hub.is_draining)
         faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
-        routes = Routes(running.surface, mcp, RestHttp(running.hub, gate), faces, _well_known(running, gate))
+        ports: list[int] = []
+        agent = _agent(running, pushes.pushing, gate, lambda: _address(settings, ports))
+        agent.desk.repeats.untold((*untold, *lost))
+        retention = Retention(running.tasks, journal, time.time, lambda: running.configuration.a2a.keep)
+        running.crew.spawn("retention", retention.run())
+        pushes.start()
+        routes = Routes(running.surface, mcp, RestHttp(running.hub, gate), faces, agent, _well_known(running, gate))
         door = Door(routes, _door_settings(configuration))
         door.offer(routes.take)
         door.on_drain(mcp.end_streams)
         door.on_drain(sse.end_streams)
+        door.on_drain(agent.end_streams)
+        grpc = await open_grpc(running, agent, gate)
         port = await door.open()
+        ports.append(port)
         gc.freeze()
         gc.set_threshold(COLLECT_AFTER, COLLECT_OLD_AFTER, COLLECT_OLD_AFTER)
         on_open(settings.host, port)
         if source is not None:
-            change = partial(change_access, running, gate, (mcp, sse))
+            change = partial(_change, running, gate, (mcp, sse, agent), agent, retention)
             signals.reload_by(Reloader(running, source, change))
-        await _until_told(running, door, signals)
+        has_told_all = await _until_told(running, door, grpc, signals)
     finally:
+        if grpc is not None:
+            await grpc.close()
+        pushes.close()
         await _end(running, signals)
+        await pushes.aclose()
+        if has_told_all:
+            await running.tasks.close()
+        await journal.aclose()
+
+
+def _agent(running: RunningHub, pushing: Pushing, gate: Gate, address: Callable[[], str]) -> A2aHttp:
+    settings = running.configuration.a2a
+    desk = Desk(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
+    needs_key = lambda: bool(running.configuration.callers)  # noqa: E731
+    cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time)
+    return A2aHttp(desk, gate, cards)
+
+
+def _address(settings: HubSettings, ports: Sequence[int]) -> str:
+    """Where the hub is spoken to: what is published, else this machine."""
+    return settings.public_url or f"http://localhost:{ports[0] if ports else settings.port}"
 
 
 def _well_known(running: RunningHub, gate: Gate) -> WellKnown | None:
@@ -201,7 +253,9 @@ def _well_known(running: RunningHub, gate: Gate) -> WellKnown | None:
     address = running.configuration.hub.public_url
     if address is None:
         return None
-    return WellKnown(running.hub, gate, Cards(ME, address, VERSIONS), lambda: bool(running.configuration.callers))
+    cards = Cards(ME, address, VERSIONS)
+    needs_key = lambda: bool(running.configuration.callers)  # noqa: E731
+    return WellKnown(running.hub, gate, cards, needs_key, lambda: running.configuration.a2a.name)
 
 
 def _path_of(public_url: str | None) -> str:
@@ -222,6 +276,20 @@ def change_access(running: RunningHub, gate: Gate, faces: Sequence[SessionFace],
     gate.change(guard, known)
     for face in faces:
         face.retain(callers_of(configuration))
+
+
+def _change(
+    running: RunningHub,
+    gate: Gate,
+    faces: Sequence[SessionFace],
+    agent: A2aHttp,
+    retention: Retention,
+    configuration: Configuration,
+) -> None:
+    """Take what a new configuration says of who may call, of the agent and its tasks; raises as `change_access`."""
+    change_access(running, gate, faces, configuration)
+    agent.change(configuration.a2a)
+    retention.look_again()
 
 
 def _check_stays_closed(before: Configuration, now: Configuration) -> None:
@@ -252,22 +320,41 @@ def _door_settings(configuration: Configuration) -> DoorSettings:
     )
 
 
-async def _until_told(running: RunningHub, door: Door, signals: Signals) -> None:
-    """Wait for a signal, then drain; a second signal ends the wait."""
+async def _until_told(running: RunningHub, door: Door, grpc: Service | None, signals: Signals) -> bool:
+    """Wait for a signal, then drain; a second signal ends the wait. Return whether all came to its end."""
     try:
         await signals.wait_for(1)
-        log.info("shutting down: no new calls, waiting for those in flight", calls=running.hub.running())
-        running.hub.refuse_new_calls()
+        log.info("shutting down: no new calls, waiting for those in flight", calls=running.calls())
+        running.refuse_new_calls()
         signals.reload_by(None)
-        drain = running.crew.spawn("drain", door.drain(running.hub.limits.drain_seconds))
+        drain = running.crew.spawn("drain", _drain(running, door, grpc))
         again = running.crew.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
-        if running.hub.running():
-            running.hub.cancel_all("the hub is shutting down")
+        has_told_all: bool = drain.done() and drain.exception() is None and drain.result()
+        if running.calls():
+            running.cancel_all("the hub is shutting down")
             await asyncio.sleep(LAST_WORDS_SECONDS)
     finally:
         await door.close()
+    return has_told_all
+
+
+async def _drain(running: RunningHub, door: Door, grpc: Service | None) -> bool:
+    """Let requests come to their end, and tasks too, often answered long ago; return whether all of them did."""
+    seconds = running.hub.limits.drain_seconds
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            beside = None if grpc is None else running.crew.spawn("drain of gRPC", grpc.drain(seconds))
+            # Before, for who waits for such a task; and after, for what was asked meanwhile.
+            running.tasks.give_up_waiting("the hub is shutting down")
+            has_drained = await door.drain(seconds)
+            running.tasks.give_up_waiting("the hub is shutting down")
+            await running.tasks.until_idle()
+            if beside is not None:
+                await beside
+            return has_drained
+    return False
 
 
 async def _end(running: RunningHub, signals: Signals) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.hub import PARENT, RunningHub
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration
 from isthmus.core.settings import Limits
@@ -74,7 +74,7 @@ class _Conversation:
         self._stopped: asyncio.Future[str] = self._loop.create_future()
         self._outlet = Outlet(stdout, self._limits, self._stop)
         self._face = McpStdio(
-            running.dialogue(), LOCAL, surface, running.crew, self._outlet.write, lambda: self._outlet.is_full
+            running.dialogue(), PARENT, surface, running.crew, self._outlet.write, lambda: self._outlet.is_full
         )
         self._inlet = Inlet(stdin, self._face.feed, self._outlet)
 

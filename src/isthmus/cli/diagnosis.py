@@ -25,6 +25,7 @@ from isthmus.core.catalog.uris import is_qualified, owner_of
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.settings import (
+    AgentSettings,
     PythonSettings,
     Reach,
     RpcSettings,
@@ -57,6 +58,7 @@ NOT_CONNECTED = Code("ISD-110", "not-connected", "look into the server's own log
 NO_LIST = Code("ISD-111", "no-tools-list", "declare its tools, each as [servers.NAME.tools.TOOL]")
 MOVED = Code("ISD-112", "moved", "write the address that it points to in the place of its own")
 WRONG_ERA = Code("ISD-113", "wrong-era", "take era out: the hub finds out by itself")
+ELSEWHERE = Code("ISD-114", "agent-elsewhere", "add to origins what the card names, if it is to be trusted")
 
 # -- servers that are, with something odd about them ---------------------------------------------------------
 
@@ -91,6 +93,8 @@ _CAUSES: Sequence[tuple[str, Code]] = (
     ("instead of opening a WebSocket", WRONG_TRANSPORT),
     ("HTTP 5", HTTP_ERROR),
     ("without a usable JSON-RPC answer", NOT_MCP),
+    ("where its card should be", NOT_MCP),
+    ("is not where its card is", ELSEWHERE),
     ("connection refused by", NOT_REACHED),
     ("no address for host", NOT_REACHED),
     ("no answer from", NOT_REACHED),
@@ -111,6 +115,13 @@ _RPC_MENDS = {
     NOT_MCP: "correct rpc: what answers there does not speak JSON-RPC",
 }
 """What is said otherwise of a server that is not meant to know MCP."""
+
+_AGENT_MENDS = {
+    NOT_REACHED: "start the agent, or correct agent",
+    NOT_MCP: "correct agent: there is no card of A2A below that address",
+    ELSEWHERE: "add to origins what the card names, if it is to be trusted with the same credentials",
+}
+"""The same of an agent."""
 
 GOOD = ("ready", "disabled")
 
@@ -228,7 +239,7 @@ def _mend(code: Code, patient: Patient, entry: Entry | None) -> str:
 
 
 def _mend_address(code: Code, patient: Patient, reach: Reach) -> str:
-    key = "rpc" if isinstance(reach, RpcSettings) else "url"
+    key = _key_of(reach)
     pointed_to = _POINTED_TO.search(patient.reason or "")
     if code is MOVED and pointed_to is not None:
         return f"write {pointed_to[1]} in {key}, if it is to be trusted with the same credentials"
@@ -240,7 +251,18 @@ def _mend_address(code: Code, patient: Patient, reach: Reach) -> str:
         return "correct url: what answers there opens no WebSocket"
     if isinstance(reach, RpcSettings):
         return _RPC_MENDS.get(code, code.mend)
-    return code.mend
+    return _AGENT_MENDS.get(code, code.mend) if isinstance(reach, AgentSettings) else code.mend
+
+
+def _key_of(reach: Reach) -> str:
+    """The key of an entry that holds its server's address."""
+    match reach:
+        case RpcSettings():
+            return "rpc"
+        case AgentSettings():
+            return "agent"
+        case _:
+            return "url"
 
 
 def _mend_process(code: Code, patient: Patient, entry: Entry, reach: StdioSettings) -> str | None:

@@ -24,7 +24,15 @@ from isthmus.config.findings import ConfigError, Finding, Place, nearest
 from isthmus.config.imports import Around, Imported, look_up
 from isthmus.config.merging import Candidate, Merging, Outcome
 from isthmus.config.writing import CannotMerge
-from isthmus.upstream.settings import HttpSettings, PythonSettings, Reach, RpcSettings, SocketSettings, StdioSettings
+from isthmus.upstream.settings import (
+    AgentSettings,
+    HttpSettings,
+    PythonSettings,
+    Reach,
+    RpcSettings,
+    SocketSettings,
+    StdioSettings,
+)
 
 FILE_NAME = "isthmus.toml"
 BACKUP_SUFFIX = ".bak"
@@ -213,6 +221,8 @@ def transport_of(reach: Reach) -> str:
             return "ws"
         case RpcSettings():
             return "rpc"
+        case AgentSettings():
+            return "agent"
         case PythonSettings():
             return "python"
 

@@ -20,6 +20,7 @@ from isthmus.config.settings import Configuration, Origin
 from isthmus.core.catalog.rules import CACHE_SECONDS, Rules
 from isthmus.model.callers import Caller
 from isthmus.upstream.settings import (
+    AgentSettings,
     HttpSettings,
     PythonSettings,
     RpcSettings,
@@ -74,6 +75,9 @@ def _of_all(configuration: Configuration) -> Iterator[Pair]:
     hub = configuration.hub
     yield from ((f"hub.{name}", getattr(hub, name)) for name in _names(hub) if name != "limits")
     yield from ((f"limits.{name}", getattr(hub.limits, name)) for name in _names(hub.limits))
+    yield from ((f"a2a.{name}", getattr(configuration.a2a, name)) for name in _names(configuration.a2a))
+    yield from ((f"targets.{name}", getattr(configuration.targets, name)) for name in _names(configuration.targets))
+    yield "storage.url", configuration.storage.shown
     for server in configuration.servers:
         place = Place(None, "servers").at(server.name)
         yield from ((place.at(key).path, value) for key, value in _of_server(server))
@@ -91,6 +95,7 @@ def _of_caller(caller: Caller) -> Iterator[Pair]:
     yield "tenant", caller.tenant
     yield "allow", caller.grants.allow
     yield "deny", caller.grants.deny
+    yield "targets", caller.may_name_targets
 
 
 def _of_server(server: ServerSettings) -> Iterator[Pair]:
@@ -119,6 +124,10 @@ def _of_reach(server: ServerSettings) -> Iterator[Pair]:
             yield "rpc", server.redact(reach.url)
             yield "headers", _hidden("headers", reach.headers, server)
             yield "tools", [tool.name for tool in reach.tools]
+        case AgentSettings():
+            yield "agent", server.redact(reach.url)
+            yield "headers", _hidden("headers", reach.headers, server)
+            yield "origins", list(reach.origins)
         case PythonSettings():
             yield "python", reach.target
             yield "path", reach.path

@@ -21,8 +21,7 @@ from isthmus.model.callers import Caller, Grants
 ROOT = "callers"
 DEFAULT_TENANT = "default"
 
-_KEYS = ("key", "allow", "deny", "tenant")
-_LATER_KEYS = ("targets",)
+_KEYS = ("key", "allow", "deny", "tenant", "targets")
 
 KnownCaller = tuple[bytes, Caller]
 """The digest of a key, and whose it is."""
@@ -63,7 +62,8 @@ def _read_caller(
         _check_keys(fields)
         key = _key(fields, variables)
         findings += _weakness(key, place, is_loopback=is_loopback)
-        caller = Caller(name=_named(name), tenant=_tenant(fields), grants=_grants(fields))
+        may_name = values.flag("targets", fields.get("targets", False))
+        caller = Caller(_named(name), _tenant(fields), _grants(fields), may_name)
         findings += _idle(fields, place)
         return (parse_key(key), caller), findings
     except ValueError as error:
@@ -72,7 +72,7 @@ def _read_caller(
 
 def _check_keys(fields: Mapping[str, object]) -> None:
     for key in fields:
-        if key not in _KEYS + _LATER_KEYS:
+        if key not in _KEYS:
             # It may be a mistyped `deny`.
             raise ValueError(f"must have only {', '.join(_KEYS)}, not {values.shown(key)}")
 
@@ -127,15 +127,10 @@ def _patterns(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _idle(fields: Mapping[str, object], place: Place) -> list[Finding]:
-    findings = [
-        place.at(key).finding("has no effect in this version", code=codes.IDLE_KEY)
-        for key in _LATER_KEYS
-        if key in fields
-    ]
-    if not fields.get("allow"):
-        advice = 'allow = ["*"] would allow everything'
-        findings.append(place.finding("may call nothing", advice=advice, code=codes.MAY_CALL_NOTHING))
-    return findings
+    if fields.get("allow") or fields.get("targets"):
+        return []
+    advice = 'allow = ["*"] would allow everything'
+    return [place.finding("may call nothing", advice=advice, code=codes.MAY_CALL_NOTHING)]
 
 
 def _with_own_keys(callers: list[KnownCaller], place: Place) -> tuple[list[KnownCaller], list[Finding]]:

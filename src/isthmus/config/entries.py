@@ -27,8 +27,9 @@ TRANSPORT_KEYS = ("type", "transport", "transportType")
 STDIO_KEYS = frozenset({"command", "args", "env", "cwd", "env_file"})
 URL_KEYS = frozenset({"url", "headers"})
 RPC_KEYS = frozenset({"rpc", "headers", "tools"})
+AGENT_KEYS = frozenset({"agent", "headers", "origins"})
 PYTHON_KEYS = frozenset({"python", "path"})
-REACH_KEYS = STDIO_KEYS | URL_KEYS | RPC_KEYS | PYTHON_KEYS
+REACH_KEYS = STDIO_KEYS | URL_KEYS | RPC_KEYS | AGENT_KEYS | PYTHON_KEYS
 EXTRA = "extra"
 """Holds, in our own file, what other clients had in an entry besides."""
 EXTRA_JSON = "extra_json"

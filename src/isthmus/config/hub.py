@@ -6,19 +6,17 @@ hub that listens elsewhere than it was told is worse than none. Called by `confi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from isthmus.config import values
 from isthmus.config.files import Document, located
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.settings import HubSettings
+from isthmus.config.tables import Reader, accepted, read_table
 from isthmus.core.settings import Limits
-
-T = TypeVar("T")
-Reader = Callable[[str, object], object]
 
 _HUB_READERS: Mapping[str, Reader] = {
     "host": values.text,
@@ -49,22 +47,15 @@ def read_hub(
     """
     if document is None or not document.dialect.has_hub:
         return _hub({}, _limits({}, call_seconds), home, home, given), ()
-    hub, told = _read(document, "hub", _HUB_READERS)
+    hub, told = read_table(document, "hub", _HUB_READERS)
     # Elsewhere a `log` may be anything, and of anybody.
-    log, told_of_log = _read(document, "log", _LOG_READERS) if document.dialect.is_own else ({}, ())
-    read, told_of_limits = _read(document, "limits", _LIMITS_READERS)
-    limits = _accepted(document, "limits", lambda: _limits(read, call_seconds))
-    _accepted(document, "hub", lambda: HubSettings(**hub))
-    _accepted(document, "log", lambda: _check_log(log))
+    log, told_of_log = read_table(document, "log", _LOG_READERS) if document.dialect.is_own else ({}, ())
+    read, told_of_limits = read_table(document, "limits", _LIMITS_READERS)
+    limits = accepted(document, "limits", lambda: _limits(read, call_seconds))
+    accepted(document, "hub", lambda: HubSettings(**hub))
+    accepted(document, "log", lambda: _check_log(log))
     hub.update({f"log_{key}": value for key, value in log.items()})
     return _hub(hub, limits, document.file.parent, home, given), (*told, *told_of_log, *told_of_limits)
-
-
-def _accepted(document: Document, root: str, make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except ValueError as error:
-        raise ConfigError(Place(document.file, root).mistake(error)) from error
 
 
 def _limits(read: Mapping[str, Any], call_seconds: float | None) -> Limits:
@@ -90,14 +81,3 @@ def _hub(read: Mapping[str, Any], limits: Limits, folder: Path, home: Path, give
     except ValueError as error:
         # The file's own values were accepted before, so it is an option that is wrong.
         raise ConfigError(Place(None).mistake(ValueError(f"--{error}"))) from error
-
-
-def _read(document: Document, root: str, readers: Mapping[str, Reader]) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    """Return the known values of one table in their types, and the unknown keys told of."""
-    place = Place(document.file, root)
-    table = document.section(root)
-    try:
-        known = {key: readers[key](key, value) for key, value in table.items() if key in readers}
-    except ValueError as error:
-        raise ConfigError(place.mistake(error)) from error
-    return known, tuple(place.unknown(key, readers) for key in table if key not in readers)

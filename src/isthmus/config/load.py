@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from isthmus.config import codes
+from isthmus.config.a2a import ROOT as A2A
+from isthmus.config.a2a import read_a2a
 from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.callers import KnownCaller, read_callers
 from isthmus.config.dialects.dialect import Dialect
@@ -24,12 +26,20 @@ from isthmus.config.imports import Around, Imported, look_up, named_imports
 from isthmus.config.origins import origins_of
 from isthmus.config.servers import Reading, Roster, look_alikes
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.config.storage import ROOT as STORAGE
+from isthmus.config.storage import read_storage
+from isthmus.config.targets import ROOT as TARGETS
+from isthmus.config.targets import read_targets
+from isthmus.config.tasks import ROOT as TASKS
+from isthmus.config.tasks import read_tasks
 from isthmus.config.variables import ENV_NAME, Variables, seen_from
 from isthmus.core.settings import Limits
 
 AccessMode = Literal["open", "keys"]
 
-_TABLES = dict.fromkeys(("hub", "log", "limits", CALLERS, IMPORT, "mcpServers", "servers"))
+_TABLES = dict.fromkeys(
+    ("hub", "log", "limits", A2A, TASKS, TARGETS, STORAGE, CALLERS, IMPORT, "mcpServers", "servers")
+)
 
 
 def load(
@@ -72,9 +82,13 @@ class _Loading:
         """Read the file and what it imports, then what the environment adds."""
         seconds, told = call_seconds(self._around.environment)
         hub, of_hub = read_hub(document, self._around.home, self._given, seconds)
+        a2a, of_a2a = read_a2a(document)
+        tasks, of_tasks = read_tasks(document)
+        targets, of_targets = read_targets(document)
+        storage, of_storage = read_storage(document, self._variables(document))
         if document is not None:
             self._findings += [*document.warnings, *_of_tables(document)]
-        self._findings += [*told, *of_hub]
+        self._findings += [*told, *of_hub, *of_a2a, *of_tasks, *of_targets, *of_storage]
         imported = Imported() if document is None else self._servers(document, hub.limits)
         self._mapped(hub.limits)
         self._findings += [*self._roster.findings, *look_alikes(self._roster)]
@@ -82,6 +96,10 @@ class _Loading:
         return Configuration(
             file=None if document is None else document.file,
             hub=hub,
+            a2a=a2a,
+            tasks=tasks,
+            targets=targets,
+            storage=storage,
             servers=tuple(self._roster.servers.values()),
             callers=callers,
             warnings=tuple(self._findings),
@@ -130,11 +148,16 @@ class _Loading:
     def _callers(self, document: Document, hub: HubSettings) -> tuple[KnownCaller, ...]:
         if not document.dialect.has_hub:
             return ()
-        seen, _ = seen_from(document.file, self._around.environment)
-        variables = Variables(seen, document.file.parent, self._around.home)
-        callers, told = read_callers(document, variables, is_loopback=hub.is_loopback)
+        callers, told = read_callers(document, self._variables(document), is_loopback=hub.is_loopback)
         self._findings += told
         return callers
+
+    def _variables(self, document: Document | None) -> Variables:
+        """What the hub's own tables can borrow; what is odd in a `.env` is told with the servers."""
+        home, environment = self._around.home, self._around.environment
+        if document is None:
+            return Variables(environment, self._around.cwd, home)
+        return Variables(seen_from(document.file, environment)[0], document.file.parent, home)
 
 
 def _of_tables(document: Document) -> list[Finding]:

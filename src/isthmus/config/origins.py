@@ -16,7 +16,7 @@ from isthmus.config.servers import Roster
 from isthmus.config.settings import Origin
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
-_TABLES = ("hub", "log", "limits")
+_TABLES = ("hub", "log", "limits", "a2a", "tasks", "targets", "storage")
 
 
 def origins_of(
@@ -38,9 +38,9 @@ def origins_of(
 def _of_tables(document: Document) -> Iterator[tuple[str, Origin]]:
     for root in _TABLES:
         place = Place(document.file, root)
-        for key in document.section(root):
+        for key, value in document.section(root).items():
             path = f"hub.log_{key}" if root == "log" else place.at(key).path
-            yield path, Origin(document.file, place.at(key).path)
+            yield path, Origin(document.file, place.at(key).path, tuple(dict.fromkeys(_placeholders(value))))
 
 
 def _of_callers(document: Document) -> Iterator[tuple[str, Origin]]:

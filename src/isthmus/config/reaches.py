@@ -13,11 +13,21 @@ from typing import Literal, assert_never, cast, get_args
 from urllib.parse import urlsplit
 
 from isthmus.config import codes, values
-from isthmus.config.entries import PYTHON_KEYS, REACH_KEYS, RPC_KEYS, STDIO_KEYS, TRANSPORT_KEYS, URL_KEYS, Entry
+from isthmus.config.entries import (
+    AGENT_KEYS,
+    PYTHON_KEYS,
+    REACH_KEYS,
+    RPC_KEYS,
+    STDIO_KEYS,
+    TRANSPORT_KEYS,
+    URL_KEYS,
+    Entry,
+)
 from isthmus.config.files import located, program
 from isthmus.config.findings import Finding, Mistake
 from isthmus.config.tool_rules import declared_tools
 from isthmus.upstream.settings import (
+    AgentSettings,
     Carrier,
     Era,
     HttpSettings,
@@ -28,8 +38,8 @@ from isthmus.upstream.settings import (
     StdioSettings,
 )
 
-Word = Literal["stdio", "http", "sse", "ws", "rpc", "python", "auto"]
-Way = Literal["command", "url", "rpc", "python"]
+Word = Literal["stdio", "http", "sse", "ws", "rpc", "agent", "python", "auto"]
+Way = Literal["command", "url", "rpc", "agent", "python"]
 
 _WORDS: Mapping[str, Word] = {
     "stdio": "stdio",
@@ -44,6 +54,8 @@ _WORDS: Mapping[str, Word] = {
     "ws": "ws",
     "websocket": "ws",
     "rpc": "rpc",
+    "agent": "agent",
+    "a2a": "agent",
     "python": "python",
     "auto": "auto",
     "remote": "auto",
@@ -52,12 +64,14 @@ _ALLOWED: Mapping[Way, tuple[Word, ...]] = {
     "command": ("stdio",),
     "url": ("http", "sse", "ws", "rpc", "auto"),
     "rpc": ("rpc",),
+    "agent": ("agent",),
     "python": ("python",),
 }
 _READ: Mapping[Way, frozenset[str]] = {
     "command": STDIO_KEYS | {"era"},
     "url": URL_KEYS | {"era"},
     "rpc": RPC_KEYS,
+    "agent": AGENT_KEYS,
     "python": PYTHON_KEYS,
 }
 
@@ -91,6 +105,8 @@ def reach_of(filled: Filled) -> Reach:
             return _dialled(word, filled)
         case "rpc":
             return _rpc("rpc", filled)
+        case "agent":
+            return _agent(filled)
         case "python":
             return _python(filled)
         case _:
@@ -220,6 +236,14 @@ def _rpc(key: str, filled: Filled) -> RpcSettings:
     except ValueError as error:
         text = str(error)
         raise ValueError(f"{key}{text.removeprefix('rpc')}" if text.startswith("rpc ") else text) from error
+
+
+def _agent(filled: Filled) -> AgentSettings:
+    return AgentSettings(
+        url=values.text("agent", filled.fields["agent"]),
+        headers=_headers(filled.fields),
+        origins=values.texts("origins", filled.fields.get("origins", [])),
+    )
 
 
 def _python(filled: Filled) -> PythonSettings:

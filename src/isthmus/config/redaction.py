@@ -32,7 +32,8 @@ _SETTING = re.compile(r"(?:passw(?:or)?d|pwd|accountkey|secret)\s*=\s*[\"']?([^;
 def secrets_of(fields: dict[str, object]) -> set[str]:
     """Return the literal secrets of a server entry, whatever shape it is in."""
     named = [*_pairs(fields.get("headers")), *_pairs(fields.get("env"))]
-    named += [*_query(fields.get("url")), *_query(fields.get("rpc")), *_options(fields.get("args"))]
+    named += [*_query(fields.get("url")), *_query(fields.get("rpc")), *_query(fields.get("agent"))]
+    named += _options(fields.get("args"))
     defaults = fields.get("defaults")
     named += [
         pair for arguments in (defaults.values() if isinstance(defaults, dict) else ()) for pair in _pairs(arguments)

@@ -16,9 +16,13 @@ from urllib.parse import urlsplit
 
 from isthmus.config.findings import Finding
 from isthmus.core.settings import Limits
+from isthmus.faces.a2a.settings import A2aSettings
+from isthmus.faces.mcp.settings import TaskSettings
 from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
+from isthmus.storage.settings import StorageSettings
 from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.targets.settings import TargetSettings
 
 NameStyle = Literal["canonical", "llm"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -110,6 +114,10 @@ class Configuration:
     """What servers borrow from variables that are not set, such as `${TOKEN}`."""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """By path, such as `servers.files.command`: where a value comes from that is not a default."""
+    a2a: A2aSettings = field(default_factory=A2aSettings)
+    tasks: TaskSettings = field(default_factory=TaskSettings)
+    targets: TargetSettings = field(default_factory=TargetSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
 
 
 def _check_one_of(key: str, value: str, known: tuple[str, ...]) -> None:

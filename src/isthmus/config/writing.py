@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from isthmus.config.entries import EXTRA, EXTRA_JSON, Entry
 from isthmus.upstream.settings import (
+    AgentSettings,
     HttpSettings,
     PythonSettings,
     RpcSettings,
@@ -87,6 +88,8 @@ def _reach_fields(entry: Entry, server: ServerSettings) -> dict[str, object]:
             return {"url": raw["url"], "type": "ws", **_headers(entry)}
         case RpcSettings():
             return {"rpc": raw.get("rpc") or raw["url"], **_headers(entry), **_taken(raw, "tools")}
+        case AgentSettings():
+            return {"agent": raw["agent"], **_headers(entry), **_taken(raw, "origins")}
         case PythonSettings():
             return {"python": raw["python"], **({"path": reach.path} if reach.path is not None else {})}
         case _:
