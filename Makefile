@@ -1,5 +1,5 @@
 # Everything a checkout needs is Python 3.11+ and make: the targets build their own environments
-# (.venv, and .venv-mcp1 for the legacy SDK) from hash-pinned files and reuse them until those change.
+# (.venv, and .venv-* for SDKs that cannot share one) from hash-pinned files and reuse them until those change.
 # With npm the tests also reach the reference servers and clients from npm, which are pinned likewise, with the Node.js
 # that they run on.
 
@@ -9,13 +9,17 @@ WORKERS ?= 2
 
 VENV := .venv
 MCP1 := .venv-mcp1
+A2A10 := .venv-a2a10
+A2A03 := .venv-a2a03
+VAULT := .venv-agentvault
+SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready
 NPM := tests/peers/npm
 SUITE := tests/conformance/npm
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test conformance soak cover lint format bench gate lock clean
+.PHONY: help serve demo test conformance soak cover lint format bench agents gate lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -24,7 +28,10 @@ help: ## say what each target does
 serve: $(VENV)/.serve ## run the hub; ARGS="--config mcp.json --port 8765"
 	@exec $(VENV)/bin/isthmus serve $(ARGS)
 
-test: $(VENV)/.test $(MCP1)/.ready $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
+demo: $(VENV)/.serve ## play the examples with A2A agents, from the card to a hub that is killed
+	@$(VENV)/bin/python examples/a2a/demo.py
+
+test: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite against the hub
@@ -33,7 +40,7 @@ conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's co
 soak: $(VENV)/.test ## cut the wire at every byte instead of every 16th (about eight minutes)
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
 
-cover: $(VENV)/.test $(MCP1)/.ready $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
+cover: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
 
 lint: $(VENV)/.test ## check style, format, types and who imports whom
@@ -49,6 +56,9 @@ format: $(VENV)/.test ## put the code into the project's format
 bench: $(VENV)/.test ## measure a call through the hub beside a direct one and a bare relay
 	$(VENV)/bin/python -m bench $(ARGS)
 
+agents: $(VENV)/.test $(A2A10)/.ready ## measure a task of the hub's agent beside one of the official SDK's
+	$(VENV)/bin/python -m bench.agents $(ARGS)
+
 gate: $(VENV)/.test ## fail when a call has become 15 % dearer than the committed baseline
 	$(VENV)/bin/python -m bench.gate $(ARGS)
 
@@ -56,12 +66,14 @@ lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/image.in --constraint requirements/serve.txt --output-file requirements/image.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/test.in --constraint requirements/image.txt --output-file requirements/test.txt
-	$(COMPILE) --upgrade requirements/mcp1.in --output-file requirements/mcp1.txt
+	for sdk in mcp1 a2a10 a2a03 agentvault; do \
+	  $(COMPILE) --upgrade requirements/$$sdk.in --output-file requirements/$$sdk.txt || exit 1; \
+	done
 	cd $(NPM) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 	cd $(SUITE) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 
 clean: ## remove the environments and every cache
-	rm -rf $(VENV) $(MCP1) $(NPM)/node_modules $(SUITE)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) $(dir $(SDKS)) $(NPM)/node_modules $(SUITE)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -79,9 +91,10 @@ $(VENV)/.test: $(VENV)/.made requirements/test.txt pyproject.toml
 	@$(VENV)/bin/python $(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $(VENV)/.serve $@
 
-$(MCP1)/.ready: $(MCP1)/.made requirements/mcp1.txt
-	@echo "installing the legacy SDK into $(MCP1) …"
-	@$(MCP1)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/mcp1.txt
+# An SDK whose versions fit no other environment: .venv-x holds what requirements/x.txt names.
+$(SDKS): .venv-%/.ready: .venv-%/.made requirements/%.txt
+	@echo "installing the SDK of $*.txt into .venv-$* …"
+	@.venv-$*/bin/python $(PIP_INSTALL) --require-hashes -r requirements/$*.txt
 	@touch $@
 
 # A checkout without npm still tests everything else, and says what it leaves out. CI leaves nothing out: as root
@@ -98,6 +111,20 @@ $(NPM)/node_modules/.ready: $(NPM)/package-lock.json
 	  cd $(NPM) && npm ci --silent --ignore-scripts && touch node_modules/.ready; \
 	else \
 	  echo "SKIPPED: the tests with servers and clients from npm, because there is no npm. Install Node.js 18 or newer." >&2; \
+	fi
+
+# Tasks are kept in a real database too. As root (a container) its server is fetched; a checkout without it says what
+# it leaves out, and in CI the tests that need it fail.
+$(VENV)/.postgres: | $(VENV)/.made
+	@there() { command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; }; \
+	if ! there && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing postgresql, which the tests of its journal need …"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  install="apt-get install -qq -y --no-install-recommends postgresql"; \
+	  { $$install || { apt-get update -qq && $$install; }; } >/dev/null || true; \
+	fi; \
+	if there; then touch $@; else \
+	  echo "SKIPPED: the tests with PostgreSQL, because there is no server. Run: sudo apt-get install postgresql" >&2; \
 	fi
 
 # The suite needs a newer Node.js than many machines have: it runs on the one beside the servers from npm.

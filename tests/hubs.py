@@ -76,9 +76,10 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def write_config(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Path:
-    """Write an `isthmus.json` with these servers and whatever other tables the test needs."""
+    """Write an `isthmus.json` with these servers and whatever other tables the test needs; its state is beside it."""
     file = folder / "isthmus.json"
-    file.write_text(json.dumps({"servers": servers, **tables}))
+    hub = {"state": str(folder / "state"), **tables.pop("hub", {})}
+    file.write_text(json.dumps({"servers": servers, "hub": hub, **tables}))
     return file
 
 
@@ -123,7 +124,8 @@ async def _listening_port(process: asyncio.subprocess.Process, said: list[str]) 
     assert process.stderr is not None
     while line := await process.stderr.readline():
         said.append(line.decode("utf-8", "replace"))
-        if (match := _URL.search(said[-1])) is not None:
+        # Servers are reached meanwhile, and what is said of them may name addresses too.
+        if "listening" in said[-1] and (match := _URL.search(said[-1])) is not None:
             return int(match[1])
     raise RuntimeError("the hub did not start:\n" + "".join(said))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from pathlib import Path
 
@@ -59,3 +60,23 @@ async def test_the_example_functions_are_tools(words: tuple[str, ...], output: s
     code, said = await run(*isthmus("call", "--config", config, *words))
     assert code == 0, said
     assert said.endswith(output), said
+
+
+async def test_the_scene_with_agents_plays_to_its_end() -> None:
+    code, said = await run(sys.executable, str(EXAMPLES / "a2a" / "demo.py"))
+    assert code == 0, said
+    for line in (
+        "measured: {'words': 3, 'weight': 27021597764222979}, exact: True",
+        "  … reading the field notes",
+        "completed: “Rivers”, signed by Ada: otters live there; beavers too",
+        "answer 7: survey, measure, publish",
+        "  {'words': 3, 'weight': 3}",
+        "and knows of 11 tasks in all",
+    ):
+        assert line in said.splitlines(), said
+    assert re.search(r"a new hub says of \w+: TASK_STATE_FAILED", said)
+
+
+async def test_the_example_for_agents_is_a_good_configuration() -> None:
+    code, said = await run(*isthmus("config", "check", str(EXAMPLES / "a2a" / "isthmus.toml")))
+    assert code == 0, said

@@ -22,7 +22,9 @@ HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"na
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
-    async with serving(tmp_path_factory.mktemp("hub"), SERVERS, limits=PATIENT) as running:
+    # The hub's own tasks would be an extension that no server has.
+    alone = {"provide": False}
+    async with serving(tmp_path_factory.mktemp("hub"), SERVERS, limits=PATIENT, tasks=alone) as running:
         yield running
 
 

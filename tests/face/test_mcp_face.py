@@ -101,7 +101,9 @@ async def test_a_version_that_is_spoken_is_agreed_to(hub: HubProcess, version: s
     reply = await ask(hub.port, hello(version))
     result = reply.json["result"]
     assert result["protocolVersion"] == version
-    assert result["capabilities"] == {"tools": {"listChanged": True}}
+    tasks: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    own: dict[str, Any] = {"tasks": tasks} if version == LEGACY[-1] else {}
+    assert result["capabilities"] == {"tools": {"listChanged": True}, **own}
     assert result["serverInfo"]["name"] == "isthmus"
     assert "resultType" not in result
     session = reply.headers["mcp-session-id"]
@@ -123,7 +125,8 @@ async def test_a_greeting_of_the_modern_era_is_answered_with_what_is_spoken(hub:
     result = (await ask_modern(hub.port, "server/discover")).json["result"]
     assert result["resultType"] == "complete"
     assert result["supportedVersions"] == [MODERN, *reversed(LEGACY)]
-    assert result["capabilities"] == {"tools": {"listChanged": True}}
+    own: dict[str, Any] = {"io.modelcontextprotocol/tasks": {}}
+    assert result["capabilities"] == {"tools": {"listChanged": True}, "extensions": own}
     assert (result["ttlMs"], result["cacheScope"]) == (0, "private")
     assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "isthmus"
 

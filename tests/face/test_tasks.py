@@ -1,4 +1,4 @@
-"""Tasks of both eras through the hub: ids of several servers kept apart, and every caller's its own."""
+"""Tasks of servers of both eras through the hub: ids kept apart, and every caller's its own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ SERVERS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
-    async with serving(tmp_path_factory.mktemp("hub"), SERVERS, callers=CALLERS, limits=PATIENT) as running:
+    folder, alone = tmp_path_factory.mktemp("hub"), {"provide": False}
+    async with serving(folder, SERVERS, callers=CALLERS, limits=PATIENT, tasks=alone) as running:
         yield running
     assert not [line for line in running.said if "Traceback" in line]
 
@@ -238,10 +239,12 @@ async def test_a_modern_task_is_its_callers_alone(hub: HubProcess) -> None:
 async def test_the_name_header_is_the_tasks(hub: HubProcess) -> None:
     id = await created_modern(hub, "new")
     body = encoded(legacy("tasks/get", {"taskId": id, "_meta": META}))
-    for name in (None, "another"):
-        async with connected(hub.port) as wire:
-            reply = await wire.request(body, [*modern_headers("tasks/get", name), *key_header(ONE)])
+    async with connected(hub.port) as wire:
+        reply = await wire.request(body, [*modern_headers("tasks/get", "another"), *key_header(ONE)])
         assert (reply.status, reply.code) == (400, -32020)
+        # Not every client names a task there.
+        reply = await wire.request(body, [*modern_headers("tasks/get"), *key_header(ONE)])
+        assert reply.json["error"]["message"] == "tasks/get needs a client that knows io.modelcontextprotocol/tasks"
 
 
 @pytest.mark.parametrize("method", ["tasks/list", "tasks/result"])
@@ -256,6 +259,40 @@ async def test_a_modern_caller_asks_an_earlier_server_for_no_task(hub: HubProces
     assert "task" not in asked.json["result"]
 
 
+# -- through the agent ---------------------------------------------------------------------------------------------
+
+
+async def command(hub: HubProcess, server: str, method: str, params: dict[str, Any]) -> Any:
+    """The A2A task that another caller's command ends as."""
+    data = {"mcp_target_url": server, "mcp_method": method, "mcp_params": params}
+    message = {"messageId": f"{server} {method}", "role": "ROLE_USER", "parts": [{"data": data}]}
+    headers = [*BASE, *key_header(OTHER)]
+    async with connected(hub.port) as wire:
+        told = await wire.request(encoded(legacy("SendMessage", {"message": message})), headers, path="/a2a")
+    return told.json["result"]["task"]
+
+
+@pytest.mark.parametrize("server", ["old", "new"])
+async def test_no_command_reaches_the_tasks_of_another_caller(hub: HubProcess, server: str) -> None:
+    mine = await (created if server == "old" else created_modern)(hub, server)
+    before = await seen(hub, server)
+    can: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {task_server.TASKS: {}}}}
+    numbers = range(1, 10)  # servers count their tasks, so one of these is it
+    for id in (mine, *(f"task-{number}" for number in numbers)):
+        for method in ("tasks/get", "tasks/result", "tasks/cancel", "tasks/update"):
+            task = await command(hub, server, method, {"taskId": id, "_meta": can})
+            assert task["status"]["state"] == "TASK_STATE_FAILED"
+            assert task["artifacts"][0]["parts"][0]["data"]["mcp_error"]["data"]["kind"] == "request"
+    assert await seen(hub, server) == before
+
+
+async def test_a_command_asks_a_server_for_no_task(hub: HubProcess) -> None:
+    params = {"name": "slow", "arguments": {}, "task": {"ttl": 60_000}}
+    task = await command(hub, "old", "tools/call", params)
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert task["artifacts"][0]["parts"][0]["data"]["mcp_result"]["content"] == task_server.DONE["content"]
+
+
 # -- over HTTP -----------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +302,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Endpoint
 
     def do_POST(self) -> None:
-        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        text = self.rfile.read(int(self.headers["content-length"]))
+        self.server.heard.append(text)
+        message = json.loads(text)
         if message["method"].startswith("tasks/"):
             self.server.named.append((message["params"]["taskId"], self.headers["mcp-name"]))
         body = encoded(self.server.tasks.take(message))
@@ -286,6 +325,7 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.tasks = task_server.ModernServer()
         self.named: list[tuple[str, str | None]] = []
+        self.heard: list[bytes] = []
 
 
 @contextmanager
@@ -308,3 +348,17 @@ async def test_towards_a_server_the_name_header_is_its_own_id(tmp_path: Path) ->
             state = (await ask_modern(hub, "tasks/get", {"taskId": id})).json["result"]
             assert (state["taskId"], state["status"]) == (id, "working")
         assert server.named == [("task-1", "task-1")]
+
+
+async def test_a_command_does_not_write_the_hub_s_envelope(tmp_path: Path) -> None:
+    forged = dict.fromkeys(META, "forged") | {"own": "mine"}
+    params = {"name": "seen", "arguments": {}, "requestState": "forged", "inputResponses": {"q": {}}, "_meta": forged}
+    with endpoint() as server:
+        web = {"url": f"http://127.0.0.1:{server.server_port}/mcp", "type": "http"}
+        async with serving(tmp_path, {"web": web}, callers=CALLERS, limits=PATIENT) as hub:
+            task = await command(hub, "web", "tools/call", params)
+            assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+        (called,) = [text for text in server.heard if b"tools/call" in text]
+        assert b"mine" in called
+        assert b"forged" not in called
+        assert b"inputResponses" not in called

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PUBLIC_URL = "https://hub.example/tools"
 CATALOG = "/.well-known/ai-catalog.json"
+AGENT = f"{PUBLIC_URL}/.well-known/agent-card.json"
 ALL_KEY, SOME_KEY = "key-of-one-who-may-everything", "key-of-one-who-may-echo-only"
 CALLERS = {"all": {"key": ALL_KEY, "allow": ["*"]}, "some": {"key": SOME_KEY, "allow": ["builtin.echo"]}}
 ODD = stdio([sys.executable, odd_server.__file__])
@@ -55,8 +56,16 @@ async def test_a_stranger_is_shown_the_hub_and_nothing_behind_it(hub: HubProcess
                     "identifier": "urn:air:hub.example:mcp:isthmus",
                     "displayName": "Isthmus",
                     "type": "application/mcp-server-card+json",
+                    "mediaType": "application/mcp-server-card+json",
                     "url": f"{PUBLIC_URL}/mcp/server-card",
-                }
+                },
+                {
+                    "identifier": "urn:air:hub.example:a2a:isthmus",
+                    "displayName": "Isthmus",
+                    "type": "application/a2a-agent-card+json",
+                    "mediaType": "application/a2a-agent-card+json",
+                    "url": AGENT,
+                },
             ],
         }
 
@@ -64,8 +73,9 @@ async def test_a_stranger_is_shown_the_hub_and_nothing_behind_it(hub: HubProcess
 async def test_who_has_a_key_is_shown_the_servers_that_it_may_see(hub: HubProcess) -> None:
     base = f"{PUBLIC_URL}/mcp"
     everything = await get(hub, CATALOG, ALL_KEY)
-    assert urls(everything) == [f"{base}/server-card", f"{base}/builtin/server-card", f"{base}/odd/server-card"]
-    assert urls(await get(hub, CATALOG, SOME_KEY)) == [f"{base}/server-card", f"{base}/builtin/server-card"]
+    own, builtin, odd = f"{base}/server-card", f"{base}/builtin/server-card", f"{base}/odd/server-card"
+    assert urls(everything) == [own, builtin, odd, AGENT]
+    assert urls(await get(hub, CATALOG, SOME_KEY)) == [own, builtin, AGENT]
     assert everything.headers["cache-control"].startswith("private")
     assert "authorization" in everything.headers["vary"]
     assert "access-control-allow-origin" not in everything.headers
@@ -73,7 +83,7 @@ async def test_who_has_a_key_is_shown_the_servers_that_it_may_see(hub: HubProces
 
 async def test_no_page_reads_more_than_a_stranger(hub: HubProcess) -> None:
     reply = await get(hub, CATALOG, ALL_KEY, more=[("origin", "https://evil.test")])
-    assert urls(reply) == [f"{PUBLIC_URL}/mcp/server-card"]
+    assert urls(reply) == [f"{PUBLIC_URL}/mcp/server-card", AGENT]
 
 
 async def test_addresses_are_the_configured_ones_whatever_the_request_says(hub: HubProcess) -> None:
@@ -81,7 +91,7 @@ async def test_addresses_are_the_configured_ones_whatever_the_request_says(hub: 
         reply = await wire.request(
             b"", [("host", "evil.test"), ("x-forwarded-host", "evil.test")], method="GET", path=CATALOG
         )
-    assert urls(reply) == [f"{PUBLIC_URL}/mcp/server-card"]
+    assert urls(reply) == [f"{PUBLIC_URL}/mcp/server-card", AGENT]
 
 
 async def test_a_card_says_where_to_connect_and_lists_nothing(hub: HubProcess) -> None:

@@ -50,6 +50,7 @@ class Heard:
     verb: str
     headers: dict[str, list[str]]
     message: dict[str, Any]
+    path: str = "/"
 
     @property
     def method(self) -> str:
@@ -179,11 +180,12 @@ class Scripted:
 
 async def _read(reader: asyncio.StreamReader) -> Heard:
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+    verb, path, _ = first.split()
     headers: dict[str, list[str]] = {}
     for name, _, value in (line.partition(": ") for line in lines):
         headers.setdefault(name.lower(), []).append(value)
     body = await reader.readexactly(int(headers.get("content-length", ["0"])[0]))
-    return Heard(first.split()[0], headers, json.loads(body) if body else {})
+    return Heard(verb, headers, json.loads(body) if body else {}, path)
 
 
 class Ending:

@@ -237,6 +237,10 @@ async def test_keys_and_permissions_change_at_once(tmp_path: Path) -> None:
         assert (await planner.post({})).status_code == 401
 
 
+def ask_agent(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
 async def test_sessions_and_streams_of_who_may_do_other_things_end(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, callers=callers(planner=["*"], other=["*"])) as hub,
@@ -246,16 +250,21 @@ async def test_sessions_and_streams_of_who_may_do_other_things_end(tmp_path: Pat
     ):
         await planner.initialize()
         await other.initialize()
-        headers = {"accept": "text/event-stream"}
+        headers, agent = {"accept": "text/event-stream"}, hub.url.replace("/mcp", "/a2a")
+        said = {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hello"}]}}
+        task = (await listening.http.post(agent, json=ask_agent("SendMessage", said))).json()["result"]["task"]
+        follow = ask_agent("SubscribeToTask", {"id": task["id"]})
         async with (
             listening.http.stream("GET", hub.url, headers=headers) as changes,
             listening.http.stream("GET", hub.url.replace("/mcp", "/sse"), headers=headers) as sse,
+            listening.http.stream("POST", agent, headers=headers, json=follow) as told,
         ):
-            assert (changes.status_code, sse.status_code) == (200, 200)
+            assert (changes.status_code, sse.status_code, told.status_code) == (200, 200, 200)
             tell(hub, tmp_path, {}, callers=callers(planner=["builtin.echo"], other=["*"]))
             async with asyncio.timeout(RELOAD_SECONDS):
                 await changes.aread()
                 await sse.aread()
+                assert b"was changed" in await told.aread()
         assert (await planner.send(planner.request_bytes("tools/list", {}, id="1"))).status == 404
         assert (await other.send(other.request_bytes("tools/list", {}, id="1"))).status == 200
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -24,13 +25,23 @@ START_SECONDS = 60.0
 LINE_BYTES = 64 * 1024
 
 
+Sdk = Literal["mcp1", "a2a10", "a2a03", "agentvault"]
+"""What has an environment of its own, because it cannot share one with the tests; named as its requirements are."""
+
+
 def mcp1_python() -> str:
-    """The interpreter that has mcp 1.x; without one a test is skipped with the reason, and in CI it fails."""
-    default = CHECKOUT / ".venv-mcp1" / "bin" / "python"
-    path = os.environ.get("ISTHMUS_MCP1_PYTHON", str(default))
+    """The interpreter that has mcp 1.x."""
+    return sdk_python("mcp1")
+
+
+def sdk_python(sdk: Sdk) -> str:
+    """The interpreter that has an SDK; without one a test is skipped with the reason, and in CI it fails."""
+    default = CHECKOUT / f".venv-{sdk}" / "bin" / "python"
+    variable = f"ISTHMUS_{sdk.upper()}_PYTHON"
+    path = os.environ.get(variable, str(default))
     if Path(path).exists():
         return path
-    reason = f"no interpreter with mcp 1.x at {path}; `make test` builds it, or set ISTHMUS_MCP1_PYTHON"
+    reason = f"no interpreter with {sdk} at {path}; `make test` builds it, or set {variable}"
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -18,6 +18,8 @@ REFUSED = {"code": -32050, "message": "the shop is closed", "data": {"opens": "t
 TOOLS = [
     tool("add", "Add two numbers.", a="integer", b="integer"),
     tool("text", "Give a text back.", text="string"),
+    tool("tell", "Give a value back, in an object.", value="object"),
+    tool("readFile", "Give back a text that names the path.", path="string"),
     tool("slow", "Take a while.", seconds="number"),
     tool("pay", "Write the nonce to the ledger, then give it back.", nonce="string"),
     tool("refuse", "Answer a JSON-RPC error."),
@@ -66,6 +68,10 @@ class RpcServer:
                 return {"result": {"sum": given["a"] + given["b"]}}
             case "text":
                 return {"result": given["text"]}
+            case "tell":
+                return {"result": {"value": given["value"]}}
+            case "readFile":
+                return {"result": f"the text of {given['path']}"}
             case "slow":
                 await asyncio.sleep(given["seconds"])
                 return {"result": None}

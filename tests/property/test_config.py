@@ -32,7 +32,8 @@ steady = settings(deadline=None, derandomize=True, max_examples=200)
 
 KEYS = st.sampled_from([
     "command", "args", "env", "cwd", "url", "headers", "era", "timeout", "max_calls", "disabled", "enabled", "type",
-    "transport", "transportType", "protocol", "rpc", "python", "path", "tools", "defaults", "cache", "isolation",
+    "transport", "transportType", "protocol", "rpc", "agent", "origins", "python", "path", "tools", "defaults", "cache",
+    "isolation",
     "include_tools", "excludeTools", "disabledTools", "available_tools", "env_file", "envFile", "extra", "serverUrl",
     "httpUrl", "uri", "cmd", "envs", "env_keys", "env_vars", "environment", "http_headers", "env_http_headers",
     "bearer_token_env_var", "tool_timeout_sec", "working_dir", "quarantined", "auth", "config", "headersHelper",
@@ -52,7 +53,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(MEMBERS, inner, max_size=3),
     max_leaves=6,
 )
-LIKELY = st.sampled_from([{"command": "npx"}, {"url": "https://a.example/mcp"}, {"rpc": "http://a"}, {}])
+LIKELY = st.sampled_from(
+    [{"command": "npx"}, {"url": "https://a.example/mcp"}, {"rpc": "http://a"}, {"agent": "http://a"}, {}]
+)
 # A literal is known for a secret by where it stands; through a variable it may stand anywhere.
 SECRETS = st.sampled_from([
     {},

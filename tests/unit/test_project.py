@@ -132,8 +132,9 @@ def test_files_and_functions_stay_short(name: str) -> None:
     assert [f.name for f in functions if code_lines(f) > LONGEST_FUNCTION] == []
 
 
-def test_there_are_requirement_files_for_serving_testing_the_legacy_sdk_and_the_image() -> None:
-    assert [path.stem for path in REQUIREMENTS] == ["image", "mcp1", "serve", "test"]
+def test_there_are_requirement_files_for_serving_testing_the_image_and_each_sdk_that_needs_its_own() -> None:
+    sdks = {"a2a03", "a2a10", "agentvault", "mcp1"}
+    assert {path.stem for path in REQUIREMENTS} == {"image", "serve", "test"} | sdks
 
 
 @pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.stem)

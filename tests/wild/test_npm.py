@@ -153,6 +153,7 @@ async def test_the_file_server_shows_only_tools_and_reads_files(hub: HubProcess)
         read = await client.call_tool("read_text_file", {"path": str(Path(folder) / "hello.txt")})
         refused = await client.call_tool("read_text_file", {"path": "/etc/hostname"})
 
+    assert shown.pop("tasks")["requests"] == {"tools": {"call": {}}}, "the hub keeps them"
     assert shown == {"tools": {"listChanged": True}}
     assert text_of(read) == "hello from a file\n"
     assert (refused.is_error, "denied" in text_of(refused)) == (True, True)
@@ -190,6 +191,7 @@ async def test_the_memory_server_shows_tools_and_its_graph(hub: HubProcess) -> N
         await ear.wait_for(GRAPH, 0)
         graph = plain(await client.read_resource(GRAPH))["contents"][0]
 
+    assert shown.pop("tasks")["requests"] == {"tools": {"call": {}}}, "the hub keeps them"
     assert shown == {"tools": {"listChanged": True}, "resources": {"listChanged": True, "subscribe": True}}
     assert not made.is_error
     assert "Ada" in graph["text"]

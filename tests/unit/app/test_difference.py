@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.difference import FIXED_LIMITS, FIXED_SETTINGS, Difference, applicable, between, differing
+from isthmus.app.difference import (
+    FIXED_LIMITS,
+    FIXED_SETTINGS,
+    Difference,
+    applicable,
+    between,
+    differing,
+    differing_a2a,
+    differing_storage,
+)
 from isthmus.config.settings import Configuration, HubSettings, Origin
 from isthmus.core.settings import Limits
+from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.names import ServerName
+from isthmus.storage.settings import StorageSettings
 from isthmus.upstream.settings import ServerSettings, StdioSettings
 
 HUB = HubSettings()
@@ -48,6 +59,26 @@ def test_callers_are_compared_as_a_whole() -> None:
 def test_settings_are_named_as_a_file_spells_them() -> None:
     new = HubSettings(port=1, log_file="/tmp/x", limits=Limits(call_seconds=5.0))
     assert differing(HUB, new) == ("hub.port", "log.file", "limits.call_seconds")
+
+
+def test_what_is_said_of_the_agent_is_taken_and_named() -> None:
+    new = replace(having(), a2a=A2aSettings(name="Other", keep=5.0))
+    assert between(having(), new).settings == ("a2a.name", "a2a.keep")
+    assert applicable(having(), new).a2a == new.a2a
+
+
+def test_the_port_of_grpc_stays_until_the_next_start() -> None:
+    new = replace(having(), a2a=A2aSettings(name="Other", grpc_port=50051, grpc_url="grpc.example"))
+    taken = applicable(having(), new)
+    assert taken.a2a == A2aSettings(name="Other", grpc_url="grpc.example")
+    assert differing_a2a(taken.a2a, new.a2a) == ("a2a.grpc_port",)
+
+
+def test_a_journal_that_is_to_be_elsewhere_needs_a_restart() -> None:
+    new = replace(having(), storage=StorageSettings("postgresql://h/d"))
+    assert applicable(having(), new).storage == StorageSettings()
+    assert differing_storage(StorageSettings(), new.storage) == ("storage.url",)
+    assert differing_storage(new.storage, new.storage) == ()
 
 
 OTHER = {

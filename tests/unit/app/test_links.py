@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,9 +14,13 @@ from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
+from isthmus.model.faults import Lost
 from isthmus.model.names import ServerName
+from isthmus.transport.egress import Address, Egress, Origin, Resolver
+from isthmus.upstream.agent.link import AgentLink
 from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.upstream.settings import AgentSettings, Carrier, NamedSettings, ServerSettings, StdioSettings
+from tests.unit.transport.doubles import Server
 
 PROGRAM = """
 import json, os, sys
@@ -53,3 +59,61 @@ async def test_a_hub_at_the_end_of_a_long_row_starts_nothing() -> None:
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "9" * 50, "² "])
 def test_what_is_no_number_of_hubs_is_none(text: str) -> None:
     assert hops_in({HOPS_VARIABLE: text}) == 0
+
+
+# -- addresses that callers named --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def named(
+    carrier: Carrier, port: int, resolver: Resolver, *, is_trusted: bool = False
+) -> AsyncIterator[BaseLink]:
+    """A link to where a caller sent the hub."""
+    crew = Crew("links")
+    links = Links(Limits(), {}, crew, Tasks(lambda: 0.0), Egress(resolver=resolver))
+    urls = {way: f"http://rebinding.example:{port}/{way}" for way in WAYS}
+    reach = NamedSettings(urls["http"], {"x-token": "t"}, ways=tuple(urls.items()), is_trusted=is_trusted)
+    link = await links.connect(ServerSettings(ServerName("files"), reach), carrier)
+    try:
+        yield link
+    finally:
+        await link.aclose()
+        await crew.aclose()
+
+
+WAYS: tuple[Carrier, ...] = ("http", "sse", "rpc")
+
+
+async def private(origin: Origin) -> list[Address]:
+    """A name server that has changed its mind since the name was looked at."""
+    return [Address(socket.AF_INET, ("127.0.0.1", origin.port))]
+
+
+@pytest.mark.parametrize("carrier", WAYS)
+async def test_a_name_that_leads_elsewhere_by_now_is_not_dialled(carrier: Carrier) -> None:
+    async with Server() as server, named(carrier, server.origin.port, private) as link:
+        with pytest.raises((ConnectFailed, Lost), match=r"rebinding\.example may not be dialled"):
+            await link.greet("auto")
+        assert server.accepted == 0
+
+
+@pytest.mark.parametrize(("carrier", "line"), [("http", b"POST /http"), ("sse", b"GET /sse"), ("rpc", b"POST /rpc")])
+async def test_one_that_may_be_private_is_spoken_to_where_and_as_was_said(carrier: Carrier, line: bytes) -> None:
+    async with Server() as server, named(carrier, server.origin.port, private, is_trusted=True) as link:
+        greeting = asyncio.ensure_future(link.greet("auto"))
+        head = await (await server.accept()).request()
+        assert head.startswith(line)
+        assert b"x-token: t" in head.lower()
+        greeting.cancel()
+        await asyncio.wait({greeting})
+
+
+async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose() -> None:
+    crew = Crew("links")
+    links = Links(Limits(), {}, crew, Tasks(lambda: 0.0))
+    settings = ServerSettings(ServerName("agent"), AgentSettings("http://127.0.0.1:9/"))
+    first, second = await links.connect(settings, "auto"), await links.connect(settings, "auto")
+    assert isinstance(first, AgentLink)
+    assert isinstance(second, AgentLink)
+    assert first.given is second.given
+    await crew.aclose()

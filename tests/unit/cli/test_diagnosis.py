@@ -17,6 +17,7 @@ from isthmus.config import codes
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import (
+    AgentSettings,
     HttpSettings,
     PythonSettings,
     Reach,
@@ -27,6 +28,7 @@ from isthmus.upstream.settings import (
 )
 
 RPC = RpcSettings("http://x/rpc")
+AGENT = AgentSettings("http://x")
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "operating.md"
 
 
@@ -91,6 +93,10 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
         ("it answered HTTP 406", RPC, "ISD-105", "write url in the place of rpc"),
         ("it has no tools/list (no): declare", RpcSettings("http://x/mcp"), "ISD-105", "write url in the place of rpc"),
         ("HTTP 404 without a usable JSON-RPC answer", RPC, "ISD-106", "correct rpc"),
+        ("it answered HTTP 404 where its card should be", AGENT, "ISD-106", "correct agent: there is no card"),
+        ("https://b is not where its card is; if it is", AGENT, "ISD-114", "add to origins what the card names"),
+        ("connection refused by http://x", AGENT, "ISD-103", "start the agent, or correct agent"),
+        ("it answered HTTP 308", AGENT, "ISD-112", "the address that it points to in agent"),
         ("it answered HTTP 308; configure the address", RPC, "ISD-112", "the address that it points to in rpc"),
         (
             "it redirects to https://y.example, which is not http://x; configure",

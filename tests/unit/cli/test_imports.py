@@ -19,6 +19,7 @@ from isthmus.cli.imports import Wanted, import_servers, transport_of
 from isthmus.cli.main import main
 from isthmus.config.dialects.clients import CLIENTS
 from isthmus.upstream.settings import (
+    AgentSettings,
     HttpSettings,
     PythonSettings,
     Reach,
@@ -298,6 +299,7 @@ def test_our_own_file_is_not_imported_into_itself(folder: Path) -> None:
         (HttpSettings("http://a", carrier="sse"), "sse"),
         (SocketSettings("ws://a"), "ws"),
         (RpcSettings("http://a"), "rpc"),
+        (AgentSettings("http://a"), "agent"),
         (PythonSettings("a"), "python"),
     ],
 )

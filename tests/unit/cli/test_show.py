@@ -33,6 +33,13 @@ key = "k"
 [servers.fun]
 python = "a.b"
 
+[servers.helper]
+agent = "https://a.example/?token=hunter23"
+origins = ["https://b.example"]
+
+[storage]
+url = "postgresql://hub:${TOKEN}@db/isthmus?password=hunter22"
+
 [callers.planner]
 key = "k3y-of-the-planner-0123"
 allow = ["*"]
@@ -69,6 +76,8 @@ def test_every_value_is_shown_and_no_secret(capsys: pytest.CaptureFixture[str]) 
     values = rows(shown.out)
     assert values["hub.port"] == "9000"
     assert values["limits.call_seconds"] == "61.0"
+    assert values["a2a.card"] == '"merged"'
+    assert values["storage.url"] == '"postgresql://hub:***@db/isthmus"'
     assert values["servers.files.args"] == '["--token","***"]'
     assert values["servers.files.env"] == '{"API_KEY":"***","MODE":"fast"}'
     assert values["servers.files.extra"] == '["autoApprove"]'
@@ -79,8 +88,10 @@ def test_every_value_is_shown_and_no_secret(capsys: pytest.CaptureFixture[str]) 
     assert values["servers.plain.include_tools"] == '["(none)"]'
     assert values["servers.plain.defaults"] == '{"t":["key"]}'
     assert values["servers.fun.python"] == '"a.b"'
+    assert values["servers.helper.agent"] == '"https://a.example/?token=***"'
+    assert values["servers.helper.origins"] == '["https://b.example"]'
     assert values["callers.planner.key"] == '"***"'
-    for secret in ("hunter22", "abc", "s3cret-value", "k3y-of-the-planner-0123"):
+    for secret in ("hunter22", "hunter23", "abc", "s3cret-value", "k3y-of-the-planner-0123"):
         assert secret not in shown.out + shown.err
     assert "1 finding: `isthmus config check` says more." in shown.err
 

@@ -51,10 +51,23 @@ def test_a_caller_without_grants_may_call_nothing() -> None:
     assert findings == ['isthmus.toml: callers.planner may call nothing (allow = ["*"] would allow everything)']
 
 
-def test_what_comes_later_is_told_of_and_does_nothing() -> None:
-    callers, findings = read({"planner": {**GOOD, "targets": True}})
-    assert len(callers) == 1
-    assert findings == ["isthmus.toml: callers.planner.targets has no effect in this version"]
+def test_a_caller_may_be_let_name_addresses() -> None:
+    callers, findings = read(
+        {"planner": {**GOOD, "targets": True}, "guest": {"key": KEY, "targets": "false", "allow": ["a"]}}
+    )
+    assert [caller.may_name_targets for _, caller in callers] == [True, False]
+    assert findings == []
+
+
+def test_who_may_name_addresses_can_call_something() -> None:
+    assert read({"planner": {"key": KEY, "targets": True}})[1] == []
+
+
+def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
+    callers, findings = read({"good": GOOD, "planner": {"key": KEY, "targets": "https://a.example"}})
+    assert [caller.name for _, caller in callers] == ["good"]
+    (finding,) = findings
+    assert "targets must be true or false, not 'https://a.example'" in finding
 
 
 @pytest.mark.parametrize(
@@ -75,7 +88,7 @@ def test_what_comes_later_is_told_of_and_does_nothing() -> None:
             {"key": "keyring:a"},
             ".key must be literal, env:NAME or file:PATH, not keyring:, which comes later",
         ),
-        ({**GOOD, "denny": ["*"]}, " must have only key, allow, deny, tenant, not 'denny'"),
+        ({**GOOD, "denny": ["*"]}, " must have only key, allow, deny, tenant, targets, not 'denny'"),
         ({**GOOD, "allow": "*"}, ".allow must be a list of texts, not '*'"),
         ({**GOOD, "deny": "*"}, ".deny must be a list of texts, not '*'"),
         (

@@ -18,6 +18,7 @@ def test_literal_secrets_are_found_wherever_people_put_them() -> None:
             *("--header", "Authorization: Bearer in-line", "--token"),
         ],
         "rpc": "https://a.example/rpc?token=in-rpc",
+        "agent": "https://a.example/?token=in-agent",
         "defaults": {"read": {"password": "in-default", "depth": 5}, "list": 5},
     }
     assert secrets_of(fields) == {
@@ -32,6 +33,7 @@ def test_literal_secrets_are_found_wherever_people_put_them() -> None:
         "Bearer in-line",
         "in-line",
         "in-rpc",
+        "in-agent",
         "in-default",
     }
 

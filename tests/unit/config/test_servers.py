@@ -19,6 +19,7 @@ from isthmus.config.variables import Variables
 from isthmus.core.catalog.rules import Rules
 from isthmus.core.settings import Limits
 from isthmus.upstream.settings import (
+    AgentSettings,
     DeclaredTool,
     HttpSettings,
     PythonSettings,
@@ -239,7 +240,7 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         ({"url": "ftp://a", "type": "ws"}, "servers.a.url must start with ws:// or wss://, not 'ftp'"),
         (
             {"url": URL, "type": "pigeon"},
-            "servers.a.type must be one of stdio, http, sse, ws, rpc, python, auto, not 'pigeon'",
+            "servers.a.type must be one of stdio, http, sse, ws, rpc, agent, python, auto, not 'pigeon'",
         ),
         ({"rpc": URL, "type": "http"}, "servers.a.type must be rpc beside rpc, not 'http'"),
         ({"rpc": URL, "command": "a"}, "servers.a must have a command or a url, not command and rpc"),
@@ -255,6 +256,17 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         (
             {"rpc": URL, "tools": {"t": {"input_schema": {"default": date(2026, 1, 1)}}}},
             "servers.a.tools.t.input_schema must have only values that JSON has, not dates or infinite numbers",
+        ),
+        ({"agent": URL, "type": "http"}, "servers.a.type must be agent beside agent, not 'http'"),
+        ({"agent": URL, "url": URL}, "servers.a must have a command or a url, not url and agent"),
+        ({"agent": 5}, "servers.a.agent must be a text, not a number"),
+        ({"agent": "ftp://a"}, "servers.a.agent must start with http:// or https://, not 'ftp'"),
+        ({"agent": "http://a:0"}, "servers.a.agent must name a host and a port that can be dialled, not others"),
+        ({"agent": URL, "origins": "a"}, "servers.a.origins must be a list of texts, not 'a'"),
+        ({"agent": URL, "origins": ["a"]}, "servers.a.origins.0 must start with http:// or https://, not 'a'"),
+        (
+            {"agent": URL, "origins": ["https://a", "https://b/c"]},
+            "servers.a.origins.1 must be a scheme, a host and a port, not more than that",
         ),
         ({"python": "a b"}, "servers.a.python must be package.module or package.module:function, not 'a b'"),
         ({"command": "a", "isolation": "none"}, "servers.a.isolation must be one of shared, caller, call, not 'none'"),
@@ -300,6 +312,8 @@ def reach_of(fields: dict[str, object], *, is_own: bool = True) -> Reach | None:
         ({"url": "wss://a/ws"}, SocketSettings("wss://a/ws")),
         ({"url": "ws://a", "type": "websocket", "headers": {"A": "b"}}, SocketSettings("ws://a", {"A": "b"})),
         ({"rpc": URL, "headers": {"A": "b"}}, RpcSettings(URL, {"A": "b"})),
+        ({"agent": URL, "headers": {"A": "b"}}, AgentSettings(URL, {"A": "b"})),
+        ({"agent": URL, "type": "a2a", "origins": ["https://b"]}, AgentSettings(URL, origins=("https://b",))),
         ({"url": URL, "type": "rpc"}, RpcSettings(URL)),
         ({"python": "tools.maths:add"}, PythonSettings("tools.maths:add")),
         ({"python": "tools", "path": "lib"}, PythonSettings("tools", "/etc/hub/lib")),
@@ -498,6 +512,8 @@ KEYS = st.sampled_from(
         "transport",
         "transportType",
         "rpc",
+        "agent",
+        "origins",
         "python",
         "path",
         "tools",
@@ -569,6 +585,7 @@ def test_a_command_that_is_a_path_is_seen_from_the_folder_of_its_file(
     ("fields", "beside"),
     [
         ({"rpc": URL}, "rpc"),
+        ({"agent": URL}, "agent"),
         ({"python": "a.b"}, "python"),
         ({"url": URL, "type": "rpc"}, 'type = "rpc"'),
     ],

@@ -1,0 +1,140 @@
+"""The AgentVault client, unmodified: its data by its own events, however fast a tool is."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from tests.agents.errands import ASKING, EXACT, QUICK, SERVERS, STEPS, TALKING, fresh
+from tests.agents.field import Field, run
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
+
+TIMES = 1000
+
+every_server = pytest.mark.parametrize("server", SERVERS)
+
+
+async def visit(field: Field, server: str, step: str) -> dict[str, Any]:
+    return (await field.tour("agentvault", "client_agentvault"))[server, step]
+
+
+def said(events: list[dict[str, Any]]) -> list[Any]:
+    """What the messages of a stream hold, part by part."""
+    messages = [event["message"] for event in events if event["kind"] == "TaskMessageEvent"]
+    assert {message["role"] for message in messages} <= {"assistant"}
+    return [part["content"] for message in messages for part in message["parts"]]
+
+
+def states(events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
+    """The states that a stream tells, each with its words."""
+    return [(event["state"], event["message"]) for event in events if event["kind"] == "TaskStatusUpdateEvent"]
+
+
+async def test_a_tool_that_takes_no_time_is_told_a_thousand_times_of_a_thousand(field: Field) -> None:
+    reports = await run("agentvault", "client_agentvault", str(TIMES), field.url, fresh("vault"))
+
+    assert reports == [{"server": QUICK, "step": "paid", "told": TIMES}]
+
+
+@every_server
+async def test_the_card_is_one_that_its_client_takes(field: Field, server: str) -> None:
+    card = await visit(field, server, "card")
+
+    assert card["schemes"] == ["none"]
+    assert {"mcp.execute_tool", f"{server}.tell"} <= set(card["skills"])
+
+
+@every_server
+async def test_the_result_is_told_by_an_event_with_its_numbers_and_keys_as_they_were(field: Field, server: str) -> None:
+    found = await visit(field, server, "told")
+
+    [content] = said(found["events"])
+    assert content["success"] is True
+    assert json.dumps(content["mcp_result"]["structuredContent"]) == json.dumps({"value": EXACT})
+    assert states(found["events"])[-1] == ("COMPLETED", None)
+
+
+@every_server
+async def test_who_comes_late_and_who_asks_for_the_task_gets_the_same(field: Field, server: str) -> None:
+    found = await visit(field, server, "told")
+
+    assert said(found["again"]) == said(found["events"])
+    assert states(found["again"]) == [("COMPLETED", None)]
+    assert found["read"]["state"] == "COMPLETED"
+    user, assistant = found["read"]["messages"]
+    assert (user["role"], assistant["role"]) == ("user", "assistant")
+    assert [part["content"] for part in assistant["parts"]] == said(found["events"])
+
+
+@pytest.mark.parametrize("server", TALKING)
+async def test_progress_is_told_as_it_comes(field: Field, server: str) -> None:
+    events = (await visit(field, server, "counted"))["events"]
+
+    steps = [("WORKING", f"step {step}") for step in range(1, STEPS + 1)]
+    assert states(events) == [("WORKING", None), *steps, ("COMPLETED", None)]
+
+
+@every_server
+async def test_every_failure_is_told_with_its_data(field: Field, server: str) -> None:
+    failed, unknown, nowhere = (await visit(field, server, "failed"))["events"]
+
+    sources = [said(events)[0]["error"]["source"] for events in (failed, unknown, nowhere)]
+    assert sources == ["MCP_PROTOCOL" if server == "rpc" else "MCP_TOOL", "A2A_PROXY", "A2A_PROXY"]
+    for events in (failed, unknown, nowhere):
+        [content] = said(events)
+        state, words = states(events)[-1]
+        error = content["error"]
+        assert (content["success"], state) == (False, "FAILED")
+        assert words == f"[{error['source']}/{error['code']}] {error['message']}"
+
+
+@every_server
+async def test_what_cannot_be_had_is_an_error_of_the_remote_agent(field: Field, server: str) -> None:
+    found = await visit(field, server, "refused")
+
+    assert {error.get("type") for name, error in found.items() if name not in ("server", "step")} == {
+        "A2ARemoteAgentError"
+    }
+    assert [found[name]["code"] for name in ("missing", "ended", "closed")] == [-32001, -32004, -32004]
+    assert "Task not found" in found["unheard"]["message"]
+
+
+@every_server
+async def test_a_task_that_is_given_up_says_so_to_who_follows_it(field: Field, server: str) -> None:
+    found = await visit(field, server, "cancelled")
+
+    assert found["cancelled"] is True
+    assert states(found["events"])[-1][0] == found["read"]["state"] == "CANCELED"
+    if server in ASKING:
+        token = (await field.tour("agentvault", "client_agentvault")).token
+        await field.ledger.wait_for(f"cancelled {token} {server}")
+
+
+@pytest.mark.parametrize("server", ASKING)
+async def test_a_question_waits_for_the_next_message(field: Field, server: str) -> None:
+    found = await visit(field, server, "asked")
+
+    assert states(found["asked"])[-1] == ("INPUT_REQUIRED", "What is your name?")
+    assert (found["question"]["state"], said(found["asked"])[0]) == ("INPUT_REQUIRED", "What is your name?")
+    assert said(found["events"])[-1]["mcp_result"]["content"] == [{"type": "text", "text": "Hello, Ann!"}]
+    assert states(found["events"])[-1] == ("COMPLETED", None)
+
+
+@pytest.mark.parametrize("server", TALKING)
+async def test_files_arrive_in_parts_that_its_client_takes(field: Field, server: str) -> None:
+    found = await visit(field, server, "shown")
+
+    [message] = [event["message"] for event in found["events"] if event["kind"] == "TaskMessageEvent"]
+    text, picture, sound, sheet, book = message["parts"]
+    assert text == {"type": "text", "content": "three things"}
+    assert [base64.b64decode(part["content"]["bytes"]) for part in (picture, sound, sheet)] == [
+        b"\x89PNG a pixel",
+        b"RIFF a tune",
+        bytes(range(256)),
+    ]
+    assert (book["type"], book["url"]) == ("file", "https://shelf.example/book.pdf")
+    assert found["read"]["messages"][-1]["parts"] == message["parts"]

@@ -1,0 +1,184 @@
+"""Every official SDK, in every binding that it has, at a server of every kind: unmodified, over real sockets."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.agents.errands import ASKING, EXACT, SERVERS, STEPS, TALKING
+from tests.agents.field import Field, Tour
+from tests.peers.launch import Sdk
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """An official client in one of its bindings, and what it raises when it is refused."""
+
+    sdk: Sdk
+    program: str
+    binding: str
+    missing: tuple[str, int | None]
+    ended: tuple[str, int | None]
+    over: tuple[str, int | None]
+
+    def __str__(self) -> str:
+        return f"{self.sdk}-{self.binding}"
+
+
+RAISED_BY_1_0 = {
+    "missing": ("TaskNotFoundError", None),
+    "ended": ("TaskNotCancelableError", None),
+    "over": ("UnsupportedOperationError", None),
+}
+RPC_0_3 = "A2AClientJSONRPCError"
+HTTP_0_3 = "A2AClientHTTPError"
+
+CLIENTS = (
+    Client("a2a10", "client_v1", "JSONRPC", **RAISED_BY_1_0),
+    Client("a2a10", "client_v1", "HTTP+JSON", **RAISED_BY_1_0),
+    Client("a2a10", "client_v1", "GRPC", **RAISED_BY_1_0),
+    Client("a2a03", "client_v03", "JSONRPC", (RPC_0_3, -32001), (RPC_0_3, -32002), (RPC_0_3, -32004)),
+    # The SDK itself says 400 of every stream that does not begin.
+    Client("a2a03", "client_v03", "HTTP+JSON", (HTTP_0_3, 404), (HTTP_0_3, 409), (HTTP_0_3, 400)),
+)
+
+every_client = pytest.mark.parametrize("client", CLIENTS, ids=str)
+every_server = pytest.mark.parametrize("server", SERVERS)
+
+
+async def visit(field: Field, client: Client) -> Tour:
+    return await field.tour(client.sdk, client.program, client.binding)
+
+
+@every_client
+@every_server
+async def test_a_client_finds_the_tools_in_the_card(field: Field, client: Client, server: str) -> None:
+    card = (await visit(field, client))[server, "card"]["card"]
+
+    assert card["streaming"]
+    assert {"execute_mcp_command", "mcp.execute_tool", f"{server}.tell"} <= card["skills"].keys()
+
+
+@every_client
+@every_server
+async def test_a_message_runs_a_tool_and_its_numbers_and_keys_come_back_as_they_were(
+    field: Field, client: Client, server: str
+) -> None:
+    told = (await visit(field, client))[server, "told"]
+
+    assert told["task"]["state"] == "completed"
+    if client.binding != "GRPC":
+        [value] = _values(json.loads(told["heard"]))
+        assert json.dumps(value) == json.dumps(EXACT)
+    if server in TALKING:  # who says it as a text too, which is exact where a number is a double by nature
+        assert told["task"]["parts"][-1] == {"text": json.dumps(EXACT, ensure_ascii=False)}
+
+
+def _values(heard: Any) -> list[Any]:
+    """What is under the key `value` anywhere in a body, texts apart."""
+    if isinstance(heard, dict):
+        return [heard["value"]] if "value" in heard else [found for each in heard.values() for found in _values(each)]
+    return [found for each in heard for found in _values(each)] if isinstance(heard, list) else []
+
+
+@every_client
+@every_server
+async def test_a_task_is_found_afterwards_as_it_was_answered(field: Field, client: Client, server: str) -> None:
+    told = (await visit(field, client))[server, "told"]
+
+    assert told["found"] == told["task"]
+    assert told["listed"] == ([told["task"]] if client.sdk == "a2a10" else None)
+
+
+@every_client
+@every_server
+async def test_a_stream_tells_the_task_its_progress_its_result_and_its_end(
+    field: Field, client: Client, server: str
+) -> None:
+    first, *reports, last = (await visit(field, client))[server, "streamed"]["events"]
+
+    made = [event for event in reports if event["kind"] == "artifact"]
+    assert (first["kind"], last["kind"], last["state"]) == ("task", "status", "completed")
+    assert made == reports[-len(made) :], "the result comes after the progress"
+    steps = [event["parts"][0]["text"] for event in reports[: -len(made)]]
+    assert steps == ([f"step {step}" for step in range(1, STEPS + 1)] if server in TALKING else [])
+
+
+@every_client
+@every_server
+async def test_a_task_that_is_given_up_ends_for_all_who_follow_it(field: Field, client: Client, server: str) -> None:
+    tour = await visit(field, client)
+    found = tour[server, "cancelled"]
+
+    assert found["cancelled"]["state"] == "canceled"
+    assert found["first"][-1]["state"] == found["second"][-1]["state"] == "canceled"
+    assert (found["second"][0]["kind"], found["second"][0]["state"]) == ("task", "working")
+    if server in ASKING:
+        await field.ledger.wait_for(f"cancelled {tour.token} {server}")
+
+
+@every_client
+@every_server
+async def test_what_fails_is_a_failed_task_that_says_why(field: Field, client: Client, server: str) -> None:
+    found = (await visit(field, client))[server, "failed"]
+
+    assert found["task"]["state"] == found["unknown"]["state"] == "failed"
+    why = [part.get("text", "") for part in (*found["task"]["parts"], *found["task"]["said"])]
+    assert any(reason in text for text in why for reason in ("always fails", "the shop is closed"))
+    assert found["unknown"]["said"][0]["text"].startswith(f"Unknown tool: {server}.nothing")
+
+
+@every_client
+@every_server
+async def test_what_cannot_be_had_is_the_sdks_own_exception(field: Field, client: Client, server: str) -> None:
+    found = (await visit(field, client))[server, "refused"]
+
+    raised = {name: (error["type"], error["code"]) for name, error in found.items() if name in RAISED_BY_1_0}
+    assert raised == {"missing": client.missing, "ended": client.ended, "over": client.over}
+    assert "answer" not in found["closed"]
+
+
+@every_client
+@every_server
+async def test_who_says_no_tool_is_asked_for_one_and_then_it_runs(field: Field, client: Client, server: str) -> None:
+    found = (await visit(field, client))[server, "offered"]
+
+    assert found["offer"]["state"] == "input_required"
+    assert found["offer"]["said"][0]["text"].startswith("Which tool shall be run?")
+    assert (found["chosen"]["task"], found["chosen"]["state"]) == (found["offer"]["task"], "completed")
+    assert {"text": "the text of /x"} in found["chosen"]["parts"]
+
+
+@every_client
+@pytest.mark.parametrize("server", TALKING)
+async def test_pictures_sounds_and_documents_arrive_as_files(field: Field, client: Client, server: str) -> None:
+    parts = (await visit(field, client))[server, "shown"]["task"]["parts"]
+
+    text, picture, sound, sheet, book = parts
+    assert text == {"text": "three things"}
+    assert [part["type"] for part in parts[1:]] == ["image/png", "audio/wav", "application/x-sheet", "application/pdf"]
+    assert base64.b64decode(picture["file"]) == b"\x89PNG a pixel"
+    assert base64.b64decode(sound["file"]) == b"RIFF a tune"
+    assert (base64.b64decode(sheet["file"]), sheet["name"]) == (bytes(range(256)), "sheet.bin")
+    assert (book["url"], book["name"]) == ("https://shelf.example/book.pdf", "book.pdf")
+
+
+@every_client
+@pytest.mark.parametrize("server", ASKING)
+async def test_what_a_server_asks_is_answered_by_the_next_message(field: Field, client: Client, server: str) -> None:
+    tour = await visit(field, client)
+    found = tour[server, "asked"]
+
+    assert (found["question"]["state"], found["question"]["said"][0]) == (
+        "input_required",
+        {"text": "What is your name?"},
+    )
+    assert (found["answered"]["state"], found["answered"]["task"]) == ("completed", found["question"]["task"])
+    assert {"text": "Hello, Ann!"} in found["answered"]["parts"]
+    assert {"text": "Nobody: decline"} in tour[server, "declined"]["answered"]["parts"]

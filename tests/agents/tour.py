@@ -1,0 +1,161 @@
+"""What a client of an official SDK does at every server, whatever the SDK and its binding: each step is one report.
+
+The SDKs differ in their objects, so each client turns them into the same plain values (`Shown`): a task or an update of
+one with its state and its parts, where a part is `{"text"}`, `{"data"}` or `{"file" | "url", "type", "name"}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+from tests.agents.errands import ASKING, EXACT, SERVERS, STEPS, TALKING, blamed, errand, failing, fresh, holding, report
+
+STEP_SECONDS = 60.0
+
+Shown = dict[str, Any]
+Parts = list[dict[str, Any]]
+
+
+class Client(Protocol):
+    """An official client in plain values; `heard` is the last body that was JSON, as it came."""
+
+    heard: str
+
+    async def card(self) -> Shown: ...
+
+    async def send(self, parts: Parts, *, task: str | None = None) -> Shown: ...
+
+    def stream(self, parts: Parts) -> AsyncIterator[Shown]: ...
+
+    async def get(self, task: str) -> Shown: ...
+
+    async def list(self, context: str) -> list[Shown] | None: ...
+
+    async def cancel(self, task: str) -> Shown: ...
+
+    def subscribe(self, task: str) -> AsyncIterator[Shown]: ...
+
+
+async def tour(client: Client, token: str) -> None:
+    """Every step at every server."""
+    for server in SERVERS:
+        visit = Visit(client, server, token)
+        await visit.step("card", visit.card)
+        await visit.step("told", visit.tell)
+        await visit.step("streamed", visit.stream)
+        await visit.step("failed", visit.fail)
+        await visit.step("refused", visit.refuse)
+        await visit.step("offered", visit.choose)
+        if server in TALKING:
+            await visit.step("shown", visit.show)
+        if server in ASKING:
+            await visit.step("asked", visit.answer)
+            await visit.step("declined", visit.decline)
+        # The last: as long as a call that was given up may still run, a server on a pipe may be asking for it.
+        await visit.step("cancelled", visit.cancel)
+
+
+class Visit:
+    """The steps at one server."""
+
+    def __init__(self, client: Client, server: str, token: str) -> None:
+        self._client = client
+        self._server = server
+        self._token = f"{token} {server}"
+
+    async def step(self, name: str, do: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        """Do one step and report; what goes wrong is a report too."""
+        try:
+            async with asyncio.timeout(STEP_SECONDS):
+                found = await do()
+        except Exception as error:  # noqa: BLE001 (the test shows it, and the other steps go on)
+            found = {"broken": repr(error)[:2000]}
+        report(self._server, name, **found)
+
+    async def card(self) -> dict[str, Any]:
+        """Read the card."""
+        return {"card": await self._client.card()}
+
+    async def tell(self) -> dict[str, Any]:
+        """Run a tool and look at the task afterwards; as a text, because protobuf would make doubles of the numbers."""
+        text = json.dumps(errand(self._server, "tell", value=EXACT))
+        task = await self._client.send([{"text": text}])
+        heard = self._client.heard
+        found = await self._client.get(task["task"])
+        return {"task": task, "heard": heard, "found": found, "listed": await self._client.list(task["context"])}
+
+    async def stream(self) -> dict[str, Any]:
+        """Follow a tool that reports."""
+        talks = self._server in TALKING
+        what = errand(self._server, "count", steps=STEPS) if talks else errand(self._server, "tell", value={})
+        return {"events": [event async for event in self._client.stream([{"data": what}])]}
+
+    async def cancel(self) -> dict[str, Any]:
+        """Follow a task twice, and give it up."""
+        first: list[Shown] = []
+        begun = asyncio.Event()
+
+        async def follow() -> None:
+            async for event in self._client.stream([{"data": holding(self._server, self._token)}]):
+                first.append(event)
+                if self._server not in TALKING or {"text": "holding"} in event["parts"]:
+                    begun.set()
+
+        async def follow_too() -> list[Shown]:
+            events = []
+            async for event in self._client.subscribe(first[0]["task"]):
+                events.append(event)
+                subscribed.set()
+            return events
+
+        subscribed = asyncio.Event()
+        following = asyncio.create_task(follow())
+        await begun.wait()
+        second = asyncio.create_task(follow_too())
+        await subscribed.wait()
+        cancelled = await self._client.cancel(first[0]["task"])
+        await following
+        return {"cancelled": cancelled, "first": first, "second": await second}
+
+    async def fail(self) -> dict[str, Any]:
+        """Run a tool that fails, and one that is not there."""
+        unknown = await self._client.send([{"data": errand(self._server, "nothing")}])
+        return {"task": await self._client.send([{"data": failing(self._server)}]), "unknown": unknown}
+
+    async def choose(self) -> dict[str, Any]:
+        """Say words that are no instruction, and then which tool is meant."""
+        offer = await self._client.send([{"text": "hello"}])
+        chosen = [{"data": errand(self._server, "readFile", path="/x")}]
+        return {"offer": offer, "chosen": await self._client.send(chosen, task=offer["task"])}
+
+    async def refuse(self) -> dict[str, Any]:
+        """Ask for what cannot be had."""
+        ended = (await self._client.send([{"data": failing(self._server)}]))["task"]
+        return {
+            "missing": await blamed(self._client.get(fresh("nobody"))),
+            "ended": await blamed(self._client.cancel(ended)),
+            "over": await blamed(_drained(self._client.subscribe(ended))),
+            "closed": await blamed(self._client.send([{"text": "more"}], task=ended)),
+        }
+
+    async def show(self) -> dict[str, Any]:
+        """Run a tool whose result is files."""
+        return {"task": await self._client.send([{"data": errand(self._server, "gallery")}])}
+
+    async def answer(self) -> dict[str, Any]:
+        """Run a tool that asks, and answer."""
+        question = await self._client.send([{"data": errand(self._server, "ask")}])
+        answered = await self._client.send([{"data": {"name": "Ann"}}], task=question["task"])
+        return {"question": question, "answered": answered}
+
+    async def decline(self) -> dict[str, Any]:
+        """Run a tool that asks, and do not answer."""
+        question = await self._client.send([{"data": errand(self._server, "ask")}])
+        return {"answered": await self._client.send([{"text": "no"}], task=question["task"])}
+
+
+async def _drained(events: AsyncIterator[Shown]) -> list[Shown]:
+    return [event async for event in events]
