@@ -47,6 +47,7 @@ class NotMeasured(Exception):
 class Round:
     """One scenario's turn."""
 
+    calls: int
     cpu_microseconds: float
     calls_per_second: float
     p50_milliseconds: float
@@ -86,7 +87,7 @@ def take_turn(target: Target, seconds: float) -> Round:
         WrongAnswer: see `load.drive`.
     """
     before = target.program.cpu_seconds()
-    served = uvloop.run(drive(target.port, target.asks_of, seconds))
+    served = uvloop.run(drive(target.port, target.asks_of, seconds, target.check))
     turn = figures(served, target.program.cpu_seconds() - before)
     if turn.cpu_microseconds < IMPLAUSIBLE_MICROSECONDS:
         spent = f"{turn.cpu_microseconds:.1f} µs a call"
@@ -97,6 +98,7 @@ def take_turn(target: Target, seconds: float) -> Round:
 def figures(served: Served, cpu_seconds: float) -> Round:
     """Return the figures of one turn per call."""
     return Round(
+        calls=served.calls,
         cpu_microseconds=cpu_seconds / served.calls * 1e6,
         calls_per_second=served.calls / served.seconds,
         p50_milliseconds=served.quantile(0.50) * 1e3,

@@ -7,12 +7,12 @@ else ends the run with `WrongAnswer`, because a fast wrong answer must never loo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from time import perf_counter
-from typing import cast
+from typing import TypeAlias, cast
 
 import httptools
 import msgspec
@@ -62,12 +62,16 @@ class Served:
 
 DECODER = msgspec.json.Decoder(Answer)
 
+Check: TypeAlias = Callable[[bytes, Ask], str | None]
+"""Says what is wrong with an answer, or nothing."""
+
 
 class Caller(asyncio.Protocol):
     """One keep-alive connection in a closed loop."""
 
-    def __init__(self, asks: Sequence[Ask], until: float) -> None:
+    def __init__(self, asks: Sequence[Ask], until: float, check: Check) -> None:
         self._asks = cycle(asks)
+        self._check = check
         self._until = until
         self._body = b""
         self._parser = httptools.HttpResponseParser(self)
@@ -94,7 +98,7 @@ class Caller(asyncio.Protocol):
         """Check the answer, note how long it took, and send the next call."""
         body, self._body = self._body, b""
         now = perf_counter()
-        if complaint := complaint_about(body, self._ask):
+        if complaint := self._check(body, self._ask):
             self._fail(f"HTTP {self._parser.get_status_code()}: {complaint}")
             return
         self.latencies.append(now - self._sent)
@@ -130,7 +134,7 @@ def complaint_about(body: bytes, ask: Ask) -> str | None:
     return f"call {ask.id} was answered with {body[:300]!r}"
 
 
-async def drive(port: int, asks_of: Sequence[Sequence[Ask]], seconds: float) -> Served:
+async def drive(port: int, asks_of: Sequence[Sequence[Ask]], seconds: float, check: Check = complaint_about) -> Served:
     """Call for `seconds` over one connection for each list of asks.
 
     Raises:
@@ -140,7 +144,7 @@ async def drive(port: int, asks_of: Sequence[Sequence[Ask]], seconds: float) -> 
     start = perf_counter()
     callers: list[Caller] = []
     for asks in asks_of:
-        connect = partial(Caller, asks, start + seconds)
+        connect = partial(Caller, asks, start + seconds, check)
         _, caller = await loop.create_connection(connect, "127.0.0.1", port)
         callers.append(caller)
     await all_ended(callers, within=seconds + GRACE_SECONDS)

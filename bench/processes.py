@@ -37,12 +37,14 @@ class NotStarted(Exception):
 class Program:
     """One running Python module that serves on a port; leaving its `with` block ends it."""
 
-    def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, module: str, *arguments: str, env: Mapping[str, str] | None = None, python: str = sys.executable
+    ) -> None:
         self._module = module
         # A file, not a pipe: nobody reads during a round, and a full pipe would stop the program.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as the program runs)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,

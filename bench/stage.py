@@ -17,7 +17,7 @@ from time import monotonic, sleep
 
 import msgspec
 
-from bench.load import complaint_about
+from bench.load import Check, complaint_about
 from bench.messages import CLIENT, VERSIONS, Ask, Era, asks, call_body, call_headers
 from bench.processes import PORT_LOGGED, PORT_PRINTED, NotStarted, Program
 
@@ -27,6 +27,9 @@ READY_SECONDS = 10.0
 KEY = "a-bench-key-that-protects-nothing"
 HUB_MODULE = "isthmus"
 HUB_CONFIG = """
+[hub]
+state = "state"
+
 [servers.modern]
 url = "http://127.0.0.1:{modern}/mcp"
 
@@ -54,7 +57,7 @@ description = "Return the text it was given."
 
 [callers.bench]
 key = "env:BENCH_KEY"
-allow = ["modern.*", "legacy.echo", "pipe.*", "events.*", "socket.*", "plain.*"]
+allow = ["modern.*", "legacy.echo", "pipe.*", "events.*", "socket.*", "plain.*", "builtin.*"]
 deny = ["modern.forbidden"]
 """
 
@@ -96,6 +99,7 @@ class Target:
     program: Program
     port: int
     asks_of: Sequence[Sequence[Ask]]
+    check: Check = complaint_about
 
 
 def set_stage(held: ExitStack, scenarios: Sequence[Scenario], *, connections: int, asks_each: int) -> list[Target]:
@@ -115,14 +119,14 @@ def start_programs(held: ExitStack, *, with_hub: bool) -> dict[str, tuple[Progra
     relay = held.enter_context(Program("bench.relay", str(direct_port)))
     programs = {"direct": (direct, direct_port), "relay": (relay, relay.port(PORT_PRINTED))}
     if with_hub:
-        programs["hub"] = start_hub(held, direct_port)
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        programs["hub"] = start_hub(held, direct_port, folder)
     return programs
 
 
-def start_hub(held: ExitStack, modern_port: int) -> tuple[Program, int]:
-    """Start the hub on a configuration of its own."""
+def start_hub(held: ExitStack, modern_port: int, folder: Path) -> tuple[Program, int]:
+    """Start the hub on a configuration of its own, which is written to `folder`, as is what it keeps."""
     ports = {"modern": modern_port, **{name: start_server(held, name) for name in ("legacy", "sse", "socket")}}
-    folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
     config = folder / "isthmus.toml"
     config.write_text(hub_config(ports))
     serve = ("serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0")
@@ -148,7 +152,8 @@ def ready(scenario: Scenario, program: Program, port: int, connections: int, ask
     extra = {"Authorization": f"Bearer {KEY}"} if scenario.needs_hub else {}
     if scenario.era == "legacy":
         extra |= open_session(port, extra)
-    wait_until_served(scenario, program, port, extra)
+    ask = Ask(call_body(1, scenario.tool, "ready?", scenario.era), 1, "ready?")
+    wait_until_served(scenario, program, port, ask, "/mcp", call_headers(scenario.tool, scenario.era, extra))
     asks_of = [
         asks("/mcp", scenario.tool, scenario.era, extra, first_id=1 + number * asks_each, count=asks_each)
         for number in range(connections)
@@ -168,23 +173,28 @@ def open_session(port: int, extra: Mapping[str, str]) -> dict[str, str]:
     return header
 
 
-def wait_until_served(scenario: Scenario, program: Program, port: int, extra: Mapping[str, str]) -> None:
-    """Call until the answer is right; a hub that has just started may still be dialling."""
-    ask = Ask(b"", 1, "ready?")
-    body = call_body(ask.id, scenario.tool, ask.text, scenario.era)
-    headers = call_headers(scenario.tool, scenario.era, extra)
+def wait_until_served(
+    scenario: Scenario,
+    program: Program,
+    port: int,
+    ask: Ask,
+    path: str,
+    headers: Mapping[str, str],
+    check: Check = complaint_about,
+) -> None:
+    """Call until the answer is right; a hub that has just started may still be dialling. The ask is a mere body."""
     give_up = monotonic() + READY_SECONDS
-    while complaint := complaint_about(post(port, body, headers)[1], ask):
+    while complaint := check(post(port, ask.wire, headers, path)[1], ask):
         if monotonic() > give_up:
             raise NotStarted(f"{scenario.name!r} is not served: {complaint}\n{program.output()[-2000:]}")
         sleep(0.1)
 
 
-def post(port: int, body: bytes, headers: Mapping[str, str]) -> tuple[HTTPResponse, bytes]:
+def post(port: int, body: bytes, headers: Mapping[str, str], path: str = "/mcp") -> tuple[HTTPResponse, bytes]:
     """Send one request outside the measured rounds and return the reply and its body."""
     connection = HTTPConnection("127.0.0.1", port, timeout=READY_SECONDS)
     try:
-        connection.request("POST", "/mcp", body, dict(headers))
+        connection.request("POST", path, body, dict(headers))
         reply = connection.getresponse()
         return reply, reply.read()
     finally:
