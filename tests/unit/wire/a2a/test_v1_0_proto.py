@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from google.protobuf import json_format as protobuf
 from google.protobuf import struct_pb2
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +18,6 @@ from isthmus.wire.a2a.operations import Problem, Send
 from isthmus.wire.a2a.problems import V1_0
 from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, full_name
 from isthmus.wire.a2a.v1_0_proto import STATUSES, Unwritable, read, size_max, write, write_problem
-
-protobuf = pytest.importorskip("google.protobuf.json_format")
 
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
