@@ -27,6 +27,7 @@ from isthmus.config.findings import ConfigError, Place
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.crew import Crew
+from isthmus.core.tasks.repeats import Untold
 from isthmus.core.tasks.retention import Retention
 from isthmus.faces.a2a.cards import AgentCards
 from isthmus.faces.a2a.desk import Desk
@@ -80,6 +81,13 @@ class SessionFace(Protocol):
 
     def retain(self, callers: Container[Caller]) -> None:
         """End what it remembers of everybody else."""
+
+
+class StreamingFace(Protocol):
+    """A way in with answers that go on."""
+
+    def end_streams(self) -> None:
+        """End them in good order."""
 
 
 class Routes:
@@ -194,31 +202,23 @@ async def serve(
     grpc: Service | None = None
     has_told_all = False
     try:
-        untold = await running.tasks.perhaps_untold()
-        lost = await running.tasks.recover()
-        if lost:
-            log.warning("tasks were on their way when the hub ended last time; they have failed", tasks=len(lost))
+        untold = await _recover(running)
         mcp = McpHttp(running.dialogue(), gate)
         sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
         health = Health(lambda: not running.hub.is_draining)
         faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
         ports: list[int] = []
         agent = _agent(running, pushes.pushing, gate, lambda: _address(settings, ports))
-        agent.desk.repeats.untold((*untold, *lost))
+        agent.desk.repeats.untold(untold)
         retention = Retention(running.tasks, journal, time.time, lambda: running.configuration.a2a.keep)
         running.crew.spawn("retention", retention.run())
         pushes.start()
         routes = Routes(running.surface, mcp, RestHttp(running.hub, gate), faces, agent, _well_known(running, gate))
-        door = Door(routes, _door_settings(configuration))
-        door.offer(routes.take)
-        door.on_drain(mcp.end_streams)
-        door.on_drain(sse.end_streams)
-        door.on_drain(agent.end_streams)
+        door = _door(configuration, routes, (mcp, sse, agent))
         grpc = await open_grpc(running, agent, gate)
         port = await door.open()
         ports.append(port)
-        gc.freeze()
-        gc.set_threshold(COLLECT_AFTER, COLLECT_OLD_AFTER, COLLECT_OLD_AFTER)
+        _spare_the_collector()
         on_open(settings.host, port)
         if source is not None:
             change = partial(_change, running, gate, (mcp, sse, agent), agent, retention)
@@ -233,6 +233,29 @@ async def serve(
         if has_told_all:
             await running.tasks.close()
         await journal.aclose()
+
+
+async def _recover(running: RunningHub) -> Sequence[Untold]:
+    """End the tasks that the last hub left unfinished; what is returned are messages whose senders may not know."""
+    untold = await running.tasks.perhaps_untold()
+    lost = await running.tasks.recover()
+    if lost:
+        log.warning("tasks were on their way when the hub ended last time; they have failed", tasks=len(lost))
+    return (*untold, *lost)
+
+
+def _door(configuration: Configuration, routes: Routes, streaming: Sequence[StreamingFace]) -> Door:
+    """The door to these faces, of which some have streams that must end before it can close."""
+    door = Door(routes, _door_settings(configuration))
+    door.offer(routes.take)
+    for face in streaming:
+        door.on_drain(face.end_streams)
+    return door
+
+
+def _spare_the_collector() -> None:
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, COLLECT_OLD_AFTER, COLLECT_OLD_AFTER)
 
 
 def _agent(running: RunningHub, pushing: Pushing, gate: Gate, address: Callable[[], str]) -> A2aHttp:
