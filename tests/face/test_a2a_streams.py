@@ -61,6 +61,7 @@ async def lags(agent: Agent) -> list[float]:
 
 async def test_a_report_is_there_within_50_ms_of_its_making(agent: Agent) -> None:
     medians = [(await lags(agent))[5] for _ in range(TRIES)]
+    print(f"a report was there after {1000 * min(medians):.1f} ms")
     assert min(medians) < 0.05, medians
 
 
@@ -82,6 +83,7 @@ async def test_a_task_that_is_given_up_is_given_up_at_its_server_within_100_ms(a
             taken.append(moments(ledger)[-1] - asked)
             last = [data async for _, data in stream][-1]
             assert last["result"]["statusUpdate"]["status"]["state"] == "TASK_STATE_CANCELED"
+    print(f"the server was told to give up after {1000 * min(taken):.1f} ms")
     assert min(taken) < 0.1, taken
 
 
