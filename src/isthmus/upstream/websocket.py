@@ -7,7 +7,7 @@ from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, parse_url
-from isthmus.transport.websocket import Endpoint, HandshakeFailed, SocketChannel
+from isthmus.transport.websocket import DialledSocket, Endpoint, HandshakeFailed
 from isthmus.upstream.corked import CorkedLink
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.replies import ADVICE
@@ -38,12 +38,12 @@ class SocketLink(CorkedLink):
         self._origin, self._target = parse_url(url, SOCKET_SCHEMES)
         self._credentials = credentials
         self._egress = egress
-        self._socket: SocketChannel | None = None
+        self._socket: DialledSocket | None = None
 
     async def start(self) -> None:
         """Open the WebSocket. Raises `ConnectFailed` if it cannot be."""
         try:
-            self._socket = await SocketChannel.connect(
+            self._socket = await DialledSocket.connect(
                 self._egress, self._endpoint(), self, is_configured=True, within=self.limits.connect_seconds
             )
         except (DialFailed, EgressRefused) as failed:
@@ -54,7 +54,7 @@ class SocketLink(CorkedLink):
 
     def _endpoint(self) -> Endpoint:
         headers = self._credentials.headers_for(self.server)
-        return Endpoint(self._origin, self._target, SUBPROTOCOL, self.limits.reply_bytes, headers)
+        return Endpoint(self._origin, self._target, (SUBPROTOCOL,), self.limits.reply_bytes, headers)
 
     def ended(self, reason: str) -> None:
         """The WebSocket carries nothing more."""

@@ -56,3 +56,25 @@ async def test_nothing_is_handed_on_once_nobody_takes_it() -> None:
     await asyncio.sleep(0)
     reading.portions.finish()
     assert (len(reading.taken), reading.is_paused) == (1, True)
+
+
+async def test_whoever_takes_says_how_much_comes_next() -> None:
+    reading = Reading()
+    reading.portions.portion_bytes = 2
+    reading.portions.feed(b"aabbbbcc")
+    reading.portions.portion_bytes = 4
+    assert reading.portions.has_rest()
+    await asyncio.sleep(0)
+    reading.portions.portion_bytes = 2
+    await asyncio.sleep(0)
+    assert (reading.taken, reading.is_paused) == ([b"aa", b"bbbb", b"cc"], False)
+    assert not reading.portions.has_rest()
+
+
+async def test_whoever_has_let_go_is_called_no_more() -> None:
+    reading = Reading()
+    reading.portions.feed(b"x" * (2 * PORTION_BYTES))
+    reading.portions.let_go()
+    reading.portions.feed(b"late")
+    await asyncio.sleep(0)
+    assert (len(reading.taken), reading.is_paused) == (1, True)

@@ -18,9 +18,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
 
-from isthmus.transport import websocket as module
+from isthmus.transport import socket_channel as module
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, Origin, parse_url
-from isthmus.transport.websocket import Endpoint, HandshakeFailed, SocketChannel
+from isthmus.transport.websocket import DialledSocket, Endpoint, HandshakeFailed
 from tests.unit.transport.doubles import Peer, Server
 
 LIMIT_BYTES = 100_000
@@ -33,7 +33,7 @@ class Ear:
         self.messages: asyncio.Queue[bytes] = asyncio.Queue()
         self.drained = asyncio.Event()
         self.reasons: list[str] = []
-        self.channel: SocketChannel | None = None
+        self.channel: DialledSocket | None = None
         self.left: dict[int, bool] = {}
         self.offsets: list[int] = []
         self._over = asyncio.Event()
@@ -61,9 +61,9 @@ class Ear:
         return reason
 
 
-async def connect(origin: Origin, ear: Ear, *, tls: ssl.SSLContext | None = None, **more: Any) -> SocketChannel:
-    endpoint = Endpoint(origin, "/mcp?a=1", "mcp", LIMIT_BYTES, **more)
-    ear.channel = await SocketChannel.connect(Egress(tls), endpoint, ear, is_configured=True, within=5.0)
+async def connect(origin: Origin, ear: Ear, *, tls: ssl.SSLContext | None = None, **more: Any) -> DialledSocket:
+    endpoint = Endpoint(origin, "/mcp?a=1", ("mcp",), LIMIT_BYTES, **more)
+    ear.channel = await DialledSocket.connect(Egress(tls), endpoint, ear, is_configured=True, within=5.0)
     return ear.channel
 
 
@@ -87,7 +87,7 @@ def said(data: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> byte
     return Frame(opcode, data, fin=fin).serialize(mask=False)
 
 
-async def opened(server: Server, ear: Ear, first: bytes = b"", **more: Any) -> tuple[SocketChannel, Peer]:
+async def opened(server: Server, ear: Ear, first: bytes = b"", **more: Any) -> tuple[DialledSocket, Peer]:
     """A WebSocket to a server in the test's hands."""
     dialling = asyncio.ensure_future(connect(socket_origin(server), ear, **more))
     peer = await server.accept()
@@ -139,6 +139,7 @@ async def test_messages_go_and_come_and_the_goodbye_is_said(echo: tuple[Echo, Or
     heard, origin = echo
     ear = Ear()
     channel = await connect(origin, ear, headers={"Authorization": "Bearer secret"})
+    assert channel.chosen == "mcp"
     for text in (b"{}", "é".encode() * 10_000):
         channel.write(channel.frame(text))
         assert await ear.message() == text
@@ -172,9 +173,9 @@ async def test_tls_is_the_guards(server: Server) -> None:
 
 
 async def test_an_address_that_may_not_be_dialled_is_not(server: Server) -> None:
-    endpoint = Endpoint(socket_origin(server), "/", "mcp", LIMIT_BYTES)
+    endpoint = Endpoint(socket_origin(server), "/", ("mcp",), LIMIT_BYTES)
     with pytest.raises(EgressRefused, match="loopback"):
-        await SocketChannel.connect(Egress(), endpoint, Ear(), is_configured=False, within=5.0)
+        await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=False, within=5.0)
     assert server.accepted == 0
 
 
@@ -210,10 +211,23 @@ async def test_another_subprotocol_is_refused_and_none_is_not(server: Server) ->
         await dialling
 
 
+async def test_of_several_subprotocols_the_server_chooses_one_or_none(
+    echo: tuple[Echo, Origin], server: Server
+) -> None:
+    heard, origin = echo
+    endpoint = Endpoint(origin, "/", ("other", "mcp"), LIMIT_BYTES)
+    channel = await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=True, within=5.0)
+    assert (channel.chosen, heard.requests[0].headers["Sec-WebSocket-Protocol"]) == ("mcp", "other, mcp")
+    await channel.aclose()
+    channel, _ = await opened(server, Ear())
+    assert channel.chosen is None
+    channel.kill()
+
+
 async def test_a_handshake_that_takes_too_long_is_given_up(server: Server) -> None:
-    endpoint = Endpoint(socket_origin(server), "/", "mcp", LIMIT_BYTES)
+    endpoint = Endpoint(socket_origin(server), "/", ("mcp",), LIMIT_BYTES)
     with pytest.raises(HandshakeFailed, match=r"within 0\.3 s"):
-        await SocketChannel.connect(Egress(), endpoint, Ear(), is_configured=True, within=0.3)
+        await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=True, within=0.3)
     await (await server.accept()).rest()
 
 

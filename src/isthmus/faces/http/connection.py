@@ -1,7 +1,7 @@
 """One client's connection: parses its requests, gives each its turn, and limits what it may cost.
 
-uvicorn's httptools protocol does the parsing and the upgrade to WebSocket; what it lacks is here. A
-connection has no timer of its own: the door's patrol calls `inspect`. Only the door makes connections.
+uvicorn's httptools protocol does the parsing; what it lacks is here. A connection has no timer of its own: the door's
+patrol calls `inspect`. Only the door makes connections; one that becomes a WebSocket is the door's no more.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import select
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast
 from urllib.parse import unquote
@@ -22,8 +22,12 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from isthmus.faces.http.gate import Denied
 from isthmus.faces.http.turn import App, AtOnce, Message, Turn, call_contained, render_error
+from isthmus.faces.http.upgrade import Agreement, OnUpgrade, shake_hands
 from isthmus.transport.cork import Cork
+from isthmus.transport.shares import Shares
+from isthmus.transport.websocket import AcceptedSocket
 
 log = structlog.get_logger(__name__)
 
@@ -117,8 +121,11 @@ class DoorState(ServerState):
         self.idle_until: float | None = None
         """Set when draining: the time from which idle connections are closed."""
         self.cork = Cork()
+        self.shares = Shares()
         self.at_once: AtOnce | None = None
         """Offered every request that has arrived whole, before the application is."""
+        self.on_upgrade: OnUpgrade | None = None
+        """Decides on requests for a WebSocket."""
 
 
 class Connection(HttpToolsProtocol):
@@ -198,8 +205,8 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self._should_upgrade():
-                self._switch_to_websocket()
+            if self._get_upgrade() == b"websocket":
+                self._switch_to_websocket(data[upgrade.args[0] :])
             else:
                 self._parse_without_upgrade(data[upgrade.args[0] :])
 
@@ -217,12 +224,45 @@ class Connection(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self._parse(b"".join([*lines, b"\r\n", rest]))
 
-    def _switch_to_websocket(self) -> None:
+    def _switch_to_websocket(self, rest: bytes) -> None:
         if self._running is not None or self.server_state.idle_until is not None:
             self._refuse(503, "The connection cannot become a WebSocket now.")
             return
+        decided = self._decide_upgrade(cast(Message, self.scope))
+        if isinstance(decided, Denied):
+            self._refuse(decided.status, decided.message, decided.headers)
+        else:
+            self._become_websocket(decided, rest)
+
+    def _decide_upgrade(self, scope: Message) -> Agreement | Denied:
+        on_upgrade = self.server_state.on_upgrade
+        if on_upgrade is None:
+            return Denied(404, "No WebSocket is offered here.")
+        try:
+            opening = on_upgrade(scope)
+        except Exception:  # A face's failure is this client's answer, and nobody else's
+            log.exception("the door failed to decide on a WebSocket")
+            return Denied(500, "The hub failed to open a WebSocket.")
+        return opening if isinstance(opening, Denied) else shake_hands(scope, opening)
+
+    def _become_websocket(self, agreed: Agreement, rest: bytes) -> None:
         self._is_deaf = True
-        self.handle_websocket_upgrade()
+        self.flush()
+        self.transport.write(agreed.answer)
+        self.connections.discard(self)
+        # The parser holds bound methods of this object; cutting the knot frees both at once.
+        self.parser = cast(Any, None)
+        socket = AcceptedSocket(
+            client=self.client and self.client[0],
+            cork=self.server_state.cork,
+            share=self.server_state.shares.of(agreed.opening.group),
+            limit_bytes=agreed.opening.limit_bytes,
+            chosen=agreed.chosen,
+            ping_seconds=agreed.opening.ping_seconds,
+            lag_bytes=self._settings.stall_bytes,
+            lag_seconds=self._settings.stall_seconds,
+        )
+        socket.begin(self.transport, agreed.opening.take, rest)
 
     def on_message_begin(self) -> None:
         if self._phase == "between":
@@ -252,7 +292,7 @@ class Connection(HttpToolsProtocol):
         self._check_head(version, method)
         scope = self._make_scope(version, method)
         if self.parser.should_upgrade():
-            self.scope = cast(Any, scope)  # For uvicorn's handshake, if it comes to that.
+            self.scope = cast(Any, scope)  # For whoever decides on a WebSocket, if it is one.
             return
         self._phase = "body"
         self._since = self.loop.time()
@@ -486,11 +526,11 @@ class Connection(HttpToolsProtocol):
 
     # Refusing and leaving
 
-    def _refuse(self, status: int, sentence: str) -> None:
+    def _refuse(self, status: int, sentence: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Answer what is arriving with an error, after the turns before it, and hear nothing more."""
         log.debug("request refused", client=self.client, status=status, reason=sentence)
         self._is_deaf = True
-        self._refusal = render_error(status, sentence)
+        self._refusal = render_error(status, sentence, headers)
         turn, self._arriving = self._arriving, None
         if turn is not None and not self._withdraw(turn):
             self.transport.abort()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import cast
 
@@ -22,6 +21,7 @@ from uvicorn.config import Config
 from isthmus.faces.http.bind import BACKLOG, DoorError, bind_all
 from isthmus.faces.http.connection import Connection, DoorSettings, DoorState
 from isthmus.faces.http.turn import PEER, App, AtOnce, Peer, call_contained
+from isthmus.faces.http.upgrade import OnUpgrade
 
 __all__ = ["PEER", "App", "Door", "DoorError", "DoorSettings", "Peer"]
 
@@ -58,6 +58,10 @@ class Door:
     def offer(self, at_once: AtOnce) -> None:
         """Have every request that has arrived whole offered to `at_once` before the application sees it."""
         self._state.at_once = at_once
+
+    def offer_sockets(self, on_upgrade: OnUpgrade) -> None:
+        """Have requests for a WebSocket decided by `on_upgrade`. One that is open is not the door's any more."""
+        self._state.on_upgrade = on_upgrade
 
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when draining begins, so that a face can end its idle streams."""
@@ -141,13 +145,11 @@ class Door:
 
 
 def _uvicorn_config(app: App) -> Config:
-    has_websockets = importlib.util.find_spec("websockets") is not None
     config = Config(
         cast(ASGI3Application, app),
         interface="asgi3",
         http=Connection,
-        ws="websockets-sansio" if has_websockets else "none",
-        ws_per_message_deflate=False,
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,

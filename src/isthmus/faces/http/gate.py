@@ -41,10 +41,12 @@ class Gate:
 
     def admit(self, fields: Fields) -> Caller | Denied:
         """The caller, or why there is none."""
+        return self.place(fields) or self.know(fields)
+
+    def place(self, fields: Fields) -> Denied | None:
+        """Why nobody comes in from where this does; None if one may, whose credential is for the face to ask."""
         refusal = self._origins.check(fields)
-        if refusal is not None:
-            return Denied(refusal.status, refusal.message)
-        return self.know(fields)
+        return None if refusal is None else Denied(refusal.status, refusal.message)
 
     def know(self, fields: Fields) -> Caller | Denied:
         """The same by the key alone, where no browser can be made to come and there is no Host or Origin to ask for."""

@@ -443,7 +443,7 @@ def render_header(name: bytes, value: bytes) -> tuple[bytes, Literal["length", "
     return b"%b: %b\r\n" % (name, value), "length" if name == b"content-length" else None
 
 
-def render_error(status: int, sentence: str) -> bytes:
+def render_error(status: int, sentence: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
     """A whole answer of the door's own, after which the connection closes: a problem as RFC 9457 has it.
 
     What the door refuses has reached no face; only of its own failure is it not known how far the request came.
@@ -451,5 +451,5 @@ def render_error(status: int, sentence: str) -> bytes:
     executed = "unknown" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "no"
     told = {"title": HTTPStatus(status).phrase, "status": status, "detail": sentence, "executed": executed}
     body = msgspec.json.encode(told)
-    head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    return b"".join([STATUS_LINE[status], head % len(body), body])
+    head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n"
+    return b"".join([STATUS_LINE[status], head % len(body), header_lines(headers), b"\r\n", body])

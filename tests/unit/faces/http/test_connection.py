@@ -821,27 +821,8 @@ HANDSHAKE = request(
     "Upgrade: websocket",
     "Sec-WebSocket-Version: 13",
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-    "Sec-WebSocket-Extensions: permessage-deflate",
     method="GET",
 )
-
-
-async def accept(scope: Message, receive: Receive, send: Send) -> None:
-    if scope["type"] == "http":
-        await Echo()(scope, receive, send)
-        return
-    assert (await receive())["type"] == "websocket.connect"
-    await send({"type": "websocket.accept"})
-    assert (await receive())["type"] == "websocket.disconnect"
-
-
-async def test_a_websocket_is_accepted_without_compression_and_told_of_a_restart() -> None:
-    async with opened(accept) as (door, port), visiting(port) as visitor:
-        visitor.say(HANDSHAKE)
-        status, headers = await visitor.hear_head()
-        assert (status, dict(headers).get(b"Sec-WebSocket-Extensions")) == (101, None)
-        assert await door.drain(within=PATIENCE_SECONDS)
-        assert await visitor.hear_rest() == b"\x88\x02" + (1012).to_bytes(2, "big")
 
 
 async def test_a_websocket_cannot_be_pipelined() -> None:

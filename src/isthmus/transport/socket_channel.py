@@ -1,0 +1,309 @@
+"""An open WebSocket, whichever side opened it: whole messages in, frames out, an account of what left.
+
+The protocol is `websockets`' own, without its I/O; here are the bounds and the clock. `transport.websocket` dials one,
+`transport.accepted` takes one that a client opened; both names are imported from `transport.websocket`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import ClassVar, Final, Protocol, cast
+
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import Event
+from websockets.protocol import Protocol as Framing
+
+from isthmus.transport.cut import cut
+from isthmus.transport.portions import Portions
+
+PING_SECONDS: Final = 20.0
+"""How often the peer is asked for a sign of life, and how long it has to give one."""
+
+CLOSE_SECONDS: Final = 2.0
+"""How long the peer may take to say goodbye."""
+
+DRAINED_BYTES: Final = 32 * 1024
+"""A peer with more than this unread has fallen behind; `flush` tells when it has caught up. Smaller than what
+any sender waits for, or one could wait for a word that never comes."""
+
+PONGS_BYTES: Final = 64 * 1024
+"""Answers to pings that may wait for a peer to read them."""
+
+REASON_LENGTH: Final = 200
+
+PING: Final = b"isthmus"
+
+SILENT: Final = logging.getLogger(f"{__name__}.protocol")
+"""The library would log headers, which may be secret."""
+SILENT.setLevel(logging.CRITICAL + 1)
+
+
+class Hearer(Protocol):
+    """Who a WebSocket belongs to. Nothing comes after `ended`."""
+
+    def read(self, text: bytes) -> None:
+        """A whole message."""
+
+    def flush(self) -> None:
+        """The peer had fallen behind and reads again."""
+
+    def ended(self, reason: str) -> None:
+        """It carries nothing more; the reason in words."""
+
+
+class SocketChannel(asyncio.Protocol):
+    """What both sides of a WebSocket share, from its opening to its end. It sends nothing twice."""
+
+    __slots__ = (
+        "_accepted",
+        "_closed",
+        "_framing",
+        "_hearer",
+        "_is_gone",
+        "_is_over",
+        "_is_secure",
+        "_is_silent",
+        "_left",
+        "_limit_bytes",
+        "_loop",
+        "_parts",
+        "_ping_seconds",
+        "_pong_bytes",
+        "_portions",
+        "_timer",
+        "_transport",
+        "_written",
+        "chosen",
+    )
+
+    is_masking: ClassVar[bool]
+    """Whether what it sends is masked: a client's frames are, a server's are not."""
+
+    def __init__(self, framing: Framing, *, limit_bytes: int, ping_seconds: float) -> None:
+        """Messages in have at most `limit_bytes`."""
+        self.chosen: str | None = None
+        """The subprotocol that was agreed on."""
+        self._framing = framing
+        self._limit_bytes = limit_bytes
+        self._ping_seconds = ping_seconds
+        self._is_secure = False
+        self._hearer: Hearer
+        self._transport: asyncio.Transport
+        self._portions: Portions
+        self._parts: bytearray | None = None
+        self._written = self._accepted = 0
+        self._left: int | None = None
+        self._pong_bytes = 0
+        self._is_silent = False
+        self._is_over = self._is_gone = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed: asyncio.Future[None] | None = None
+
+    # -- what its owner asks of it -----------------------------------------------------------------------------------
+
+    def frame(self, message: bytes) -> bytes:
+        """One text message, ready to be written."""
+        return Frame(Opcode.TEXT, message).serialize(mask=self.is_masking)
+
+    def write(self, data: bytes) -> int:
+        """Send frames; return the offset of their end in all that was ever written, for `has_left`."""
+        self._written += len(data)
+        if not self._is_over and not self._transport.is_closing():
+            self._transport.write(data)
+            # Both loops try the system call inside write(); if it fails there, not one byte has left.
+            if self._is_secure or not self._transport.is_closing():
+                self._accepted = self._written
+        return self._written
+
+    def has_left(self, offset: int) -> bool:
+        """Whether the byte before `offset` may have reached the peer; final once `ended` was called."""
+        return offset <= (self._left_bytes() if self._left is None else self._left)
+
+    def _left_bytes(self) -> int:
+        # TLS keeps a buffer of its own, which cannot be asked.
+        return self._accepted - (0 if self._is_secure else self._transport.get_write_buffer_size())
+
+    def buffered_bytes(self) -> int:
+        """How much has not been handed to the system yet."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def goodbye(self) -> tuple[int, str] | None:
+        """The code and the reason with which the peer closed it; None if it did not say goodbye."""
+        said = self._framing.close_rcvd
+        return None if said is None else (int(said.code), said.reason)
+
+    def kill(self) -> None:
+        """End it at once; nothing more is written, and nobody is told."""
+        self._retire()
+        cut(self._transport)
+
+    async def _wait_for_end(self) -> None:
+        """Give the peer a moment to say goodbye, and then none."""
+        try:
+            if not self._is_gone:
+                self._closed = self._closed or self._loop.create_future()
+                await asyncio.wait({self._closed}, timeout=CLOSE_SECONDS)
+        finally:
+            # Also when cancelled: a channel that somebody closes does not stay.
+            self.kill()
+
+    # -- what the event loop tells it --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, because uvloop's transports are not asyncio's by class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=DRAINED_BYTES)
+        self._portions = self._make_portions()
+
+    def _make_portions(self) -> Portions:
+        return Portions(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._portions.feed(data)
+
+    def resume_writing(self) -> None:
+        if not self._is_over:
+            self._hearer.flush()
+
+    def eof_received(self) -> bool | None:
+        self._portions.finish()
+        self._end("it closed the connection")
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._portions.finish()
+        self._end(lost(exc))
+        self._settle()
+
+    def _settle(self) -> None:
+        self._is_gone = True
+        self._stop_clock()
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+
+    # -- what it makes of that ---------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> None:
+        self._is_silent = False
+        self._framing.receive_data(data)
+        for event in self._framing.events_received():
+            self._take(event)
+        self._answer()
+        if (error := self._framing.handshake_exc or self._framing.parser_exc) is not None:
+            self._end(in_words(error, self._limit_bytes))
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Frame) and not self._is_over:
+            self._take_frame(event)
+
+    def _take_frame(self, frame: Frame) -> None:
+        match frame.opcode:
+            case Opcode.TEXT | Opcode.BINARY if frame.fin:
+                self._hear(bytes(frame.data), frame.opcode)
+            case Opcode.TEXT | Opcode.BINARY | Opcode.CONT:
+                self._join(frame)
+            case Opcode.CLOSE:
+                self._end(farewell(self._framing))
+            case _:
+                pass  # a ping, which was answered, or a pong
+
+    def _join(self, frame: Frame) -> None:
+        """Add to a message that comes in pieces. Its first byte is its kind's, so that no idle channel keeps one."""
+        if self._parts is None:
+            self._parts = bytearray((frame.opcode,))
+        self._parts += frame.data
+        if frame.fin:
+            parts, self._parts = self._parts, None
+            self._hear(bytes(memoryview(parts)[1:]), Opcode(parts[0]))
+
+    def _hear(self, message: bytes, kind: Opcode) -> None:
+        """A whole message of this kind."""
+        self._hearer.read(message)
+
+    def _answer(self) -> None:
+        """Write what the protocol itself has to say: the handshake, pongs, a goodbye."""
+        data = b"".join(self._framing.data_to_send())
+        if not data or self._is_over:
+            return
+        self._pong_bytes = len(data) + (self._pong_bytes if self.buffered_bytes() else 0)
+        if self._pong_bytes > PONGS_BYTES:
+            self._end("it pings without end and does not read the answers")
+        else:
+            self.write(data)
+
+    def _begin_pinging(self) -> None:
+        self._timer = self._loop.call_later(self._ping_seconds, self._tick)
+
+    def _tick(self) -> None:
+        if self._is_silent:
+            self._end(f"it did not answer a ping within {self._ping_seconds:g} s")
+            return
+        self._is_silent = True
+        self._ping()
+        if not self._is_over:
+            self._begin_pinging()
+
+    def _ping(self) -> None:
+        self._framing.send_ping(PING)
+        self._answer()
+
+    def _end(self, reason: str) -> None:
+        """It carries nothing more: what has not left by now must not leave any more."""
+        if self._is_over:
+            return
+        self._retire()
+        if self._transport.get_write_buffer_size():
+            cut(self._transport)
+        else:
+            self._say_goodbye()
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        self._hearer.ended(reason)
+
+    def _say_goodbye(self) -> None:
+        if data := b"".join(self._framing.data_to_send()):
+            self._transport.write(data)
+        self._transport.close()
+        self._timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
+
+    def _retire(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._left = self._left_bytes()
+        self._portions.stop()
+        self._stop_clock()
+
+    def _stop_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def lost(exc: Exception | None) -> str:
+    """How a connection was lost."""
+    return "the connection to it was closed" if exc is None else f"the connection to it broke ({exc})"
+
+
+def in_words(error: Exception, limit_bytes: int) -> str:
+    """What is wrong with what a peer sent."""
+    if isinstance(error, PayloadTooBig):
+        return f"it sent a message of over {limit_bytes} bytes"
+    return f"it does not speak WebSocket as it should: {str(error)[:REASON_LENGTH]}"
+
+
+def farewell(framing: Framing) -> str:
+    """How a peer said goodbye."""
+    said = framing.close_rcvd
+    if said is None or said.code == CloseCode.NO_STATUS_RCVD:
+        return "it closed the WebSocket"
+    words = f": {said.reason[:REASON_LENGTH]!r}" if said.reason else ""
+    return f"it closed the WebSocket with code {int(said.code)}{words}"
