@@ -34,9 +34,11 @@ Kind: TypeAlias = Literal[
     "task_result",
     "task_cancel",
     "task_update",
+    "method",
 ]
 """What is asked for: to run a tool, to write out a prompt, to read a resource, to complete an argument of a prompt or
-of a template; or of a task that a tool was run as, how it stands, its result, its end, or to tell it something."""
+of a template; of a task that a tool was run as, how it stands, its result, its end, or to tell it something; or
+whatever a method of one server does, which is named by itself on the surface of that server alone."""
 
 TASK_KINDS: frozenset[Kind] = frozenset({"task", "task_result", "task_cancel", "task_update"})
 """Calls about a task: named by its server's own id, on the surface of that server alone."""
@@ -46,7 +48,8 @@ class Call(msgspec.Struct, frozen=True):
     """What a caller asked for, in no protocol's terms.
 
     `name` is looked up in the caller's view of `surface`, never parsed: a tool's or prompt's exposed name, or a
-    URI. `arguments` is a JSON object as text; to complete an argument, it is that argument.
+    URI. `arguments` is a JSON object as text; to complete an argument, it is that argument, and of a method it is the
+    parameters, without their `_meta`.
     `meta` and `extra` are members that travel to the server untouched: the caller's `_meta` without the
     keys a protocol owns, and request members this hub does not know. `timeout` is what the caller can wait,
     in seconds; the server's own limit applies when it is shorter.
@@ -74,3 +77,6 @@ class Call(msgspec.Struct, frozen=True):
     """It is a task's: nobody stands and waits for it, so that it may take as long as anything may."""
     is_of_hub: bool = False
     """Of a call about a task: that is the hub's own. A server's id may look just like those of the hub."""
+    sharer: str = ""
+    """Who shares the server with others of the same caller, such as one device of many: it has a quarter of the slots
+    at most. Empty where nobody is counted by themselves."""

@@ -217,9 +217,11 @@ class Lost(UpstreamFault):
 
     reason = "lost"
 
-    def __init__(self, server: ServerName, detail: str, *, executed: Executed) -> None:
+    def __init__(self, server: ServerName, detail: str, *, executed: Executed, is_behind: bool = False) -> None:
         super().__init__(f"Lost server {server} during the call: {detail}", server=server, executed=executed)
         self.why = detail
+        self.is_behind = is_behind
+        """It was lost by a hub behind the link, which is well."""
 
 
 class TimedOut(UpstreamFault):

@@ -1,7 +1,7 @@
 """JSON-RPC 2.0 envelopes around payloads that stay raw text.
 
-`decode` is the one place where bytes of a peer are checked: UTF-8, JSON syntax, depth, members that appear
-twice. What it returns can be forwarded without parsing it again. Nothing here knows a method's meaning, and
+`decode` is the one place where bytes of a peer are checked: UTF-8, JSON syntax, depth, members that are too many or
+appear twice. What it returns can be forwarded without parsing it again. Nothing here knows a method's meaning, and
 nothing here frames: lines, events and HTTP bodies carry what `request`, `result` and `error` build. Called by
 the MCP dialects and by every face and link that speaks JSON-RPC.
 """
@@ -20,6 +20,13 @@ Payload: TypeAlias = bytes | Raw
 
 MAX_DEPTH = 64
 """Far above any real schema or argument, far below what overflows a recursive parser behind us."""
+
+MEMBERS_MAX = 1_000
+"""How many members a message, its `params` and their `_meta` may have, each: they are looked at one by one, and a
+megabyte has room for a hundred thousand. What stays raw, such as arguments, may have any number."""
+
+SHORTEST_CROWD_BYTES = MEMBERS_MAX * len('"":0')
+"""Nothing shorter has so many."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -71,9 +78,7 @@ class Malformed(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """A JSON array of `count` elements, of which none was looked at."""
-
-    count: int
+    """A JSON array, of whose elements none was looked at; there may be millions."""
 
 
 Message: TypeAlias = Request | Notification | Response | ErrorReply | Malformed | Batch
@@ -107,15 +112,17 @@ _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     """Read one message; whatever the bytes are, the answer is a value and never an exception."""
+    if len(body) > SHORTEST_CROWD_BYTES and (refused := _refused_early(body, max_depth)) is not None:
+        return refused
     try:
         # msgspec does not look inside strings that stay raw, so their encoding is checked here.
         _ = body.isascii() or body.decode()
         envelope = _decode_envelope(body)
     except (*_NOT_JSON, RecursionError):
         return _decode_carefully(body, max_depth)
-    if _holds_more(envelope, body) or _is_deeper(body, max_depth):
+    if _holds_more(envelope, body):
         return _decode_carefully(body, max_depth)
-    return _message(envelope)
+    return _too_deep(max_depth, envelope.id) if _is_deeper(body, max_depth) else _message(envelope)
 
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
@@ -123,7 +130,7 @@ def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     message = decode(body, max_depth=max_depth)
     if isinstance(message, Response | ErrorReply):
         return message
-    members = object_members(body) or {}
+    members = {} if is_crowded(body) else object_members(body) or {}
     idle = next((name for name in ("error", "result") if bytes(members.get(name, b"")) == b"null"), None)
     if idle is None or len(members.keys() & {"error", "result"}) != 2:
         return message
@@ -144,9 +151,10 @@ def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> Raw | Malformed
     return _too_deep(max_depth, _ABSENT) if _is_deeper(body, max_depth) else value
 
 
-def elements(body: bytes) -> list[bytes]:
-    """The elements of a body that `decode` found to be a `Batch`, none of which was looked at."""
-    return [bytes(element) for element in _decode_elements(body)]
+def elements(body: bytes, most: int) -> list[bytes] | None:
+    """The elements of a body that `decode` found to be a `Batch`, none of which was looked at; None if over `most`."""
+    found = _decode_elements(body)
+    return None if len(found) > most else [bytes(element) for element in found]
 
 
 def object_members(raw: Payload) -> dict[str, Raw] | None:
@@ -160,6 +168,12 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
     except (*_NOT_JSON, RecursionError):
         return None
     return members if _are_unique(members, bytes(raw)) else None
+
+
+def is_crowded(raw: Payload) -> bool:
+    """Whether an object has more members than may be looked at one by one; it is not read to its end then."""
+    text = bytes(raw)
+    return text.count(b":") > MEMBERS_MAX and _first_members(text) is None
 
 
 def request(id: int, method: str, params: Payload) -> bytes:
@@ -244,6 +258,46 @@ def _has_twins(keys: Iterable[str]) -> bool:
     return len(set(folded)) != len(folded)
 
 
+# Crowds. A decoder makes an object of every member before anybody can count them; a key that Python counts stops it.
+
+
+class _Key(str):
+    __slots__ = ()
+
+
+def _first_members(text: Payload) -> dict[_Key, Raw] | None:
+    """The members of an object, none if it is no object; None if there are too many, which is found out early."""
+    seen = 0
+
+    def count(_: type, key: str) -> _Key:
+        nonlocal seen
+        seen += 1
+        if seen > MEMBERS_MAX:
+            raise ValueError("no more of them")
+        return _Key(key)
+
+    try:
+        return msgspec.json.Decoder(dict[_Key, Raw], dec_hook=count).decode(text)
+    except (*_NOT_JSON, RecursionError):
+        return None if seen > MEMBERS_MAX else {}
+
+
+def _refused_early(body: bytes, max_depth: int) -> Message | None:
+    """Refuse a body with more members than anybody means, or that is no object, before more is made of it."""
+    if body.count(b":") <= MEMBERS_MAX:
+        return None
+    text: Payload = body
+    for place, inner in (("the message", "params"), ('"params"', "_meta"), ('"_meta"', "")):
+        members = _first_members(text)
+        if members is None:
+            outer = {} if text is body else object_members(body) or {}
+            return _invalid(f"{place} has over {MEMBERS_MAX} members", outer.get("id", _ABSENT))
+        if text is body and not members:
+            return _decode_carefully(body, max_depth)
+        text = members.get(_Key(inner), _ABSENT)
+    return None
+
+
 # Depth, by passes at C speed over ever less text.
 
 _SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -316,7 +370,7 @@ def _answered(envelope: _Envelope) -> Message:
 
 def _error_reply(envelope: _Envelope) -> ErrorReply:
     """Read what there is: a sloppy error still ends the call it answers."""
-    members = object_members(envelope.error) or {}
+    members = {} if is_crowded(envelope.error) else object_members(envelope.error) or {}
     code = _read(_CODE, members.get("code"))
     message = _read(_STRING, members.get("message"))
     return ErrorReply(
@@ -355,7 +409,7 @@ def _decode_carefully(body: bytes, max_depth: int) -> Message:
     except RecursionError:
         return _too_deep(max_depth, _ABSENT)
     if start == b"[":
-        return Batch(len(_decode_elements(body)))
+        return Batch()
     members = object_members(body)
     if members is None:
         return _invalid("the body must be an object that has no member twice", _ABSENT)

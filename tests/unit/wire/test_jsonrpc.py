@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import TypeAlias
 
 import msgspec
@@ -114,9 +115,11 @@ def test_a_sloppy_error_still_answers_its_request(error: bytes, code: int, messa
 
 
 def test_an_array_is_a_batch_for_the_caller_to_judge() -> None:
-    assert jsonrpc.decode(b"[%b, %b]" % (CALL, CALL)) == Batch(2)
-    assert jsonrpc.decode(b" []") == Batch(0)
-    assert jsonrpc.elements(b'[{"a": 1} , [2], "x"]') == [b'{"a": 1}', b"[2]", b'"x"']
+    assert jsonrpc.decode(b"[%b, %b]" % (CALL, CALL)) == Batch()
+    assert jsonrpc.decode(b" []") == Batch()
+    assert jsonrpc.elements(b'[{"a": 1} , [2], "x"]', 3) == [b'{"a": 1}', b"[2]", b'"x"']
+    assert jsonrpc.elements(b"[]", 3) == []
+    assert jsonrpc.elements(b"[1,2,3,4]", 3) is None
 
 
 @pytest.mark.parametrize(
@@ -267,13 +270,60 @@ def test_brackets_in_strings_are_not_depth() -> None:
     assert isinstance(jsonrpc.decode(CALL.replace(b'"hi"', text)), Request)
 
 
-def test_a_million_keys_are_no_way_round_the_checks() -> None:
-    many = b",".join([b'"%d":0' % number for number in range(1_000_000)])
-    message = jsonrpc.decode(CALL.replace(b'"name"', many + b',"name"'))
+def crowd(count: int) -> bytes:
+    return b"".join([b'"%d":0,' % number for number in range(count)])
+
+
+PLACES = {
+    "message": (b'"jsonrpc"', 4),
+    "params": (b'"name"', 3),
+    "_meta": (b'"seen"', 1),
+}
+"""Where members are looked at one by one: before which member more can stand, and how many there are already."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_more_members_are_taken_than_anybody_means(place: str) -> None:
+    body = CALL.replace(b'"name"', b'"_meta":{"seen":1},"name"')
+    before, already = PLACES[place]
+    full = body.replace(before, crowd(jsonrpc.MEMBERS_MAX - already) + before)
+    assert isinstance(jsonrpc.decode(full), Request)
+    message = jsonrpc.decode(body.replace(before, crowd(jsonrpc.MEMBERS_MAX - already + 1) + before))
+    assert isinstance(message, Malformed)
+    assert (message.code, place in message.message) == (jsonrpc.INVALID_REQUEST, True)
+    assert (message.id and bytes(message.id)) == (None if place == "message" else b"7")
+
+
+def test_members_that_stay_unread_may_be_any_number() -> None:
+    many = crowd(50_000)
+    message = jsonrpc.decode(CALL.replace(b'"text"', many + b'"text"'))
     assert isinstance(message, Request)
-    assert len(message.params) == 1_000_002
-    assert refused(CALL.replace(b'"name"', many + b',"0":0,"name"')) == (jsonrpc.INVALID_REQUEST, b"7")
-    assert isinstance(jsonrpc.decode(CALL.replace(b'"text"', many + b',"text"')), Request)
+    assert len(bytes(message.params["arguments"])) > len(many)
+    assert isinstance(jsonrpc.decode(b'{"jsonrpc":"2.0","id":7,"result":{%b"a":1}}' % many), Response)
+    twice = CALL.replace(b'"text"', many + b'"text"').replace(b'"name"', b'"name":1,"name"')
+    assert refused(twice) == (jsonrpc.INVALID_REQUEST, b"7")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(CALL.replace(b'"jsonrpc"', crowd(100_000) + b'"jsonrpc"'), id="message"),
+        pytest.param(CALL.replace(b'"name"', crowd(100_000) + b'"name"'), id="params"),
+        pytest.param(CALL.replace(b'"name"', b'"_meta":{%b"a":0},"name"' % crowd(100_000)), id="_meta"),
+        pytest.param(CALL.replace(b'"name"', crowd(100_000) + b'"name"')[:-1], id="cut off"),
+        pytest.param(b'{"jsonrpc":"2.0","id":7,"error":{%b"code":1}}' % crowd(100_000), id="error"),
+        pytest.param(b"[%b1]" % (b"{},[]," * 100_000), id="batch"),
+        pytest.param(b"[%b1]" % (b'{"a":1},' * 100_000), id="batch of objects"),
+    ],
+)
+def test_nothing_is_made_of_members_or_elements_beyond_counting_them(body: bytes) -> None:
+    tracemalloc.start()
+    try:
+        jsonrpc.decode(body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(body), "an object for each of them takes ten times as much"
 
 
 @given(st.binary(max_size=64) | st.text(max_size=64).map(lambda text: text.encode(errors="replace")))

@@ -13,7 +13,7 @@ class Breaker:
     however many calls there are.
     """
 
-    __slots__ = ("_calls", "_failed", "_is_probing", "_limits", "_open_until", "_pause", "_row", "_window_ends")
+    __slots__ = ("_calls", "_failed", "_is_probing", "_limits", "_pause", "_row", "_window_ends", "open_until")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -25,15 +25,16 @@ class Breaker:
         """Forget every failure."""
         self._row = self._calls = self._failed = 0
         self._pause = self._limits.breaker_open_seconds
-        self._open_until = 0.0
+        self.open_until = 0.0
+        """When it may be probed; 0 while it is closed, as it nearly always is, and nobody need ask how long to wait."""
         self._is_probing = False
 
     def wait(self, now: float) -> float:
         """Return 0 if a call may go, else the seconds until one may. The first call after the pause is the probe."""
-        if not self._open_until:
+        if not self.open_until:
             return 0.0
-        if now < self._open_until:
-            return self._open_until - now
+        if now < self.open_until:
+            return self.open_until - now
         if self._is_probing:
             return self._limits.breaker_open_seconds
         self._is_probing = True
@@ -42,7 +43,7 @@ class Breaker:
     def succeeded(self, now: float) -> None:
         """The server answered."""
         self._row = 0
-        if self._open_until:
+        if self.open_until:
             self.reset()
         self._count(now, failures=0)
 
@@ -62,7 +63,7 @@ class Breaker:
 
     def _open(self, now: float) -> None:
         self._is_probing = False
-        self._open_until = now + self._pause
+        self.open_until = now + self._pause
 
     def _count(self, now: float, *, failures: int) -> None:
         if now >= self._window_ends:

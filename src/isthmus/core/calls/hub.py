@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import structlog
 
@@ -12,7 +13,7 @@ from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.calls.recall import Recall
-from isthmus.core.calls.stages import STAGES
+from isthmus.core.calls.stages import STAGES, fill, find, recall, validate
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import Snapshot, Standing
@@ -41,6 +42,11 @@ TELLING_SECONDS = 0.005
 """How long watchers keep the loop before it is let go to others: each may have a large view to compile, and calls
 must not stand still while all of them do."""
 
+RESTING_SHARE = 4
+RESTING_SECONDS_MAX = 1.0
+"""When watchers took longer than that, nobody is told for so many times as long: where thousands of servers come and
+go, telling of each would be all that the loop does."""
+
 
 class Hub:
     """Holds the one snapshot and the lanes; starts calls and tells watchers when the snapshot changes."""
@@ -62,13 +68,28 @@ class Hub:
         self.levels = Levels()
         self.tasks = Tasks(self.now)
         self._checks = CheckCache(limit_bytes=limits.schema_bytes)
-        self.snapshot = Snapshot(0, {}, self._checks)
+        self._snapshot = Snapshot(0, {}, self._checks)
+        self._news: dict[ServerName, Standing | None] = {}
+        """What stands otherwise since it was made, None for what is gone. Where thousands of servers go at once, one
+        snapshot says so of all: to copy so many standings for each would keep the loop for seconds."""
         self._settling: dict[ServerName, asyncio.Future[None]] = {}
         self._learners: dict[ServerName, Learner] = {}
         self._watchers: dict[Callable[[], None], None] = {}
         self._untold: dict[Callable[[], None], None] = {}
         """Watchers that have not heard of the present snapshot, those first that have waited longest."""
         self._is_telling = False
+        self._telling_seconds = 0.0
+        """How long the watchers who have heard of the present snapshot took."""
+        self._resting_until = 0.0
+
+    @cached_property
+    def snapshot(self) -> Snapshot:
+        """How everything stands now: the same value until something stands otherwise, then made when it is wanted."""
+        if self._news:
+            standings = _after(self._snapshot.standings, self._news)
+            self._news = {}
+            self._snapshot = Snapshot(self._snapshot.version + 1, standings, self._checks)
+        return self._snapshot
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -101,6 +122,20 @@ class Hub:
                 inflight.finish(outcome)
         except Exception as defect:  # noqa: BLE001 - as in `start`
             _blame(inflight, defect)
+
+    def would_wait(self, call: Call, exchange: Exchange) -> InFlight | None:
+        """A call as it would wait in its lane for its server to come back; None if it would be sent, or end, at once.
+
+        It is not started, and the `exchange` hears nothing.
+        """
+        inflight = InFlight(call, exchange, self._recorder, self._loop)
+        if self.is_draining or find(self, inflight) is not None:
+            return None
+        inflight.lane = lane = self.lanes.get(inflight.target.feature.server)
+        if lane is None or not lane.is_awaited:
+            return None
+        would_end = any(stage(self, inflight) is not None for stage in (fill, validate, recall))
+        return None if would_end else inflight
 
     def _put_off(self, inflight: InFlight) -> bool:
         """Start a call for what nobody lists once it is known what servers list to its caller; False if it is."""
@@ -145,7 +180,7 @@ class Hub:
         self.recall.forget(server)
         if (settling := self._settling.pop(server, None)) is not None:
             settling.set_result(None)
-        self._swap({name: standing for name, standing in self.snapshot.standings.items() if name != server})
+        self._note(server, None)
 
     def _leave(self, lane: Lane | None) -> None:
         self._leaving = {left for left in self._leaving if left.running or left.queued}
@@ -153,22 +188,32 @@ class Hub:
             self._leaving.add(lane)
 
     def publish(self, standing: Standing) -> None:
-        """Swap in a snapshot with this server's new standing, and tell the watchers."""
+        """Have the next snapshot show this server's new standing, and tell the watchers."""
         if standing.is_settled and (settling := self._settling.pop(standing.server, None)) is not None:
             settling.set_result(None)
-        if self.snapshot.standings.get(standing.server) == standing:
-            return
-        self._swap({**self.snapshot.standings, standing.server: standing})
+        server = standing.server
+        present = self._news[server] if server in self._news else self._snapshot.standings.get(server)
+        if present != standing:
+            self._note(server, standing)
 
-    def _swap(self, standings: dict[ServerName, Standing]) -> None:
-        self.snapshot = Snapshot(self.snapshot.version + 1, standings, self._checks)
+    def _note(self, server: ServerName, standing: Standing | None) -> None:
+        self._news[server] = standing
+        self.__dict__.pop("snapshot", None)
+        if not self._watchers:
+            return
         self._untold |= self._watchers
-        if not self._is_telling:  # else the rest is told in a later turn of the loop
+        if self._is_telling:  # the rest is told in a later turn of the loop
+            return
+        if self._loop.time() < self._resting_until:
+            self._is_telling = True
+            self._loop.call_at(self._resting_until, self._tell_watchers)
+        else:
             self._tell_watchers()
 
     def _tell_watchers(self) -> None:
         """Tell those who have not heard, the first at once and the others as the loop has time for them."""
-        until = self._loop.time() + TELLING_SECONDS
+        began = self._loop.time()
+        until = began + TELLING_SECONDS
         self._is_telling = bool(self._untold)
         while self._untold:
             watcher = next(iter(self._untold))
@@ -177,8 +222,17 @@ class Hub:
             if self._loop.time() > until:
                 break
         self._is_telling = bool(self._untold)
+        self._telling_seconds += self._loop.time() - began
         if self._untold:
             self._loop.call_soon(self._tell_watchers)
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Everybody has heard; if that took long, leave them alone for a while."""
+        took, self._telling_seconds = self._telling_seconds, 0.0
+        if took > TELLING_SECONDS:
+            self._resting_until = self._loop.time() + min(RESTING_SHARE * took, RESTING_SECONDS_MAX)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after swaps, until the returned function is called; of several in a row it may hear once."""
@@ -195,15 +249,8 @@ class Hub:
 
     async def settle(self, surface: Surface) -> None:
         """Wait for first attempts to end: for each server at most `listing_seconds` after it was added."""
-        await _wait_for(
-            self._patience(
-                {
-                    settling: self.lanes[server].opened_at
-                    for server, settling in self._settling.items()
-                    if surface.server in (None, server)
-                }
-            )
-        )
+        servers = self._settling if surface.server is None else self._settling.keys() & {surface.server}
+        await _wait_for(self._patience({self._settling[server]: self.lanes[server].opened_at for server in servers}))
 
     def _patience(self, began: Mapping[asyncio.Future[None], float]) -> dict[asyncio.Future[None], float]:
         """How long each may still be waited for; those that had their time are left out."""
@@ -249,6 +296,11 @@ class Hub:
         for inflight in self.deadlines.everything():
             inflight.cancel(why)
 
+    def wait_no_more(self, why: str) -> None:
+        """Have no call wait for a server that is away: none will come."""
+        for lane in [*self.lanes.values(), *self._leaving]:
+            lane.wait_no_more(why)
+
     def refuse_new_calls(self) -> None:
         """From now on every new call is told that the hub is shutting down."""
         self.is_draining = True
@@ -271,6 +323,19 @@ class _Again:
         inflight, self._inflight = self._inflight, None
         if inflight is not None and inflight.outcome is None:
             self._hub.start_again(inflight)
+
+
+def _after(
+    standings: Mapping[ServerName, Standing], news: Mapping[ServerName, Standing | None]
+) -> dict[ServerName, Standing]:
+    """The standings once these have changed; None is one that is gone."""
+    changed = {**standings}
+    for server, standing in news.items():
+        if standing is None:
+            changed.pop(server, None)
+        else:
+            changed[server] = standing
+    return changed
 
 
 def _tell(watcher: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from isthmus.core.calls.deadlines import Bucket, Deadlines
 from isthmus.core.catalog.view import Route
-from isthmus.core.ports.exchange import Exchange, Pausable, Retracting, Sending
+from isthmus.core.ports.exchange import Exchange, Patient, Pausable, Retracting, Sending
 from isthmus.core.ports.link import Link
 from isthmus.core.ports.recorder import Recorder
 from isthmus.model.calls import Call
@@ -245,6 +245,15 @@ class InFlight:
         for asked in questions:
             asked.ended(self, outcome)
 
+    def put_back(self) -> bool:
+        """Give a call that was not sent back to who started it, if they would rather wait themselves for its server."""
+        if self.lane is None or not isinstance(self.exchange, Patient) or not self.exchange.put_back(self):
+            return False
+        self.outcome = self.lane.absence()
+        if self._bucket is not None:
+            self._bucket.pop(self, None)
+        return True
+
     def fail(self, fault: Fault) -> None:
         """End the call without an answer: what was sent once and asked something may have run, whatever came after."""
         if self.rounds and fault.executed == "no":
@@ -266,8 +275,13 @@ class InFlight:
         if self.questions:
             self.go_unanswered(f"nobody answered within {seconds:g} s")
         else:
-            fault = TimedOut(self.target.feature.server, seconds, executed=self._executed())
-            self._give_up(fault, f"no answer within {seconds:g} s")
+            self._give_up(self._lateness(seconds), f"no answer within {seconds:g} s")
+
+    def _lateness(self, seconds: float) -> Fault:
+        """Why it is too late: the server did not answer, or was too busy to be asked."""
+        lane = self.lane if self.link is None and not self.rounds else None
+        busy = None if lane is None else lane.busyness()
+        return busy or TimedOut(self.target.feature.server, seconds, executed=self._executed())
 
     def _allowed(self) -> float:
         """How long was waited for what did not come: as long as any call may take, or for what was due next."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from typing import TypeAlias
 
 import msgspec
@@ -17,12 +17,23 @@ import structlog
 
 from isthmus.core.access.breaker import Breaker
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.link import Link, Pooled
+from isthmus.core.ports.link import Link, Pooled, Versed
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.model.events import LogLevel
-from isthmus.model.faults import BadReply, BreakerOpen, Bug, Cancelled, Fault, Lost, NotConnected, Overloaded, TimedOut
-from isthmus.model.names import ServerName
+from isthmus.model.faults import (
+    BadReply,
+    BreakerOpen,
+    Bug,
+    Cancelled,
+    Fault,
+    Lost,
+    NotConnected,
+    Overloaded,
+    TimedOut,
+    UnknownTool,
+)
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
@@ -41,6 +52,7 @@ HEARD_MAX = 100
 
 
 Owner: TypeAlias = tuple[str, str]
+OnLink: TypeAlias = "Callable[[Lane], None]"
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -56,6 +68,9 @@ class Lane:
 
     __slots__ = (
         "_breaker",
+        "_gone_at",
+        "_grace",
+        "_heard",
         "_held",
         "_is_sending",
         "_lasting",
@@ -64,12 +79,14 @@ class Lane:
         "_link",
         "_login",
         "_loop",
+        "_outside",
+        "_patience",
         "_queue",
+        "_shares",
         "_waiting",
         "_why_not",
         "answered",
         "hard_seconds",
-        "heard",
         "max_calls",
         "max_queued",
         "on_idle",
@@ -101,7 +118,7 @@ class Lane:
             limits.call_seconds if timeout is None else timeout,
         )
         self.running = 0
-        self.heard: deque[Heard] = deque(maxlen=HEARD_MAX)
+        self._heard: deque[Heard] | None = None
         self.pool: Pooled | None = None
         """The links that not everybody shares. It hears of the end of every call that was sent on one."""
         self.uses_pool = False
@@ -112,21 +129,29 @@ class Lane:
         """Hears when the last call has ended, for who waits to take the lane away."""
         self.answered = 0
         """Calls that the present link has answered; the supervisor takes them for a sign of health."""
-        self._queue: deque[InFlight] = deque()
+        self._queue: list[InFlight] = []
+        """Not a deque: an empty one has half a kilobyte, and there may be ten thousand lanes."""
         self._waiting: dict[InFlight, None] = {}
         """Calls that keep their slot until their caller has answered what it was asked, the oldest first."""
         self._lasting: dict[InFlight, Owner] = {}
         """Calls that may take as long as any, which hold half of the slots at most."""
-        self._lasting_of: Counter[Owner] = Counter()
-        self._held: deque[InFlight] = deque()
-        """Such calls whose turn came while there were enough of them, before all that is queued."""
+        self._lasting_of: dict[Owner, int] = {}
+        self._held: list[InFlight] = []
+        """Calls whose turn came while there were enough like them: that last, or of one that shares the server."""
+        self._shares: dict[str, int] = {}
+        """How many calls run, of each that shares the server with others."""
         self._is_sending = False
         self._breaker = Breaker(limits)
         self._link: Link | None = None
         self._why_not = "it has not been started"
         self._login: str | None = None
         self._loop = asyncio.get_running_loop()
-        self.opened_at = self._loop.time()
+        self.opened_at = self._gone_at = self._loop.time()
+        self._grace = 0.0
+        self._patience: asyncio.TimerHandle | None = None
+        """Runs while calls wait for a link that is not there."""
+        self._outside: list[OnLink] = []
+        """Those who wait for a link with a call of which the lane knows nothing yet."""
 
     def adjust(self, max_calls: int, max_queued: int, timeout: float) -> None:
         """Allow more or less from now on; what runs or waits already is not touched."""
@@ -144,22 +169,159 @@ class Lane:
         self._link = link
         self.answered = 0
         self._breaker.reset()
+        if self._queue or self._outside:
+            self._stop_patience()
+            self._send_waiting()
+            self._tell_outside()
 
     def detach(self, why: str, *, is_failure: bool, login: str | None = None) -> None:
         """There is no link any more: what waits is told so. A lost link counts as one failure, not as many.
 
-        `login` is where the server says how to prove who one is, if that is what it wants.
+        Within the lane's `grace` it goes on to wait. `login` is where the server says how to prove who one is, if that
+        is what it wants.
         """
-        if self._link is not None and is_failure:
-            self._breaker.failed(self._loop.time())
+        if self._link is not None:
+            if is_failure:
+                self._breaker.failed(self._loop.time())
+            self._gone_at = self._loop.time()
         self._link = None
         self._why_not = why
         self._login = login
-        waiting = [*self._held, *self._queue]
-        self._held.clear()
-        self._queue.clear()
+        # Nothing lasts that could give its place to those who are held back: the next link decides about them anew.
+        waiting, self._held, self._queue = self._held + self._queue, [], []
+        if self._grace_left() > 0:
+            waiting = [inflight for inflight in waiting if not inflight.put_back()]
+        self._queue = waiting
+        self._wait_or_refuse(why)
+
+    # -- waiting for a link ----------------------------------------------------------------------------------------
+
+    @property
+    def grace(self) -> float:
+        """How long calls wait for a link, in seconds since there was one; without any, they are refused at once."""
+        return self._grace
+
+    @grace.setter
+    def grace(self, seconds: float) -> None:
+        self._grace = seconds
+        self._stop_patience()
+        if self._link is None:
+            self._wait_or_refuse(self._why_not)
+
+    def wait_no_more(self, why: str) -> None:
+        """Let calls wait for no link from now on; those that do so are told why."""
+        if self._link is None:
+            self._why_not = f"{self._why_not}; {why}"
+        self.grace = 0.0
+
+    def inherit(self, before: Lane) -> None:
+        """Be the lane of a server that is called otherwise from now on: what waits there waits here.
+
+        If it has a link, that is to be attached here next.
+        """
+        self._grace, self._gone_at, self._why_not = before._grace, before._gone_at, before._why_not
+        before._stop_patience()
+        self._queue += before._held + before._queue
+        before._held, before._queue = [], []
+        self._outside, before._outside = before._outside, []
+        self._tell_outside()
+        for inflight in self._queue:
+            inflight.lane = self
+        if before._link is None:
+            self._wait_or_refuse(self._why_not)
+
+    def refuse_tools(self, names: Set[FeatureName]) -> None:
+        """Refuse calls that wait for tools that the server does not have any more."""
+        for inflight in self._held + self._queue:
+            if inflight.call.kind == "tool" and inflight.name in names:
+                inflight.finish(UnknownTool(inflight.call.name))
+
+    def _grace_left(self) -> float:
+        return self._gone_at + self._grace - self._loop.time() if self._grace else 0.0
+
+    def _wait_or_refuse(self, why: str) -> None:
+        """Without a link: let what waits do so until the grace is over, or tell it why not."""
+        if not self._queue and not self._outside:
+            return
+        if (left := self._grace_left()) > 0:
+            if self._patience is None:
+                self._patience = self._loop.call_later(left, self._lose_patience)
+            return
+        self._stop_patience()
+        waiting, self._queue = self._queue, []
         for inflight in waiting:
-            inflight.finish(NotConnected(self.server, why, login=login))
+            inflight.finish(NotConnected(self.server, why, login=self._login))
+        self._tell_outside()
+
+    def _lose_patience(self) -> None:
+        self._patience = None
+        self._wait_or_refuse(f"{self._why_not}; it did not come back within {self._grace:g} s")
+
+    def _stop_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _expect(self, inflight: InFlight) -> Fault | None:
+        """Without a link: let a call wait for one, or say why not."""
+        if self._grace_left() <= 0:
+            return self.absence()
+        if not self._has_room():
+            return Overloaded(self.server, self.running, self.queued + len(self._outside))
+        if inflight.put_back():
+            return None
+        self._queue.append(inflight)
+        self._wait_or_refuse(self._why_not)
+        return None
+
+    def _has_room(self) -> bool:
+        return self.queued + len(self._outside) < self.max_queued
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a call would wait for a link now: there is none, but there may be soon."""
+        return self._link is None and self._grace_left() > 0 and self._has_room()
+
+    @property
+    def has_link(self) -> bool:
+        """Whether a call could be sent."""
+        return self._link is not None
+
+    def tell_of_link(self, waiter: OnLink) -> Callable[[], None]:
+        """Call `waiter` once, as soon as there is a link or none is waited for; what is returned takes that back.
+
+        It is given the lane that its server has by then: this one, or an heir if that is called otherwise now.
+        """
+        self._outside.append(waiter)
+        if self._link is None:
+            self._wait_or_refuse(self._why_not)
+        else:
+            self._tell_outside()
+        return lambda: self._forget_outside(waiter)
+
+    def _forget_outside(self, waiter: OnLink) -> None:
+        if waiter in self._outside:
+            self._outside.remove(waiter)
+
+    def _tell_outside(self) -> None:
+        waiters, self._outside = self._outside, []
+        for waiter in waiters:
+            self._loop.call_soon(waiter, self)
+
+    # -- what the operator reads -----------------------------------------------------------------------------------
+
+    @property
+    def heard(self) -> Sequence[Heard]:
+        """The last lines that the server logged and that are no caller's."""
+        return self._heard or ()
+
+    def hear(self, line: Heard) -> None:
+        """Keep a line for the operator."""
+        if self._heard is None:
+            self._heard = deque(maxlen=HEARD_MAX)
+        self._heard.append(line)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
 
     def explain(self, why: str) -> None:
         """Say why there is no link, for those who call meanwhile."""
@@ -169,14 +331,20 @@ class Lane:
         """Why there is no link, as those are told who call meanwhile."""
         return NotConnected(self.server, self._why_not, login=self._login)
 
+    @property
+    def takes_methods(self) -> bool:
+        """Whether any method can be asked for; False only if it is known that none can."""
+        return self._link is None or (isinstance(self._link, Versed) and self._link.takes_methods)
+
     def submit(self, inflight: InFlight) -> Fault | None:
         """Send the call, or queue it, or say why not."""
         if self._link is None:
-            return self.absence()
-        if seconds := self._breaker.wait(self._loop.time()):
+            return self._expect(inflight) if self._grace else self.absence()
+        call = inflight.call
+        if self._breaker.open_until and call.kind != "method" and (seconds := self._breaker.wait(self._loop.time())):
             return BreakerOpen(self.server, seconds)
         is_free = self.running < self.max_calls
-        if is_free and not (inflight.call.lasts and self._is_held_back(inflight)):
+        if is_free and not ((call.lasts or call.sharer) and self._is_held_back(inflight)):
             self._send(inflight, self._link)
         elif self.queued < self.max_queued:
             (self._held if is_free else self._queue).append(inflight)
@@ -192,13 +360,17 @@ class Lane:
             self._forget_lasting(inflight)
         if inflight.link is None:
             self._leave_queue(inflight)
+            if inflight.call.sharer:
+                self._call_up(inflight.call.sharer)
         else:
             self.running -= 1
+            if inflight.call.sharer:
+                self._give_back_share(inflight.call.sharer)
             if inflight.link is self.pool and self.pool is not None:
                 self.pool.ended(inflight)
-                self._judge(outcome)
+                self._judge(inflight, outcome)
             elif inflight.link is self._link:  # what a lost link's calls say was counted when it was lost
-                self._judge(outcome)
+                self._judge(inflight, outcome)
             if self._queue:
                 self._send_waiting()
         if self.on_idle is not None and not self.running and not self.queued:
@@ -209,6 +381,8 @@ class Lane:
         for queue in (self._queue, self._held):
             if inflight in queue:
                 queue.remove(inflight)
+        if self._patience is not None and not self._queue and not self._outside:
+            self._stop_patience()
 
     def _send_waiting(self) -> None:
         # A link that has just broken ends each call within `send`, which leads back here: the loop that is
@@ -218,8 +392,8 @@ class Lane:
         self._is_sending = True
         try:
             while self._queue and self._link is not None and self.running < self.max_calls:
-                inflight = self._queue.popleft()
-                if inflight.call.lasts and self._is_held_back(inflight):
+                inflight = self._queue.pop(0)
+                if self._is_held_back(inflight):
                     self._held.append(inflight)
                 else:
                     self._send(inflight, self._link)
@@ -233,6 +407,8 @@ class Lane:
         self.running += 1
         if inflight.call.lasts:
             self._note_lasting(inflight)
+        if sharer := inflight.call.sharer:
+            self._shares[sharer] = self._shares.get(sharer, 0) + 1
         try:
             link.send(inflight)
         except Exception:  # a defect in a link must cost this call, and neither its neighbour nor a slot
@@ -244,7 +420,7 @@ class Lane:
 
     def let_last(self, inflight: InFlight) -> bool:
         """Count a call among those that last from now on, if there are not enough of them."""
-        may_last = len(self._lasting) < self._half() and self._lasting_of[_owner(inflight)] < self._share()
+        may_last = len(self._lasting) < self._half() and self._lasting_of.get(_owner(inflight), 0) < self._share()
         if may_last:
             self._note_lasting(inflight)
         return may_last
@@ -264,14 +440,21 @@ class Lane:
         return half - half // 4
 
     def _is_held_back(self, inflight: InFlight) -> bool:
+        """Whether enough calls run that are like this one."""
+        sharer = inflight.call.sharer
+        if sharer and self._shares.get(sharer, 0) >= max(1, self.max_calls // 4):
+            return True
+        return inflight.call.lasts and self._is_enough(inflight)
+
+    def _is_enough(self, inflight: InFlight) -> bool:
         """Whether enough calls last, of everybody or of its caller, before this one does."""
         has_link = self.uses_pool and inflight.call.profile and inflight.call.session
         share = min(self._share(), LASTING_LINKS_MAX) if has_link else self._share()
-        return len(self._lasting) >= self._half() or self._lasting_of[_owner(inflight)] >= share
+        return len(self._lasting) >= self._half() or self._lasting_of.get(_owner(inflight), 0) >= share
 
     def _note_lasting(self, inflight: InFlight) -> None:
         owner = self._lasting[inflight] = _owner(inflight)
-        self._lasting_of[owner] += 1
+        self._lasting_of[owner] = self._lasting_of.get(owner, 0) + 1
 
     def _forget_lasting(self, inflight: InFlight) -> None:
         """If it was one of them, the first that may take its place is the next to be sent."""
@@ -283,7 +466,27 @@ class Lane:
             del self._lasting_of[owner]
         if (after := next((each for each in self._held if not self._is_held_back(each)), None)) is not None:
             self._held.remove(after)
-            self._queue.appendleft(after)
+            self._queue.insert(0, after)
+
+    # -- calls of those who share it -------------------------------------------------------------------------------
+
+    def _give_back_share(self, sharer: str) -> None:
+        self._shares[sharer] -= 1
+        if not self._shares[sharer]:
+            del self._shares[sharer]
+        if self._held:
+            self._call_up(sharer)
+
+    def _call_up(self, sharer: str) -> None:
+        """One call less of theirs runs or waits: the next of those that were held back queues behind everybody."""
+        theirs = (each for each in self._held if each.call.sharer == sharer and not self._is_held_back(each))
+        if (after := next(theirs, None)) is not None:
+            self._held.remove(after)
+            self._queue.append(after)
+
+    def busyness(self) -> Overloaded | None:
+        """What is told to a call that was not sent in time; None if that was for want of a link."""
+        return None if self._link is None else Overloaded(self.server, self.running, self.queued)
 
     # -- calls that wait for their caller --------------------------------------------------------------------------
 
@@ -309,9 +512,14 @@ class Lane:
                 oldest.go_unanswered(CROWDED)
                 self._loop.call_soon(self._relieve)
 
-    def _judge(self, outcome: Outcome) -> None:
+    def _judge(self, inflight: InFlight, outcome: Outcome) -> None:
+        if inflight.call.kind == "method":  # it may be made up, and its failure says nothing of what the server has
+            return
         if isinstance(outcome, _FAILURES):
-            self._breaker.failed(self._loop.time())
+            if isinstance(outcome, Lost) and outcome.is_behind:
+                self._breaker.gave_up()  # who lost it has a breaker of its own, and starts the server again
+            else:
+                self._breaker.failed(self._loop.time())
         elif isinstance(outcome, _SILENT):
             self._breaker.gave_up()
         else:

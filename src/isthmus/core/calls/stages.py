@@ -20,6 +20,7 @@ from isthmus.model.faults import (
     Draining,
     Fault,
     NotConnected,
+    ServerError,
     UnknownPrompt,
     UnknownResource,
     UnknownTool,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from isthmus.core.calls.hub import Hub
 
 Stage: TypeAlias = "Callable[[Hub, InFlight], Outcome | None]"
+
+METHOD_NOT_FOUND = -32601
+"""What servers say of a method that they do not have, in the protocol of all of them."""
 
 
 def admit(hub: Hub, _: InFlight) -> Fault | None:
@@ -43,23 +47,33 @@ def find(hub: Hub, inflight: InFlight) -> Fault | None:
     A tool that the caller may not see is not in the view: denied and unknown are one answer.
     """
     call = inflight.call
-    view = hub.snapshot.view(call.caller.grants, call.surface, call.profile)
     if call.kind == "tool":  # nearly all are, and spared the detour
-        route = inflight.route = view.routes.get(call.name)
+        route = hub.snapshot.find_tool(call.caller.grants, call.surface, call.profile, call.name)
+        inflight.route = route
         if route is None:
             return UnknownTool(call.name)
         inflight.name = route.feature.name
         return None
+    view = hub.snapshot.view(call.caller.grants, call.surface, call.profile)
     found = view.find(call.kind, call.name)
     if found is None:
         return _unknown(call, view)
     inflight.route, inflight.name = found.route, found.name
-    return None
+    return _refused_method(hub, inflight) if call.kind == "method" else None
+
+
+def _refused_method(hub: Hub, inflight: InFlight) -> Fault | None:
+    """A server that is no MCP server, such as the hub's own functions, has no methods: said in its place."""
+    server = inflight.target.feature.server
+    lane = hub.lanes.get(server)
+    if lane is None or lane.takes_methods:
+        return None
+    return ServerError(server, METHOD_NOT_FOUND, f"Method not found: {inflight.name}")
 
 
 def _unknown(call: Call, view: View) -> Fault:
     match call.kind:
-        case "tool":
+        case "tool" | "method":
             return UnknownTool(call.name)
         case "prompt" | "prompt_argument":
             return UnknownPrompt(call.name)

@@ -1,4 +1,4 @@
-"""Compiled argument checks, kept by the tool they belong to."""
+"""Compiled argument checks, kept by the description of the tool they belong to."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import msgspec
 
 from isthmus.core.catalog.schema import Check, Unchecked, compile_check
 from isthmus.model.features import Tool
-from isthmus.model.names import ServerName
 
 
 class CheckCache:
-    """Compiled argument checks by the tool they belong to; the same tool is compiled once, and on its first call."""
+    """Compiled argument checks by the description they belong to; one is compiled once, on the first call of its tool.
+
+    Thousands of agents may have the same program dial in: all of these share one check.
+    """
 
     def __init__(self, *, limit_bytes: int, capacity: int = 20_000) -> None:
         self._limit_bytes = limit_bytes
         self._capacity = capacity
-        self._checks: dict[tuple[ServerName, bytes], Check | None] = {}
+        self._checks: dict[bytes, Check | None] = {}
 
     def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
         """The check for this tool; compiling is put off until somebody calls it."""
         return lambda arguments: self._run(tool, arguments)
 
     def _run(self, tool: Tool, arguments: msgspec.Raw) -> str | None:
-        key = (tool.server, tool.digest)
+        key = tool.digest
         try:
             check = self._checks[key]
         except KeyError:

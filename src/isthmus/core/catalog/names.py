@@ -29,9 +29,11 @@ def canonical(pair: Pair) -> str:
     return f"{pair[0]}.{pair[1]}"
 
 
-def canonical_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
-    """The canonical name of every tool."""
-    return {pair: canonical(pair) for pair in pairs}
+class Canonical(dict[Pair, str]):
+    """The canonical name of every tool, made when it is asked for: it depends on no other tool."""
+
+    def __missing__(self, pair: Pair) -> str:
+        return canonical(pair)
 
 
 def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:

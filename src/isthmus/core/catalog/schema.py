@@ -16,6 +16,12 @@ from isthmus.core.catalog.unfolding import check_bounded
 DETAIL_LENGTH_MAX = 300
 """An explanation may quote the value; a caller needs its beginning, not a megabyte of it."""
 
+EXPLAINED_BYTES_MAX = 64 * 1024
+"""Arguments up to this long are told what is wrong with them: to find out, all of them are copied and quoted."""
+
+CONTAINERS_MAX = 100_000
+"""Arguments with more arrays and objects are left to the server's own check: each takes more time than its bytes do."""
+
 
 class Check(Protocol):
     """Says what is wrong with arguments, or None."""
@@ -60,16 +66,25 @@ class _Check:
         self._validator = validator
 
     def __call__(self, arguments: msgspec.Raw) -> str | None:
+        size = len(memoryview(arguments))
+        if size > CONTAINERS_MAX and _has_many_containers(bytes(arguments)):
+            return None
         try:
             value = msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             return f"not usable JSON ({error})"
+        if size > EXPLAINED_BYTES_MAX:
+            return None if self._validator.is_valid(value) else f"{size} bytes that do not fit the tool's inputSchema"
         try:
             # Not `iter_errors`: it finds all of them first, which under `anyOf` takes quadratic time.
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
             return _explanation(error)
         return None
+
+
+def _has_many_containers(text: bytes) -> bool:
+    return text.count(b"[") + text.count(b"{") > CONTAINERS_MAX
 
 
 def _explanation(error: jsonschema_rs.ValidationError) -> str:

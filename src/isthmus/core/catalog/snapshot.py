@@ -7,7 +7,8 @@ set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.defaults import as_listed, compile_defaults
-from isthmus.core.catalog.names import Pair, canonical_table, llm_table
+from isthmus.core.catalog.names import Canonical, Pair, llm_table
 from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.core.catalog.uris import Claims, uri_table
 from isthmus.core.catalog.view import Missing, Route, ServerState, View
@@ -26,8 +27,15 @@ from isthmus.model.names import ServerName
 from isthmus.model.questions import NOTHING, Profile
 
 VIEWS_MAX = 256
-"""Views kept per snapshot. Of more permission sets than this at once the one that came first is compiled again when
-it returns, and nobody else's."""
+"""Views kept per snapshot, of all servers and of single ones. Of more permission sets than this at once the one that
+came first is compiled again when it returns, and nobody else's."""
+
+MANY = 64
+"""With more servers than this, a view of all of them is compiled for who lists them, and not for a single call: where
+servers come and go all the time, each call would find a new snapshot."""
+
+Key: TypeAlias = tuple[Grants, Surface] | tuple[Grants, Surface, Profile]
+"""What a view is of; without a profile where it is that of everybody."""
 
 Listed: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
 """The lists that a server has, as the fields of a `Standing` are called."""
@@ -72,6 +80,9 @@ class Standing(msgspec.Struct, frozen=True):
     hubs: Mapping[str, int] = {}
     """If it is a hub: its id and those of hubs behind it, and how many others are between."""
 
+    agent: str | None = None
+    """The key of the agent under which it dialled in; None if it did not."""
+
     @property
     def has_lists(self) -> bool:
         """Whether it offers anything by name."""
@@ -85,47 +96,64 @@ class Snapshot:
         self.version = version
         self.standings = standings
         self._checks = checks
-        self._views: dict[tuple[Grants, Surface] | tuple[Grants, Surface, Profile], View] = {}
+        self._views: dict[Key, View] = {}
+        self._single: dict[Key, View] = {}
+        """Views of single servers: thousands of these must not push out one of all servers."""
         self._varied: frozenset[Profile] | None = None
         """Profiles to which some server lists something of their own, once somebody asked; others share one view."""
         self._names: dict[tuple[str, Listed], dict[Pair, str]] = {}
 
     def view(self, grants: Grants, surface: Surface, profile: Profile = NOTHING) -> View:
         """The table for these permissions on this surface, compiled on first use."""
-        if profile and self._is_varied(profile):
-            return self._views.get((grants, surface, profile)) or self._varied_view(grants, surface, profile)
-        view = self._views.get((grants, surface))
+        is_varied = bool(profile) and self._is_varied(profile, surface.server)
+        key: Key = (grants, surface, profile) if is_varied else (grants, surface)
+        views = self._views if surface.server is None else self._single
+        view = views.get(key)
         if view is None:
-            self._make_room()
-            view = self._views[grants, surface] = self._compile(Policy(grants), surface, NOTHING)
+            if len(views) >= VIEWS_MAX:
+                del views[next(iter(views))]
+            view = views[key] = self._compile(grants, surface, profile if is_varied else NOTHING)
         return view
 
-    def _is_varied(self, profile: Profile) -> bool:
+    def find_tool(self, grants: Grants, surface: Surface, profile: Profile, name: str) -> Route | None:
+        """Where a tool's name leads in that table; of many servers only the one that it names is looked at."""
+        if not profile:  # as of nearly all calls, most of which find the table that is there
+            views = self._views if surface.server is None else self._single
+            view = views.get((grants, surface))
+            if view is not None:
+                return view.routes.get(name)
+        if surface.server is None and surface.style == "canonical" and len(self.standings) > MANY:
+            server = ServerName(name.partition(".")[0])
+            if server not in self.standings:
+                return None
+            surface = Surface(surface.style, server)
+        return self.view(grants, surface, profile).routes.get(name)
+
+    def _is_varied(self, profile: Profile, server: ServerName | None) -> bool:
+        if server is not None:
+            return server in self.standings and profile in self.standings[server].variants
         if self._varied is None:
             self._varied = frozenset(known for standing in self.standings.values() for known in standing.variants)
         return profile in self._varied
 
-    def _varied_view(self, grants: Grants, surface: Surface, profile: Profile) -> View:
-        self._make_room()
-        view = self._views[grants, surface, profile] = self._compile(Policy(grants), surface, profile)
-        return view
-
-    def _make_room(self) -> None:
-        if len(self._views) >= VIEWS_MAX:
-            del self._views[next(iter(self._views))]
-
-    def _compile(self, policy: Policy, surface: Surface, profile: Profile) -> View:
+    def _compile(self, grants: Grants, surface: Surface, profile: Profile) -> View:
+        # Not a method: a view that led back here would keep the snapshot, once it is an old one, in memory.
+        policy = Policy(grants, partial(_agent_of, self.standings))
         shown = self._shown(policy, surface)
         view = View(policy, {standing.server: _offer(standing, profile).abilities for standing in shown})
         view.hubs = _hubs_behind(shown)
-        tools, prompts = self._names_of(surface, "tools"), self._names_of(surface, "prompts")
-        resources, templates = self._names_of(surface, "resources"), self._names_of(surface, "templates")
+        if surface.style == "own" and surface.server is not None:
+            view.whole = next((each.server for each in shown if _is_whole(each, policy)), None)
         for standing in shown:
             offer = _offer(standing, profile)
-            self._add_tools(view, offer.tools, standing.rules, policy, tools)
-            _add(view.prompts, offer.prompts, policy, prompts)
-            _add(view.resources, offer.resources, policy, resources)
-            _add(view.templates, offer.templates, policy, templates)
+            if offer.tools:
+                self._add_tools(view, offer.tools, standing.rules, policy, self._names_of(surface, "tools"))
+            if offer.prompts:
+                _add(view.prompts, offer.prompts, policy, self._names_of(surface, "prompts"))
+            if offer.resources:
+                _add(view.resources, offer.resources, policy, self._names_of(surface, "resources"))
+            if offer.templates:
+                _add(view.templates, offer.templates, policy, self._names_of(surface, "templates"))
             if standing.state != "ready":
                 view.missing[standing.server] = Missing(standing.state, standing.reason, standing.has_lists)
         return view
@@ -152,10 +180,12 @@ class Snapshot:
 
     def _shown(self, policy: Policy, surface: Surface) -> list[Standing]:
         """The servers to look at, in the order of their names: listings are deterministic."""
+        names = policy.named_servers() if surface.server is None else {surface.server}
+        looked_at = self.standings if names is None else self.standings.keys() & names
         return [
-            standing
-            for name, standing in sorted(self.standings.items())
-            if surface.server in (None, name) and policy.may_see_server(name) and standing.state != "disabled"
+            self.standings[name]
+            for name in sorted(looked_at)
+            if policy.may_see_server(name) and self.standings[name].state != "disabled"
         ]
 
     def _names_of(self, surface: Surface, listed: Listed) -> dict[Pair, str] | None:
@@ -171,7 +201,9 @@ class Snapshot:
         if listed == "resources":
             templates = self.pairs("templates")
             return uri_table(self.pairs(listed), Claims(templates) if templates else None)
-        return uri_table(self.pairs(listed)) if listed == "templates" else _TABLES[style](self.pairs(listed))
+        if listed == "templates":
+            return uri_table(self.pairs(listed))
+        return llm_table(self.pairs(listed)) if style == "llm" else Canonical()
 
     def pairs(self, listed: Listed = "tools") -> list[Pair]:
         """Everything of one list, of every server, to whomever it is listed: a name means the same to everybody."""
@@ -181,6 +213,16 @@ class Snapshot:
             if standing.state != "disabled"
             for feature in _all_of(standing, listed)
         ]
+
+
+def _agent_of(standings: Mapping[ServerName, Standing], server: ServerName) -> str | None:
+    standing = standings.get(server)
+    return None if standing is None else standing.agent
+
+
+def _is_whole(standing: Standing, policy: Policy) -> bool:
+    """Whether nothing of a server is kept from whoever has these permissions."""
+    return standing.rules == NO_RULES and policy.may_use_all_of(standing.server)
 
 
 def _hubs_behind(shown: Iterable[Standing]) -> dict[str, int]:
@@ -220,9 +262,3 @@ def _add(table: dict[str, Route], features: Iterable[Feature], policy: Policy, n
         if policy.allows(feature.server, feature.name):
             exposed = feature.name if names is None else names[feature.server, feature.name]
             table[exposed] = Route(feature, exposed)
-
-
-_TABLES: dict[str, Callable[[Iterable[Pair]], dict[Pair, str]]] = {
-    "canonical": canonical_table,
-    "llm": llm_table,
-}

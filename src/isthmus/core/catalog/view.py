@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
@@ -16,11 +17,15 @@ from isthmus.model.calls import Kind
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 
-ServerState: TypeAlias = Literal["starting", "ready", "retrying", "stopped", "disabled"]
-"""`starting`: the first attempt runs. `retrying`: lost or never reached, tried again by itself."""
+ServerState: TypeAlias = Literal["starting", "ready", "retrying", "away", "stopped", "disabled"]
+"""`starting`: the first attempt runs. `retrying`: lost or never reached, tried again by itself. `away`: it dialled in,
+and has gone; only it can come back."""
 
 TEMPLATED_LENGTH_MAX = 8192
 """A longer URI is held against no template: servers may have thousands of them, and others wait meanwhile."""
+
+METHOD = re.compile(r"[!-~]{1,128}")
+"""What a method may be called: it is written into headers."""
 
 CANDIDATES_MAX = 8
 """How many meanings of a URI a caller is told."""
@@ -75,6 +80,7 @@ class View:
         "routes",
         "servers",
         "templates",
+        "whole",
     )
 
     def __init__(self, policy: Policy, abilities: Mapping[ServerName, frozenset[Ability]]) -> None:
@@ -88,6 +94,8 @@ class View:
         self.abilities: frozenset[Ability] = frozenset().union(*abilities.values())
         self.hubs: Mapping[str, int] = {}
         """The hubs among these servers and behind them, by their ids, and how many others are between."""
+        self.whole: ServerName | None = None
+        """The one server on its own surface, if nothing of it is kept from the caller."""
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
         self._shapes: list[tuple[Shape, Route]] | None = None
@@ -137,6 +145,14 @@ class View:
                 return self.find_resource(name)
             case "task" | "task_result" | "task_cancel" | "task_update":
                 return self._find_task(name)
+            case "method":
+                return self._find_method(name)
+
+    def _find_method(self, name: str) -> Found | None:
+        """What a method does or tells is not known here, so that it is for those who may use all of its server."""
+        if self.whole is None or METHOD.fullmatch(name) is None:
+            return None
+        return Found(Route(Tool.of(self.whole, FeatureName(name), {}), name), name)
 
     def _find_task(self, id: str) -> Found | None:
         """A task is its server's to know; where there are several, it must be said whose it is."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import OnReply, Question
+
+if TYPE_CHECKING:
+    from isthmus.core.calls.inflight import InFlight
 
 
 class Exchange(Protocol):
@@ -72,3 +75,14 @@ class Sending(Protocol):
 
     def done_later(self) -> Callable[[msgspec.Raw], None] | None:
         """What tells the same after the call's end, and holds no more than that needs; None if nothing can."""
+
+
+@runtime_checkable
+class Patient(Protocol):
+    """An exchange that waits itself for a server that is away, since it keeps what was sent and what was not."""
+
+    def put_back(self, inflight: InFlight) -> bool:
+        """Take a call back that was not sent, to start it anew later; False if it is to wait where it is.
+
+        If it is taken back, nothing more is heard of it, not even an end.
+        """

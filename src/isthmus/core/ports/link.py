@@ -37,6 +37,13 @@ class Pooled(Link, Protocol):
 
 
 @runtime_checkable
+class Versed(Protocol):
+    """A link, or several, that may be able to ask its server for any method of the protocol."""
+
+    takes_methods: bool
+
+
+@runtime_checkable
 class Placed(Protocol):
     """A link, or several, whose server may run calls as tasks."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Raw
@@ -43,6 +43,14 @@ class Listener(Protocol):
 
     def happened(self, record: Record, noted: Noted) -> None:
         """Its tool reported something, which the journal does not keep."""
+
+
+@runtime_checkable
+class Leaving(Protocol):
+    """A listener behind which somebody stands and waits for the task's end."""
+
+    def left(self) -> None:
+        """The hub goes away before the task's call was sent: the hub that comes next goes on with it."""
 
 
 class Underway(Protocol):

@@ -20,33 +20,30 @@ from msgspec import Raw
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.lane import Lane
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Document, Journal, Verdict
-from isthmus.core.tasks.draft import Draft, Errand, Listener, NotKept, Taken, Underway
-from isthmus.core.tasks.login import is_login, login_of
+from isthmus.core.tasks.draft import Draft, Errand, NotKept, Taken
+from isthmus.core.tasks.live import Live, contained
 from isthmus.core.tasks.pushes import DELIVERY, deliveries_of
 from isthmus.core.tasks.record import (
     TASK,
-    Asked,
     Ending,
     Owner,
+    Pending,
     Recipient,
     Record,
     document_of,
-    ending_of,
     owner_of,
     record_of,
-    state_after,
 )
 from isthmus.core.tasks.repeats import Untold, untold_of
-from isthmus.core.tasks.reports import Reports
 from isthmus.core.tasks.rested import Key, Rested
 from isthmus.core.tasks.undoing import Undoing, nothing_of
+from isthmus.core.tasks.waiting import Waits
 from isthmus.model.calls import Call
 from isthmus.model.conversation import ABSENT, ENDED, Message, TaskState
-from isthmus.model.events import Event
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import Declined, OnReply, Question, Reply
+from isthmus.model.questions import Reply
 
 log = structlog.get_logger(__name__)
 
@@ -71,11 +68,6 @@ LOST = Ending(
     executed="unknown",
 )
 
-ASKED_BYTES_MAX = 4 * 1024 * 1024
-"""All that a task asks at once: it is kept, and told with how the task stands."""
-
-TOO_MUCH = Declined(-32603, "The question is more than can be kept until the caller answers")
-
 UNFINISHED: tuple[TaskState, ...] = ("submitted", "working", "input_required", "auth_required")
 STATES: tuple[TaskState, ...] = (*UNFINISHED, *ENDED)
 
@@ -84,116 +76,6 @@ CLOSED = "closed"
 
 Now: TypeAlias = Callable[[], float]
 OnDue: TypeAlias = Callable[[Sequence[Document]], None]
-
-
-class Live:
-    """A task in memory: its newest record, its running call, and who listens."""
-
-    def __init__(self, engine: Engine, record: Record, *, is_kept: bool = False) -> None:
-        self.record = record
-        """The newest, which may not be kept yet."""
-        self.kept: Record | None = record if is_kept else None
-        """The newest that is kept: what anybody may be told."""
-        self.listeners: dict[Listener, None] = {}
-        self.reports = Reports()
-        self.inflight: Underway | None = None
-        self.reply: OnReply | None = None
-        """Takes the answer to what the server asks."""
-        self.questions: list[tuple[Asked, OnReply]] = []
-        """What it asks besides, to be asked next."""
-        self.asked = 0
-        """How much was asked so far."""
-        self.begun: asyncio.Future[Verdict] | None = None
-        """What the journal says to the task itself, until it has."""
-        self.wakes: list[asyncio.Future[None]] = []
-        """Those who wait for what is being written."""
-        self.due: Call | Errand | None = None
-        """The call to start once it is kept that it may have been sent."""
-        self.written: Call | Errand | None = None
-        """The one of which that is being written."""
-        self.size_bytes = 0
-        self.is_writing = False
-        self.is_stale = False
-        """Whether what is being written is not the newest any more."""
-        self.is_unsure = False
-        """Whether something was written of which nobody knows if it is kept."""
-        self.is_news = False
-        """Whether there is something in what is not written yet that others are told."""
-        self.waits_for_login = False
-        """A call that its server did not begin because somebody has to log in first is no end of the task."""
-        self.key = (record.owner.key, record.id)
-        """What it is found under."""
-        self._engine = engine
-
-    # -- the caller's side of its call (see `core.ports.exchange.Exchange`) --------------------------------------------
-
-    def emit(self, event: Event) -> None:
-        """Remember it, and pass it on to who listens, once they know of the task at all."""
-        noted = self.reports.note(event, self._engine.now())
-        if (kept := self.kept) is None:
-            return
-        for listener in list(self.listeners):
-            _contained(partial(listener.happened, kept, noted))
-
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """Wait for the task's next message; one thing is asked after the other."""
-        self.asked += 1
-        asked = Asked(question.method, question.params.copy(), self.asked)
-        if sum(len(memoryview(each.params)) for each in (asked, *self._besides())) > ASKED_BYTES_MAX:
-            reply(TOO_MUCH)
-        elif self.reply is None:
-            self._put(asked, reply)
-        else:
-            self.questions.append((asked, reply))
-            self._engine.change(self, besides=self._besides())
-
-    def _put(self, asked: Asked, reply: OnReply) -> None:
-        self.reply = reply
-        state: TaskState = "auth_required" if is_login(asked) else "input_required"
-        self._engine.change(self, state=state, asked=asked, besides=self._besides())
-
-    def _besides(self) -> tuple[Asked, ...]:
-        return tuple(asked for asked, _ in self.questions)
-
-    def ask_next(self) -> bool:
-        """Ask what is to be asked next; False if that is nothing."""
-        if not self.questions:
-            return False
-        self._put(*self.questions.pop(0))
-        return True
-
-    def take(self, number: int) -> OnReply | None:
-        """Whom the answer to a question goes to that is asked besides; it is not asked any more."""
-        found = [each for each in self.questions if each[0].number == number]
-        return self._drop(found[0]) if found else None
-
-    def _drop(self, each: tuple[Asked, OnReply]) -> OnReply:
-        self.questions.remove(each)
-        self._engine.change(self, besides=self._besides())
-        return each[1]
-
-    def retract(self, reply: OnReply) -> None:
-        """See `core.ports.exchange.Retracting`."""
-        if reply is self.reply:
-            self.reply = None
-            if not self.ask_next():
-                self._engine.change(self, state="working", asked=None)
-        for each in [each for each in self.questions if each[1] is reply]:
-            self._drop(each)
-
-    def retract_later(self, reply: OnReply) -> None:
-        """The task has ended with its call, and asks nothing any more."""
-
-    def end(self, outcome: Outcome) -> None:
-        """Keep how it ended."""
-        self.inflight = None
-        self.reply = None
-        self.questions.clear()
-        if self.waits_for_login and (asked := login_of(outcome)) is not None:
-            self._engine.change(self, state="auth_required", phase="idle", asked=asked)
-            return
-        ending = ending_of(outcome)
-        self._engine.change(self, state=state_after(outcome), phase="over", ending=ending, asked=None, besides=())
 
 
 class Engine:
@@ -210,6 +92,10 @@ class Engine:
         self._rested = Rested()
         self._undoing = Undoing(journal, self._perhaps_idle)
         """Those that count as none."""
+        self.waits = Waits(self, hub)
+        """Those whose servers are away."""
+        self._left: list[Record] = []
+        """Those that the hub before this one left waiting."""
         self._crew = crew or Crew("tasks")
         self.on_due: OnDue = _leave_due
         """Is told what is to be sent as soon as that is kept."""
@@ -228,6 +114,9 @@ class Engine:
         live = Live(self, self._record(draft))
         live.listeners.update(dict.fromkeys(draft.listeners))
         live.waits_for_login = draft.waits_for_login
+        live.call = draft.call if isinstance(draft.call, Call) else None
+        if (pending := self.waits.pending(live)) is not None:
+            live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
         try:
             await self._undoing.until_done(live.key, KEPT_SECONDS)
         except TimeoutError as error:
@@ -294,6 +183,16 @@ class Engine:
         )
 
     def _start(self, live: Live, call: Call | Errand) -> None:
+        if live.record.phase == "waiting":
+            self.go_on(live)
+            return
+        awaited, live.awaited = live.awaited, None
+        if awaited is not None and self._hub.is_draining:
+            self._keep_waiting(live, awaited)
+            return
+        if awaited is not None and (fault := self.waits.check(awaited)) is not None:
+            live.end(fault)
+            return
         inflight = self._hub.start(call, live) if isinstance(call, Call) else call.start(live)
         if inflight.outcome is None:
             live.inflight = inflight
@@ -301,6 +200,60 @@ class Engine:
                 # Not written: what is kept as sent counts as being worked on.
                 live.record = msgspec.structs.replace(live.record, state="working")
                 self._told(live, live.record)
+
+    # -- waiting for a server ------------------------------------------------------------------------------------------
+
+    def go_on(self, live: Live, lane: Lane | None = None) -> None:
+        """Start the call of a task that waits, as soon as it is kept that it may have been sent; or wait on.
+
+        `lane` is that of its server by now, if that has news.
+        """
+        pending = live.record.pending
+        if live.record.phase != "waiting" or pending is None:
+            return
+        if lane is not None and lane.server != pending.server:
+            self._keep_waiting(live, self.waits.rename(live, pending, lane.server))
+        found = self.waits.look(live)
+        if isinstance(found, Call):
+            live.due, live.awaited = found, live.record.pending
+            self.change(live, state="working", phase="sent", pending=None)
+        elif found is not None:
+            live.end(found)
+
+    def put_back(self, live: Live, inflight: InFlight) -> bool:
+        """Have a task wait whose call could not be sent after all; False if it was not started here."""
+        if (pending := self.waits.put_back(live, inflight)) is None:
+            return False
+        live.inflight = None
+        self._keep_waiting(live, pending)
+        return True
+
+    def _keep_waiting(self, live: Live, pending: Pending) -> None:
+        """Keep it that a task waits so, which is no news to anybody."""
+        live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
+        self._save(live)
+
+    def resume(self) -> list[Untold]:
+        """Go on with what the hub before this one left waiting; return what had begun these tasks.
+
+        To be asked once servers are known that were known then.
+        """
+        left, self._left = self._left, []
+        for record in left:
+            assert record.pending is not None, "only these are left"
+            live = Live(self, record, is_kept=True)
+            live.call, live.since = record.pending.call, record.pending.since
+            live.waits_for_login = record.pending.waits_for_login
+            self._enter(live)
+            self.go_on(live)
+        return [untold_of(record) for record in left]
+
+    def leave_waiting(self) -> None:
+        """Leave what waits for a server to the hub that comes next."""
+        waiting = [live for live in self._live.values() if live.record.phase == "waiting"]
+        self.waits.leave(waiting)
+        for live in waiting:
+            self._rest(live)
 
     # -- going on ------------------------------------------------------------------------------------------------------
 
@@ -398,6 +351,7 @@ class Engine:
         log.error("somebody else took a task away", task=record.id)
         live.is_writing = False
         live.due = live.written = None
+        self.waits.stop(live)
         live.record = msgspec.structs.replace(record, state="failed", phase="over", ending=LOST, asked=None)
         self._leave(live)
         _tell(live, live.record)
@@ -410,7 +364,8 @@ class Engine:
         live.due = live.written = None
         ours, live.record = live.record, there
         self._told(live, there)
-        if there.phase == "sent" and live.inflight is None:
+        self.waits.stop(live)
+        if there.phase in ("sent", "waiting") and live.inflight is None:
             # Nobody else will end it: its call was ours, or is lost.
             state, ending = (ours.state, ours.ending) if ours.is_ended else ("failed", LOST)
             self.change(live, state=state, phase="over", ending=ending, asked=None, besides=())
@@ -483,13 +438,16 @@ class Engine:
         record = live.record
         live.reports.begin_turn()
         live.due = call
+        live.call, live.since = (call if isinstance(call, Call) else None), self.now()
+        pending = self.waits.pending(live)
         self.change(
             live,
             state="working",
-            phase="sent",
+            phase="sent" if pending is None else "waiting",
             asked=None,
             said=(*record.said, said),
             brief=brief or record.brief,
+            pending=pending,
         )
 
     def reopen(self, live: Live) -> None:
@@ -514,8 +472,9 @@ class Engine:
         if live.inflight is not None:
             live.inflight.cancel(why)
         else:
-            live.due = None
-            self.change(live, state="canceled", phase="over", asked=None)
+            live.due = live.call = None
+            self.waits.stop(live)
+            self.change(live, state="canceled", phase="over", asked=None, pending=None)
         return True
 
     # -- finding -------------------------------------------------------------------------------------------------------
@@ -565,7 +524,8 @@ class Engine:
 
     def _rest(self, live: Live) -> None:
         """Let a task rest, unless it has a call or something is being written."""
-        if not live.is_writing and live.record.phase != "sent":
+        is_waiting = live.record.phase == "waiting" and not self.waits.are_left
+        if not live.is_writing and live.record.phase != "sent" and not is_waiting:
             self._leave(live)
             self._rested.keep(live.key, live)
 
@@ -624,7 +584,10 @@ class Engine:
         await kept
 
     async def recover(self) -> list[Untold]:
-        """End what was on its way when the hub ended, before anybody is let in; return what had begun these tasks."""
+        """End what was on its way when the hub ended, before anybody is let in; return what had begun these tasks.
+
+        What had not been sent waits until `resume`.
+        """
         lost: list[Untold] = []
         last: Document | None = None
         latest = self._loop.time() + RECOVERED_SECONDS
@@ -634,6 +597,7 @@ class Engine:
             sent = [record for record in read if record.phase == "sent"]
             self._end_lost(sent)
             lost += [untold_of(record) for record in sent]
+            self._left += [record for record in read if record.phase == "waiting" and record.pending is not None]
             # They are tried again for as long as it takes, but nobody is kept waiting for that.
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.until_idle(), latest - self._loop.time())
@@ -662,11 +626,4 @@ def _ignore(_: Verdict) -> None:
 
 def _tell(live: Live, record: Record) -> None:
     for listener in list(live.listeners):
-        _contained(partial(listener.moved, record))
-
-
-def _contained(tell: Callable[[], None]) -> None:
-    try:
-        tell()
-    except Exception:  # one broken listener must not keep the others, or the server's link, from the news
-        log.exception("a listener of a task failed")
+        contained(partial(listener.moved, record))

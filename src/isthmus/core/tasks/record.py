@@ -1,8 +1,8 @@
 """What is kept of a task, and how it is written down.
 
 A record is a value; the engine replaces it whole with every change. It says what was said, how far the call came and
-how that ended, all in no protocol's terms; faces make of it what their callers are shown. The call itself is not kept:
-what may have been sent once is never sent again.
+how that ended, all in no protocol's terms; faces make of it what their callers are shown. The call itself is kept only
+until it may have been sent: after that it is never sent again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from isthmus.core.ports.journal import Document
 from isthmus.model.callers import Caller
+from isthmus.model.calls import Call
 from isthmus.model.conversation import ABSENT, ENDED, Message, TaskState
 from isthmus.model.faults import Executed, Fault, Lost, ServerError, leaves
 from isthmus.model.names import ServerName
@@ -22,8 +23,9 @@ from isthmus.model.outcomes import Outcome, Result
 TASK = "task"
 """The kind of document that a task is."""
 
-Phase: TypeAlias = Literal["idle", "sent", "over"]
-"""How far a task's call has come: there is none; it may have reached its server; it has ended."""
+Phase: TypeAlias = Literal["idle", "waiting", "sent", "over"]
+"""How far a task's call has come: there is none; it was not sent, because its server is away; it may have reached its
+server; it has ended."""
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -134,6 +136,21 @@ class Recipient(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether it was named by somebody who may name private addresses, if the operator listed them."""
 
 
+class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that was not sent, and is to be once its server is back."""
+
+    call: Call
+    """Its caller may do nothing here: what it may do is looked up when the call is sent."""
+    server: ServerName
+    agent: str | None
+    """Under whom the server dialled in: another one that has its name now is not meant."""
+    name: str
+    """What the server itself calls what is asked for."""
+    since: float
+    """From when on its time runs."""
+    waits_for_login: bool = False
+
+
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that is kept of one task."""
 
@@ -156,6 +173,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     recipients: tuple[Recipient, ...] = ()
     besides: tuple[Asked, ...] = ()
     """What its server asks at the same time, to be asked next."""
+    pending: Pending | None = None
+    """The call, as long as it is known that it was not sent."""
 
     @property
     def is_ended(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from isthmus.core.tasks.record import Record
 
 if TYPE_CHECKING:
-    from isthmus.core.tasks.engine import Live
+    from isthmus.core.tasks.live import Live
 
 TASKS_MAX = 1_000
 TASKS_BYTES = 16 * 1024 * 1024

@@ -37,6 +37,8 @@ class Subscriptions:
 
     def __init__(self) -> None:
         self._listeners: dict[Key, dict[Tell, Follower | None]] = {}
+        self._uris: dict[ServerName, dict[str, None]] = {}
+        """What is followed at each server: asked for by every link that comes, of which there may be thousands."""
         self._followed: dict[ServerName, dict[Follower, dict[str, int]]] = {}
         """What each follower follows, and how many times over: looked up where there are far more listeners."""
         self._common: dict[ServerName, Announcer] = {}
@@ -53,6 +55,7 @@ class Subscriptions:
         """
         listeners = self._listeners.setdefault(key, {})
         listeners[tell] = follower  # before the server is asked: it may tell of an update together with its answer
+        self._uris.setdefault(key[0], {})[key[1]] = None
         self._count(key, follower, 1)
         links = self._links(key[0], follower)
         if links:
@@ -96,7 +99,14 @@ class Subscriptions:
         self._count(key, listeners.pop(tell), -1)
         if not listeners:
             del self._listeners[key]
+            self._leave_out(key)
         return True
+
+    def _leave_out(self, key: Key) -> None:
+        server, uri = key
+        del self._uris[server][uri]
+        if not self._uris[server]:
+            del self._uris[server]
 
     def _count(self, key: Key, follower: Follower | None, change: int) -> None:
         if follower is None:
@@ -116,8 +126,12 @@ class Subscriptions:
         """Have those links tell no more of a resource of whom nobody is left to hear it."""
         for link in links:
             if not self._is_heard(key, link, sharing):
-                self._asked.get(link, {}).pop(key[1], None)
-                link.unsubscribe(key[1])
+                self.stop(link, key[1])
+
+    def stop(self, link: Announcer, uri: str) -> None:
+        """Have a link tell no more of a resource."""
+        self._asked.get(link, {}).pop(uri, None)
+        link.unsubscribe(uri)
 
     def _is_heard(self, key: Key, link: Announcer, sharing: Sharing) -> bool:
         """Whether anybody follows a resource who can hear of it from this link."""
@@ -149,7 +163,7 @@ class Subscriptions:
 
     def wanted(self, server: ServerName) -> list[str]:
         """What a new link to this server has to ask for, if everybody shares it."""
-        return [uri for name, uri in self._listeners if name == server]
+        return list(self._uris.get(server, ()))
 
     def followers(self, server: ServerName) -> Mapping[Follower, Collection[str]]:
         """What is followed by those who may have a link of their own: that is asked for it too."""

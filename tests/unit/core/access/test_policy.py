@@ -101,12 +101,81 @@ def test_a_pattern_of_the_right_form_passes(pattern: str) -> None:
         ("files.read_*", "a star cannot stand for a part of a name"),
         ("**", "a star cannot stand for a part of a name"),
         ("my files.read", "no server can have that name"),
+        ("agent:", "it names no agent"),
     ],
 )
 def test_a_malformed_pattern_is_refused_with_advice(pattern: str, why: str) -> None:
-    expected = f"a grant must be *, server.* or server.tool, not {pattern!r}: {why}"
+    expected = f"a grant must be *, server.*, server.tool or agent:KEY, not {pattern!r}: {why}"
     with pytest.raises(ValueError, match="a grant must be") as refused:
         check_pattern(pattern)
     assert str(refused.value) == expected
     with pytest.raises(ValueError, match="a grant must be"):
         Policy(Grants(("*",), (pattern,)))
+
+
+# -- agents -----------------------------------------------------------------------------------------------------------
+
+PHONE, LAMP = ServerName("home_phone"), ServerName("home_lamp")
+AGENTS = {PHONE: "home", LAMP: "acme/home"}
+
+
+def policy(*allow: str, deny: tuple[str, ...] = ()) -> Policy:
+    """Permissions where one server dialled in under each of two agents of the same name."""
+    return Policy(Grants(allow, deny), AGENTS.get)
+
+
+def test_a_pattern_for_an_agent_covers_everything_that_dialled_in_under_it_and_nothing_else() -> None:
+    own = policy("agent:home")
+    assert own.allows(PHONE, FeatureName("ring"))
+    assert own.may_see_server(PHONE)
+    for stranger in (LAMP, ServerName("home"), ServerName("files")):
+        assert not own.allows(stranger, FeatureName("ring"))
+        assert not own.may_see_server(stranger)
+    assert policy("agent:acme/home").allows(LAMP, FeatureName("ring"))
+
+
+def test_an_agent_can_be_denied_and_so_can_a_tool_of_its() -> None:
+    assert not policy("*", deny=("agent:home",)).may_see_server(PHONE)
+    assert policy("*", deny=("agent:home",)).may_see_server(LAMP)
+    silent = policy("agent:home", deny=("home_phone.ring",))
+    assert not silent.allows(PHONE, FeatureName("ring"))
+    assert silent.allows(PHONE, FeatureName("mute"))
+
+
+def test_nobody_is_asked_whose_a_server_is_where_no_pattern_means_an_agent() -> None:
+    def asked(server: ServerName) -> str:
+        raise AssertionError(f"asked for {server}")
+
+    plain = Policy(Grants(("files.read", "web"), ("web.post",)), asked)
+    assert not plain.allows(PHONE, FeatureName("ring"))
+    assert plain.allows(ServerName("web"), FeatureName("get"))
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "is_whole"),
+    [
+        (("home_phone",), (), True),
+        (("agent:home",), (), True),
+        (("*",), ("home_lamp",), True),
+        (("agent:home",), ("home_phone.ring",), False),
+        (("*",), ("agent:home",), False),
+        (("home_phone.ring",), (), False),
+        ((), (), False),
+    ],
+)
+def test_all_of_a_server_is_allowed_exactly_if_nothing_of_it_is_denied(
+    allow: tuple[str, ...], deny: tuple[str, ...], *, is_whole: bool
+) -> None:
+    assert policy(*allow, deny=deny).may_use_all_of(PHONE) == is_whole
+
+
+@pytest.mark.parametrize("key", ["home", "acme/home", "0123abcdef", "家", "a.b:c*"])
+def test_an_agent_may_be_called_anything_that_can_be_printed(key: str) -> None:
+    check_pattern(f"agent:{key}")
+
+
+@pytest.mark.parametrize("key", ["my home", "home\n", "\u200b"])
+def test_a_key_that_nobody_can_read_is_refused_in_a_configuration_and_taken_from_a_token(key: str) -> None:
+    with pytest.raises(ValueError, match=r"agent:KEY, not .*: the key of an agent has no spaces"):
+        check_pattern(f"agent:{key}")
+    assert Policy(Grants((f"agent:{key}",)), lambda _: key).may_see_server(PHONE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -120,6 +121,26 @@ async def test_watchers_hear_of_changes_and_of_nothing_else() -> None:
     stage.hub.publish(ready())
     assert len(heard) == 1
     assert stage.hub.snapshot.version == heard[0] + 1
+
+
+async def test_servers_that_change_together_make_one_snapshot() -> None:
+    hub = Stage().hub
+    before = hub.snapshot
+    starting(hub)
+    hub.publish(Standing(SLOW, "ready", is_settled=True))
+    hub.close_lane(SERVER)
+    after = hub.snapshot
+    assert after is hub.snapshot
+    assert after.version == before.version + 1
+    assert {name: standing.state for name, standing in after.standings.items()} == {SLOW: "ready"}
+    assert SERVER in before.standings
+
+
+async def test_a_server_that_comes_and_goes_unseen_leaves_nothing() -> None:
+    hub = Stage().hub
+    starting(hub)
+    hub.close_lane(SLOW)
+    assert hub.snapshot.standings.keys() == {SERVER}
 
 
 async def test_a_broken_watcher_keeps_the_news_from_nobody() -> None:
@@ -413,3 +434,53 @@ async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
     async with asyncio.timeout(30):
         await stage.hub.view_for(ANYONE, EVERYTHING, ABLE)
     assert pupil.asked == []
+
+
+async def test_watchers_who_took_long_are_left_alone_for_a_while_and_then_hear_once() -> None:
+    stage = Stage()
+    clock = Clock(stage)
+    heard: list[int] = []
+
+    def look() -> None:
+        heard.append(stage.hub.snapshot.version)
+        clock.seconds += 0.02
+
+    stage.hub.watch(look)
+    for number in range(100):
+        stage.hub.publish(ready(tool(f"t{number}")))
+    assert len(heard) == 1
+    clock.seconds += 0.08
+    clock.turn()
+    assert heard[1:] == [stage.hub.snapshot.version]
+    clock.seconds += 1.0
+    stage.hub.publish(ready())
+    assert len(heard) == 3
+
+
+class Clock:
+    """The time that a hub goes by, in the test's hands, and what it wants done later."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.seconds = 0.0
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        stage.hub._loop = self  # type: ignore[assignment]
+
+    def time(self) -> float:
+        return self.seconds
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> None:
+        self._later.append((when, callback))
+
+    def turn(self) -> None:
+        due, self._later = self._later, []
+        for when, callback in due:
+            assert when <= self.seconds
+            callback()
+
+
+async def test_who_looks_at_one_server_waits_for_no_other() -> None:
+    stage = Stage(limits=Limits(listing_seconds=30.0))
+    stage.hub.open_lane(Lane(SLOW, stage.hub.limits), Standing(SLOW))
+    async with asyncio.timeout(5):
+        view = await stage.hub.view(ANYONE.grants, Surface("own", SERVER))
+    assert list(view.routes) == ["read"]

@@ -11,7 +11,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Surface
 from isthmus.model.faults import (
     BadReply,
     BreakerOpen,
@@ -23,7 +23,9 @@ from isthmus.model.faults import (
     Overloaded,
     ServerError,
     TimedOut,
+    UnknownTool,
 )
+from isthmus.model.names import FeatureName
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import Answered, Question
 from tests.unit.core.doubles import DONE, SERVER, HeldLink, HeldPool, Listener, Stage, call, raw, ready, tool
@@ -139,6 +141,7 @@ async def test_silence_loss_and_nonsense_count_against_a_server(outcome: Fault) 
         ServerError(SERVER, -32000, "no"),
         Cancelled("enough", executed="unknown"),
         NotConnected(SERVER, "it turned the request away", status=403),
+        Lost(SERVER, "a hub behind it lost it", executed="unknown", is_behind=True),
     ],
 )
 async def test_answers_and_withdrawals_do_not_count_against_a_server(outcome: Outcome) -> None:
@@ -146,6 +149,19 @@ async def test_answers_and_withdrawals_do_not_count_against_a_server(outcome: Ou
     for _ in range(20):
         stage.start()[0].finish(outcome)
     assert not stage.start()[1].ends
+
+
+async def test_what_anybody_can_make_up_says_nothing_of_whether_a_server_works() -> None:
+    stage = Stage()
+    setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that does
+    made_up = call("foo/bar", kind="method", surface=Surface("own", SERVER))
+    for _ in range(20):
+        stage.start(made_up)[0].finish(TimedOut(SERVER, 1.0, executed="unknown"))
+    assert not stage.start()[1].ends
+    for _ in range(5):
+        stage.start()[0].finish(TimedOut(SERVER, 1.0, executed="unknown"))
+    assert isinstance(stage.start()[1].fault, BreakerOpen)
+    assert not stage.start(made_up)[1].ends, "nor is it kept from one that does not"
 
 
 async def test_only_answers_are_taken_for_a_sign_of_health() -> None:
@@ -311,6 +327,81 @@ async def test_a_lane_says_why_it_has_no_link() -> None:
     fault = stage.start()[1].fault
     assert isinstance(fault, NotConnected)
     assert fault.why == "it is disabled"
+
+
+async def test_a_call_that_is_not_sent_in_time_is_told_that_the_server_is_busy() -> None:
+    stage = Stage(limits=SMALL)
+    running = [stage.start()[0] for _ in range(2)]
+    _, listener = stage.start(call(timeout=0.02))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    assert isinstance(listener.fault, Overloaded)
+    assert (listener.fault.executed, stage.lane.queued) == ("no", 0)
+    assert not any(inflight.outcome for inflight in running)
+
+
+# -- calls of those who share the server -------------------------------------------------------------------------------
+
+
+def of(sharer: str) -> Call:
+    return msgspec.structs.replace(call(), sharer=sharer)
+
+
+async def test_who_shares_a_server_has_a_quarter_of_it() -> None:
+    stage = Stage(limits=Limits(max_calls=8))
+    pots = [stage.start(of("pot"))[0] for _ in range(4)]
+    assert (stage.link.sent, stage.lane.queued) == (pots[:2], 2)
+    others = [stage.start(of("pan"))[0], stage.start()[0], stage.start()[0], stage.start()[0]]
+    assert stage.link.sent == [*pots[:2], *others]
+    pots[0].finish(DONE)
+    assert stage.link.sent[-1] is pots[2]
+    pots[3].cancel("enough")
+    pots[1].finish(DONE)
+    pots[2].finish(DONE)
+    assert (stage.lane.running, stage.lane.queued) == (4, 0)
+
+
+async def test_one_slot_is_had_by_everybody() -> None:
+    stage = Stage(limits=Limits(max_calls=1))
+    first, second = stage.start(of("pot"))[0], stage.start(of("pot"))[0]
+    first.finish(DONE)
+    assert stage.link.sent == [first, second]
+
+
+async def test_those_that_are_held_back_queue_behind_everybody_who_waits() -> None:
+    stage = Stage(limits=FOUR)
+    pots = [stage.start(of("pot"))[0] for _ in range(3)]
+    others = [stage.start()[0] for _ in range(4)]
+    assert stage.link.sent == [pots[0], *others[:3]]
+    pots[0].finish(DONE)
+    assert stage.link.sent[-1] is others[3]
+    others[0].finish(DONE)
+    others[1].finish(DONE)
+    assert (stage.link.sent[-1], stage.lane.queued) == (pots[1], 1)
+    pots[1].finish(DONE)
+    assert (stage.link.sent[-1], stage.lane.queued) == (pots[2], 0)
+
+
+async def test_none_is_forgotten_when_one_that_was_called_up_leaves_the_queue() -> None:
+    stage = Stage(limits=FOUR)
+    pots = [stage.start(of("pot"))[0] for _ in range(3)]
+    others = [stage.start()[0] for _ in range(4)]
+    pots[0].finish(DONE)
+    pots[1].cancel("enough")
+    others[0].finish(DONE)
+    assert stage.link.sent[-1] is pots[2]
+
+
+async def test_those_that_are_held_back_go_to_the_next_link() -> None:
+    stage = Stage(limits=FOUR)
+    stage.lane.grace = 30.0
+    pots = [stage.start(of("pot"))[0] for _ in range(3)]
+    stage.lane.detach("gone", is_failure=False)
+    pots[0].finish(GONE)
+    back = HeldLink()
+    stage.lane.attach(back)
+    assert back.sent == [pots[1]]
+    pots[1].finish(DONE)
+    assert back.sent == pots[1:]
 
 
 # -- calls that last ---------------------------------------------------------------------------------------------------
@@ -481,3 +572,211 @@ async def test_the_only_slot_is_kept_for_who_has_it() -> None:
     stage.start(call(caller=BEN))
     await turns()
     assert (ann.ends, stage.lane.queued) == ([], 1)
+
+
+# -- waiting for a link that went ------------------------------------------------------------------------------------
+
+
+def patient(grace: float = 60.0, limits: Limits | None = None) -> Stage:
+    """A server that has just gone, and is waited for."""
+    stage = Stage(limits=limits)
+    stage.lane.grace = grace
+    stage.lane.detach("its socket was closed", is_failure=True)
+    return stage
+
+
+async def test_calls_wait_for_a_server_that_has_just_gone_and_are_sent_in_order_when_it_is_back() -> None:
+    stage = patient()
+    started = [stage.start()[0] for _ in range(3)]
+    assert (stage.lane.running, stage.lane.queued) == (0, 3)
+    back = HeldLink()
+    stage.lane.attach(back)
+    assert back.sent == started
+    assert (stage.link.sent, stage.lane.queued) == ([], 0)
+
+
+async def test_what_waited_for_a_slot_goes_on_to_wait_for_the_next_link() -> None:
+    stage = Stage(limits=SMALL)
+    stage.lane.grace = 60.0
+    started = [stage.start() for _ in range(5)]
+    stage.lane.detach("its socket was closed", is_failure=True)
+    for inflight in list(stage.link.sent):
+        inflight.finish(GONE)
+    assert not any(listener.ends for _, listener in started[2:])
+    back = HeldLink()
+    stage.lane.attach(back)
+    assert back.sent == [inflight for inflight, _ in started[2:4]]
+    back.sent[0].finish(DONE)
+    assert back.sent[2] is started[4][0]
+
+
+async def test_who_waited_in_vain_hears_how_long_and_that_nothing_ran() -> None:
+    stage = patient(0.02)
+    heard = [stage.start()[1] for _ in range(2)]
+    for listener in heard:
+        await asyncio.wait_for(listener.ended.wait(), 5)
+        assert isinstance(listener.fault, NotConnected)
+        assert listener.fault.executed == "no"
+        assert listener.fault.why == "its socket was closed; it did not come back within 0.02 s"
+    assert stage.start()[1].fault.message.endswith("its socket was closed")
+
+
+async def test_a_server_that_has_never_been_there_is_waited_for_from_the_moment_it_is_expected() -> None:
+    stage = Stage()
+    lane = Lane(SERVER, stage.hub.limits)
+    lane.grace = 60.0
+    stage.hub.open_lane(lane, ready(tool()))
+    inflight, _ = stage.start()
+    back = HeldLink()
+    lane.attach(back)
+    assert back.sent == [inflight]
+
+
+async def test_a_server_is_waited_for_from_the_moment_it_went_however_long_it_was_there() -> None:
+    stage = Stage()
+    stage.lane.grace = 0.02
+    await asyncio.sleep(0.03)
+    stage.lane.detach("its socket was closed", is_failure=True)
+    _, listener = stage.start()
+    assert not listener.ends
+    await asyncio.wait_for(listener.ended.wait(), 5)
+
+
+async def test_one_more_failed_attempt_does_not_make_the_wait_longer() -> None:
+    stage = patient(0.02)
+    _, listener = stage.start()
+    await asyncio.sleep(0.01)
+    stage.lane.detach("it hung up again", is_failure=True)
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    assert listener.fault.message.endswith("it hung up again; it did not come back within 0.02 s")
+    assert isinstance(stage.start()[1].fault, NotConnected)
+
+
+async def test_no_more_calls_wait_for_a_server_than_may_be_queued() -> None:
+    stage = patient(limits=SMALL)
+    heard = [stage.start()[1] for _ in range(4)]
+    assert isinstance(heard[3].fault, Overloaded)
+    assert not any(listener.ends for listener in heard[:3])
+
+
+async def test_a_call_that_waits_for_a_server_still_has_its_own_deadline() -> None:
+    stage = patient()
+    inflight, listener = stage.start(call(timeout=0.02))
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    assert isinstance(listener.fault, TimedOut)
+    assert (listener.fault.executed, stage.lane.queued) == ("no", 0)
+    back = HeldLink()
+    stage.lane.attach(back)
+    assert back.sent == []
+    assert not inflight.finish(DONE)
+
+
+async def test_a_call_withdrawn_while_it_waits_for_a_server_is_never_sent() -> None:
+    stage = patient()
+    kept, gone = stage.start(), stage.start()
+    gone[0].cancel("enough")
+    assert (gone[1].fault.executed, stage.lane.queued) == ("no", 1)
+    back = HeldLink()
+    stage.lane.attach(back)
+    assert back.sent == [kept[0]]
+
+
+async def test_there_is_no_timer_unless_somebody_waits() -> None:
+    loop = asyncio.get_running_loop()
+    stage = patient(60.0)
+    assert due(loop) == []
+    waiting = [stage.start(call(timeout=500.0))[0] for _ in range(2)]
+    assert len(due(loop)) == 1
+    for inflight in waiting:
+        inflight.cancel("enough")
+    assert due(loop) == []
+
+
+def due(loop: asyncio.AbstractEventLoop) -> list[float]:
+    """When the timers of lanes are due: those of the hub's deadlines tick more often."""
+    handles: list[asyncio.TimerHandle] = getattr(loop, "_scheduled")  # noqa: B009 - the loop has no other way to say
+    return [each.when() for each in handles if not each.cancelled() and each.when() > loop.time() + 1]
+
+
+async def test_a_lane_that_nobody_waits_for_any_more_ends_what_waits_at_once() -> None:
+    stage = patient()
+    _, listener = stage.start()
+    stage.lane.grace = 0.0
+    assert listener.fault.message.endswith("its socket was closed")
+    assert isinstance(stage.start()[1].fault, NotConnected)
+
+
+async def test_a_hub_that_goes_has_nobody_wait_for_who_is_away_and_touches_nothing_else() -> None:
+    stage = Stage(limits=SMALL)
+    stage.lane.grace = 60.0
+    started = [stage.start() for _ in range(3)]
+    stage.hub.wait_no_more("the hub is shutting down")
+    assert not any(listener.ends for _, listener in started)
+    stage.lane.detach("its socket was closed", is_failure=True)
+    assert started[2][1].fault.message.endswith("its socket was closed")
+    waiting = patient()
+    _, listener = waiting.start()
+    waiting.hub.wait_no_more("the hub is shutting down")
+    assert listener.fault.message.endswith("its socket was closed; the hub is shutting down")
+    assert listener.fault.executed == "no"
+
+
+async def test_what_waits_in_a_lane_goes_on_to_wait_in_the_one_that_takes_its_place() -> None:
+    stage = Stage(limits=SMALL)
+    started = [stage.start()[0] for _ in range(5)]
+    after = Lane(SERVER, SMALL)
+    after.inherit(stage.lane)
+    assert (stage.lane.running, stage.lane.queued, after.running, after.queued) == (2, 0, 0, 3)
+    link = HeldLink()
+    after.attach(link)
+    assert link.sent == started[2:4]
+    link.sent[0].finish(DONE)
+    started[0].finish(DONE)
+    assert link.sent == started[2:]
+    assert (stage.lane.running, after.running) == (1, 2)
+
+
+async def test_the_grace_of_a_lane_is_over_when_that_of_the_one_before_would_have_been() -> None:
+    stage = patient()
+    inflight, _ = stage.start()
+    loop = asyncio.get_running_loop()
+    (end,) = due(loop)
+    await asyncio.sleep(0.05)
+    after = Lane(SERVER, stage.hub.limits)
+    after.inherit(stage.lane)
+    assert due(loop) == [pytest.approx(end, abs=0.04)]
+    inflight.cancel("enough")
+    assert due(loop) == []
+
+
+async def test_calls_that_wait_for_a_tool_that_is_gone_are_refused_and_no_others() -> None:
+    stage = patient()
+    _, gone = stage.start()
+    stage.lane.refuse_tools({FeatureName("another")})
+    assert not gone.ends
+    stage.lane.refuse_tools({FeatureName("read")})
+    assert isinstance(gone.fault, UnknownTool)
+    assert stage.lane.queued == 0
+
+
+async def test_a_shorter_grace_holds_for_those_who_wait_already() -> None:
+    stage = patient()
+    _, listener = stage.start()
+    stage.lane.grace = 0.02
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    assert "within 0.02 s" in listener.fault.message
+
+
+async def test_calls_that_last_and_were_held_back_are_not_forgotten_when_the_link_goes() -> None:
+    stage = Stage(limits=FOUR)
+    stage.lane.grace = 60.0
+    started = [stage.start(lasting(caller)) for caller in (ANN, BEN, ANN, BEN, ANN, BEN)]
+    assert len(stage.link.sent) == 2
+    stage.lane.detach("its socket was closed", is_failure=True)
+    for inflight in list(stage.link.sent):
+        inflight.finish(GONE)
+    for inflight, _ in started[2:4]:
+        inflight.cancel("enough")
+    back = HeldLink()
+    stage.lane.attach(back)
+    assert back.sent == [inflight for inflight, _ in started[4:]]

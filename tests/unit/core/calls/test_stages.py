@@ -9,12 +9,25 @@ import pytest
 
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Kind, Surface
-from isthmus.model.faults import NotConnected, UnknownPrompt, UnknownResource, UnknownTool
+from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
+from isthmus.model.faults import NotConnected, ServerError, UnknownPrompt, UnknownResource, UnknownTool
 from isthmus.model.names import ServerName
-from tests.unit.core.doubles import SERVER, Listener, Stage, call, prompt, ready, resource, template, tool
+from tests.unit.core.doubles import (
+    ANYONE,
+    DONE,
+    SERVER,
+    Listener,
+    Stage,
+    call,
+    prompt,
+    ready,
+    resource,
+    template,
+    tool,
+)
 
 TREE = "file:///{path}"
 OFFER = ready(tool(), prompts=[prompt()], resources=[resource("file:///notes")], templates=[template(TREE)])
@@ -116,3 +129,77 @@ async def test_a_task_of_a_server_that_has_gone_did_not_hear_of_it() -> None:
     assert told.fault.executed == "no"
     _, lost = stage.start(msgspec.structs.replace(call("t"), kind="task"))
     assert isinstance(lost.fault, UnknownTool)
+
+
+# -- any method of one server ----------------------------------------------------------------------------------------
+
+OWN = Surface("own", SERVER)
+
+
+def method(name: str = "prompts/list", caller: Caller | None = None, surface: Surface = OWN) -> Call:
+    return call(name, {"cursor": "a"}, kind="method", surface=surface, caller=caller or ANYONE)
+
+
+def versed(standing: Standing = OFFER) -> Stage:
+    """A server that can be asked for anything."""
+    stage = Stage.of(standing)
+    setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that is
+    return stage
+
+
+async def test_any_method_is_sent_to_a_server_on_its_own_surface() -> None:
+    stage = versed()
+    inflight, listener = stage.start(method())
+    assert stage.link.sent == [inflight]
+    assert (inflight.name, inflight.target.feature.server, inflight.timeout) == ("prompts/list", SERVER, 30.0)
+    inflight.finish(DONE)
+    assert listener.ends == [DONE]
+
+
+@pytest.mark.parametrize(
+    "grants",
+    [Grants(()), Grants(("files.read",)), Grants(("*",), ("files.write",)), Grants(("agent:home",)), Grants(("web",))],
+)
+async def test_a_method_is_unknown_to_those_from_whom_something_of_its_server_is_kept(grants: Grants) -> None:
+    stage = versed()
+    assert isinstance(stage.start(method(caller=Caller("ann", "default", grants)))[1].fault, UnknownTool)
+    assert stage.link.sent == []
+
+
+async def test_a_method_is_for_those_who_may_use_what_dialled_in_under_an_agent() -> None:
+    stage = versed(msgspec.structs.replace(OFFER, agent="home"))
+    inflight, _ = stage.start(method(caller=Caller("relay:home", "default", Grants(("agent:home",)))))
+    assert stage.link.sent == [inflight]
+
+
+@pytest.mark.parametrize(
+    "surface", [EVERYTHING, Surface("own"), Surface("own", ServerName("web")), Surface("llm", SERVER)]
+)
+async def test_a_method_is_of_one_server_alone(surface: Surface) -> None:
+    assert isinstance(versed().start(method(surface=surface))[1].fault, UnknownTool)
+
+
+async def test_a_method_would_tell_what_the_operator_does_not_show() -> None:
+    stage = versed(msgspec.structs.replace(OFFER, rules=Rules(hidden=("write",))))
+    assert isinstance(stage.start(method())[1].fault, UnknownTool)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "line\r\nbreak", "x" * 129, "läuten"])
+async def test_what_no_method_is_called_goes_nowhere(name: str) -> None:
+    stage = versed()
+    assert isinstance(stage.start(method(name))[1].fault, UnknownTool)
+    assert stage.link.sent == []
+
+
+async def test_a_server_without_methods_says_that_it_has_not_this_one() -> None:
+    stage = Stage.of(OFFER)
+    fault = stage.start(method("read"))[1].fault
+    assert isinstance(fault, ServerError)
+    assert (fault.code, fault.message, fault.server) == (-32601, "Method not found: read", SERVER)
+    assert stage.link.sent == []
+
+
+async def test_of_a_server_that_is_away_a_method_hears_why() -> None:
+    stage = versed()
+    stage.lane.detach("its socket was closed", is_failure=True)
+    assert isinstance(stage.start(method())[1].fault, NotConnected)

@@ -23,6 +23,13 @@ def test_a_check_is_compiled_on_the_first_call_and_kept() -> None:
     assert len(cache._checks) == 1
 
 
+def test_the_same_program_on_another_server_shares_its_checks() -> None:
+    cache = CheckCache(limit_bytes=4096)
+    for server in ("a", "b"):
+        assert cache.of(tool("say", server, inputSchema=TEXT))(raw({})) == '"text" is a required property'
+    assert len(cache._checks) == 1
+
+
 def test_a_changed_schema_is_a_new_check() -> None:
     cache = CheckCache(limit_bytes=4096)
     assert cache.of(tool(inputSchema=TEXT))(raw({})) is not None

@@ -31,9 +31,24 @@ def test_what_is_wrong_is_said_with_its_place() -> None:
 
 
 def test_an_explanation_is_cut_however_much_was_sent() -> None:
-    told = check(ECHO, {"text": ["x" * 100_000]})
+    told = check(ECHO, {"text": ["x" * 50_000]})
     assert told is not None
     assert len(told) == DETAIL_LENGTH_MAX
+
+
+def test_long_arguments_are_checked_and_not_quoted() -> None:
+    assert check(ECHO, {"text": "x" * 100_000}) is None
+    told = check(ECHO, {"text": ["x" * 100_000]})
+    assert told is not None
+    assert "100014 bytes" in told
+
+
+def test_arguments_of_very_many_parts_are_left_to_the_server() -> None:
+    def parts(count: int) -> msgspec.Raw:
+        return msgspec.Raw(b'{"text":[%b1]}' % (b"[]," * count))
+
+    assert check(ECHO, parts(90_000)) is not None
+    assert check(ECHO, parts(110_000)) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,12 +13,12 @@ from isthmus.core.catalog import snapshot as snapshots
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.rules import Rules
 from isthmus.core.catalog.snapshot import Offer, Snapshot, Standing
-from isthmus.core.catalog.view import View
+from isthmus.core.catalog.view import ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Profile
+from isthmus.model.questions import NOTHING, Profile
 from tests.unit.core.doubles import prompt, raw, ready, resource, template, tool
 
 ALL = Grants(("*",))
@@ -64,12 +68,13 @@ def test_a_route_leads_to_the_tool_of_its_name() -> None:
     assert (route.exposed, route.feature) == ("web.search", tool("search", WEB))
 
 
-def test_a_server_that_is_away_keeps_its_tools_and_is_named_with_the_reason() -> None:
-    away = Standing(FILES, "retrying", "it crashed", tools=(tool("read"),), is_settled=True)
+@pytest.mark.parametrize("state", ["retrying", "away"])
+def test_a_server_that_is_away_keeps_its_tools_and_is_named_with_the_reason(state: ServerState) -> None:
+    away = Standing(FILES, state, "it crashed", tools=(tool("read"),), is_settled=True)
     view = snapshot(away, Standing(WEB)).view(ALL, EVERYTHING)
     assert names(view) == ["files.read"]
     assert (view.missing[FILES].state, view.missing[FILES].reason, view.missing[FILES].is_listed) == (
-        "retrying",
+        state,
         "it crashed",
         True,
     )
@@ -286,3 +291,116 @@ def test_nobody_keeps_a_uri_for_which_anothers_template_stands() -> None:
         at = view.find_resource(f"isthmus://hub/{server}/db://t/1")
         assert at is not None
         assert (at.route.feature.server, at.name) == (server, "db://t/1")
+
+
+# -- many servers ------------------------------------------------------------------------------------------------------
+
+
+class Watched(dict[ServerName, Standing]):
+    """Standings that count how many of them were looked at."""
+
+    looked = 0
+
+    def __getitem__(self, name: ServerName) -> Standing:
+        self.looked += 1
+        return super().__getitem__(name)
+
+    def get(self, name: ServerName, default: object = None) -> Any:
+        self.looked += 1
+        return super().get(name, default)
+
+    def __iter__(self) -> Iterator[ServerName]:
+        for name in super().__iter__():
+            self.looked += 1
+            yield name
+
+    def items(self) -> Any:
+        self.looked += len(self)
+        return super().items()
+
+    def values(self) -> Any:
+        self.looked += len(self)
+        return super().values()
+
+
+@pytest.mark.parametrize(
+    ("grants", "surface"),
+    [
+        (Grants(("agent:a7",)), Surface("own", ServerName("s7"))),
+        (ALL, Surface("own", ServerName("s7"))),
+        (Grants(("s7.*",)), EVERYTHING),
+    ],
+)
+def test_one_server_among_thousands_is_found_without_looking_at_the_others(grants: Grants, surface: Surface) -> None:
+    every = {
+        ServerName(f"s{number}"): msgspec.structs.replace(
+            ready(tool("read", f"s{number}"), server=f"s{number}"), agent=f"a{number}"
+        )
+        for number in range(1000)
+    }
+    standings = Watched(every)
+    taken = Snapshot(1, standings, CheckCache(limit_bytes=4096))
+    for profile in (NOTHING, frozenset({"sampling"})):
+        assert len(taken.view(grants, surface, profile).routes) == 1
+        if surface is EVERYTHING:
+            break  # whether it is varied for a profile is found out once for all servers
+    assert standings.looked < 20
+
+
+def test_an_agents_servers_are_seen_by_who_may_use_them() -> None:
+    phone = msgspec.structs.replace(ready(tool("ring", "home_phone"), server="home_phone"), agent="home")
+    taken = snapshot(phone, *TWO)
+    assert names(taken.view(Grants(("agent:home",)), EVERYTHING)) == ["home_phone.ring"]
+    assert names(taken.view(Grants(("agent:home", "web")), EVERYTHING)) == ["home_phone.ring", "web.search"]
+    assert names(taken.view(Grants(("*",), ("agent:home",)), EVERYTHING)) == ["files.read", "files.write", "web.search"]
+    assert names(taken.view(Grants(("agent:other",)), EVERYTHING)) == []
+
+
+def test_an_old_snapshot_is_freed_though_a_view_of_it_is_kept() -> None:
+    taken = snapshot(*TWO)
+    view = taken.view(Grants(("agent:home", "web")), EVERYTHING)
+    gone = weakref.ref(taken)
+    del taken
+    assert gone() is None
+    assert names(view) == ["web.search"]
+
+
+CURIOUS: Profile = frozenset({"sampling"})
+
+
+@pytest.mark.parametrize("profile", [NOTHING, CURIOUS])
+@pytest.mark.parametrize("many", [0, 1000])
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("surface", [EVERYTHING, Surface("llm"), Surface("own", FILES), Surface("canonical", FILES)])
+def test_a_call_finds_exactly_what_is_listed_whether_or_not_anybody_has_listed_it(
+    monkeypatch: pytest.MonkeyPatch, surface: Surface, profile: Profile, many: int, *, is_compiled: bool
+) -> None:
+    monkeypatch.setattr(snapshots, "MANY", many)
+    files = msgspec.structs.replace(
+        ready(tool("read"), tool("secret"), rules=Rules(hidden=("secret",))),
+        variants={CURIOUS: Offer((tool("read"), tool("extra")))},
+    )
+    taken = snapshot(TWO[0], files)
+    grants = Grants(("files",))
+    listed = snapshot(TWO[0], files).view(grants, surface, profile).routes
+    if is_compiled:
+        taken.view(grants, surface, profile)
+    for name in {*listed, "files.read", "files.secret", "web.search", "read", "nobody.read", "files.extra", ""}:
+        route = taken.find_tool(grants, surface, profile, name)
+        assert (None if route is None else (route.exposed, route.feature)) == (
+            (name, listed[name].feature) if name in listed else None
+        )
+
+
+def test_a_call_among_many_servers_does_not_have_all_of_them_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MANY", 1)
+    taken = snapshot(*TWO)
+    assert taken.find_tool(ALL, EVERYTHING, NOTHING, "web.search") is not None
+    for number in range(2 * snapshots.VIEWS_MAX):
+        assert taken.find_tool(ALL, EVERYTHING, NOTHING, f"made-up{number}.search") is None
+    assert (len(taken._views), len(taken._single)) == (0, 1)
+    whole = taken.view(ALL, EVERYTHING)
+    for number in range(2 * snapshots.VIEWS_MAX):
+        taken.view(Grants((f"agent:{number}",)), Surface("own", WEB))
+    assert taken.view(ALL, EVERYTHING) is whole
+    assert len(taken._single) == snapshots.VIEWS_MAX

@@ -11,7 +11,8 @@ from msgspec import Raw
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.journal import Document, OnVerdict, Verdict
 from isthmus.core.tasks.draft import Draft
-from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Owner, Record, owner_of
 from isthmus.core.tasks.reports import Noted
 from isthmus.model.callers import Caller

@@ -16,7 +16,8 @@ from isthmus.core.ports.journal import Document
 from isthmus.core.tasks import engine as engines
 from isthmus.core.tasks import rested
 from isthmus.core.tasks.draft import NotKept, Taken
-from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.live import TOO_MUCH, Live
 from isthmus.core.tasks.pushes import DELIVERY, delivery_of
 from isthmus.core.tasks.record import TASK, Asked, Recipient, Record, document_of, owner_of, record_of
 from isthmus.core.tasks.repeats import Untold, digest_of
@@ -513,12 +514,12 @@ async def test_of_several_questions_any_can_be_answered() -> None:
 
 
 async def test_a_task_asks_only_so_much_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "ASKED_BYTES_MAX", 20)
+    monkeypatch.setattr("isthmus.core.tasks.live.ASKED_BYTES_MAX", 20)
     shop = Workshop()
     live = await shop.begin()
     replies: list[Reply] = []
     shop.sent[0].ask(Question("roots/list", raw("x" * 20)), replies.append)
-    assert (replies, live.record.asked) == ([engines.TOO_MUCH], None)
+    assert (replies, live.record.asked) == ([TOO_MUCH], None)
 
 
 async def test_a_call_that_runs_already_is_handed_over_to_its_task() -> None:

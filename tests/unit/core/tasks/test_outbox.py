@@ -14,7 +14,8 @@ from isthmus.core.crew import Crew
 from isthmus.core.ports.courier import Receipt
 from isthmus.core.ports.journal import Document
 from isthmus.core.tasks import outbox as module
-from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.outbox import AT_ONCE_PER_HOST, Letter, Outbox
 from isthmus.core.tasks.pushes import ATTEMPTS_MAX, DELIVERY, Delivery, delivery_of
 from isthmus.core.tasks.record import Recipient, Record

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.tasks import rested
-from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Owner, Record
 from isthmus.core.tasks.reports import Noted
 from isthmus.core.tasks.rested import Rested

@@ -1,0 +1,60 @@
+"""The servers that dialled in under an agent, as faces see them; and the whole relay, for who shows it.
+
+`upstream.dialin` implements the first, `app` joins the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from isthmus.model.names import ServerName
+from isthmus.model.relay import Forgetting, RelayStatus
+
+
+class Seat(Protocol):
+    """One server of an agent: here, or away and remembered."""
+
+    @property
+    def server_id(self) -> str:
+        """What it is called under its agent."""
+
+    @property
+    def server(self) -> ServerName:
+        """What it is called in the hub."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is connected and has been listed."""
+
+    @property
+    def welcome(self) -> bytes:
+        """Its own answer to `initialize`, the text of a JSON object; empty if it gave none."""
+
+
+class Roster(Protocol):
+    """One agent's servers. There is one for each agent that anybody connects under."""
+
+    @property
+    def agent(self) -> str:
+        """The agent's key (`Claim.key`)."""
+
+    def seats(self) -> Sequence[Seat]:
+        """Its servers, in the order in which they first came; a new sequence when one joins, leaves or is renamed."""
+
+    def arriving(self) -> Sequence[tuple[str, asyncio.Future[None]]]:
+        """Servers that are connected and not listed yet: what each is called, if that is known, and when that ends."""
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when `seats` or a seat changes, until the returned function is called."""
+
+
+class RelayBook(Protocol):
+    """Shows the relay, and forgets who is away."""
+
+    def status(self) -> RelayStatus:
+        """Everything at this moment."""
+
+    def forget(self, server: ServerName) -> Forgetting:
+        """Keep nothing of a server that is away any longer."""

@@ -1,0 +1,330 @@
+"""Tasks whose servers are away: what was not sent is kept as such, is sent once its server is back, and never twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import replace
+
+from isthmus.core.calls.lane import Lane
+from isthmus.core.settings import Limits
+from isthmus.core.tasks.live import Live
+from isthmus.core.tasks.record import TASK, Record, record_of
+from isthmus.core.tasks.waiting import Wait
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Call
+from isthmus.model.names import ServerName
+from isthmus.storage.memory import MemoryJournal
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
+from tests.unit.core.tasks.doubles import OWNER, SECONDS, Ears, HeldJournal, Workshop, draft, said, turns, until
+
+GRACE = 60.0
+
+
+def away(journal: MemoryJournal | None = None, *, grace: float = GRACE) -> Workshop:
+    """A workshop whose server went away a moment ago."""
+    shop = Workshop(journal)
+    shop.stage.lane.grace = grace
+    shop.stage.lane.detach("it left", is_failure=False)
+    return shop
+
+
+def come_back(shop: Workshop) -> None:
+    shop.stage.lane.attach(shop.link)
+
+
+async def kept(shop: Workshop, live: Live) -> Record:
+    document = await shop.journal.read(TASK, *live.key)
+    assert document is not None
+    return record_of(document)
+
+
+async def next_hub(shop: Workshop) -> Workshop:
+    """The workshop after a crash: what was in memory is gone; the server is known, and away."""
+    after = away(shop.journal)
+    after.seconds = shop.seconds
+    after.engine.waits.find_caller = lambda _: ANYONE
+    assert await after.engine.recover() == []
+    return after
+
+
+def numbered(number: int) -> Call:
+    return replace(call(), arguments=Raw(b'{"number":%d}' % number))
+
+
+# -- while the hub runs ------------------------------------------------------------------------------------------------
+
+
+async def test_what_waits_for_a_server_is_not_kept_as_sent_until_it_is_about_to_be() -> None:
+    journal = HeldJournal()
+    shop = away(journal)
+    beginning = asyncio.ensure_future(shop.begin())
+    await until(lambda: bool(journal.waiting))
+    journal.settle()
+    live = await beginning
+    ears = Ears(live)
+    assert (live.record.state, (await kept(shop, live)).phase) == ("submitted", "waiting")
+    come_back(shop)
+    await until(lambda: bool(journal.waiting))
+    assert shop.sent == []
+    journal.settle()
+    assert len(shop.sent) == 1
+    assert (await kept(shop, live)).phase == "sent"
+    assert (await kept(shop, live)).pending is None
+    journal.let_go()
+    shop.sent[0].finish(DONE)
+    await until(lambda: live.kept is not None and live.kept.is_ended)
+    assert ears.states == ["working", "completed"]
+
+
+async def test_tasks_are_sent_in_the_order_in_which_they_were_begun() -> None:
+    shop = away()
+    for number in range(5):
+        await shop.begin(numbered(number))
+    come_back(shop)
+    await until(lambda: len(shop.sent) == 5)
+    assert [inflight.call.arguments for inflight in shop.sent] == [numbered(number).arguments for number in range(5)]
+
+
+async def test_a_server_that_is_gone_again_before_that_is_kept_is_waited_for_again() -> None:
+    journal = HeldJournal()
+    shop = away(journal)
+    beginning = asyncio.ensure_future(shop.begin())
+    await until(lambda: bool(journal.waiting))
+    journal.settle()
+    live = await beginning
+    come_back(shop)
+    await until(lambda: bool(journal.waiting))
+    shop.stage.lane.detach("it left again", is_failure=False)
+    journal.settle()
+    assert (live.record.phase, shop.sent, shop.stage.notes.ends) == ("waiting", [], [])
+    journal.let_go()
+    assert (await kept(shop, live)).phase == "waiting"
+    come_back(shop)
+    await until(lambda: len(shop.sent) == 1)
+
+
+async def test_a_task_that_waits_for_a_slot_waits_on_when_its_server_goes() -> None:
+    shop = Workshop()
+    shop.stage.lane.grace = GRACE
+    shop.stage.lane.max_calls = 1
+    first, second = await shop.begin(numbered(1)), await shop.begin(numbered(2))
+    assert (len(shop.sent), second.record.phase) == (1, "sent")
+    shop.stage.lane.detach("it left", is_failure=True)
+    await turns()
+    assert (first.record.phase, (await kept(shop, second)).phase) == ("sent", "waiting")
+    come_back(shop)
+    shop.sent[0].finish(DONE)
+    await until(lambda: len(shop.sent) == 2)
+    assert shop.sent[1].call.arguments == numbered(2).arguments
+
+
+async def test_a_server_that_does_not_come_back_in_time_was_not_asked() -> None:
+    shop = away(grace=0.01)
+    live = await shop.begin()
+    async with asyncio.timeout(SECONDS):
+        await shop.engine.until_idle()
+    assert live.record.ending is not None
+    assert (live.record.state, live.record.ending.reason, live.record.ending.executed) == (
+        "failed",
+        "not_connected",
+        "no",
+    )
+
+
+async def test_a_task_waits_no_longer_than_it_may_take() -> None:
+    shop = away()
+    live = await shop.begin(replace(call(), timeout=0.01))
+    shop.seconds += 1.0
+    async with asyncio.timeout(SECONDS):
+        await shop.engine.until_idle()
+    assert live.record.ending is not None
+    assert (live.record.ending.reason, live.record.ending.executed) == ("timed_out", "no")
+
+
+async def test_a_wait_ends_once_by_time_or_by_news() -> None:
+    lane, heard = away().stage.lane, list[str]()
+    Wait(lane, 0.0, lambda _: heard.append("time"))
+    Wait(lane, GRACE, lambda _: heard.append("news"))
+    Wait(lane, 0.0, lambda _: heard.append("nothing")).stop()
+    await until(lambda: heard == ["time"])
+    lane.attach(HeldLink())
+    await until(lambda: len(heard) > 1)
+    lane.detach("it left", is_failure=False)
+    lane.attach(HeldLink())
+    await turns()
+    assert heard == ["time", "news"]
+
+
+async def test_the_time_that_a_task_waited_is_not_given_to_it_again() -> None:
+    shop = away()
+    await shop.begin()
+    shop.seconds += 100.0
+    come_back(shop)
+    await until(lambda: len(shop.sent) == 1)
+    assert shop.sent[0].timeout < Limits().hard_seconds - 100.0
+
+
+async def test_a_task_that_is_given_up_while_it_waits_is_never_sent() -> None:
+    shop = away()
+    live = await shop.begin()
+    assert shop.engine.cancel(live, "enough")
+    come_back(shop)
+    await turns()
+    assert (live.record.state, shop.sent, (await kept(shop, live)).pending) == ("canceled", [], None)
+
+
+async def test_what_would_be_refused_anyway_does_not_wait() -> None:
+    shop = away()
+    live = await shop.begin(replace(call(), name="none.such"))
+    await turns()
+    assert live.record.state == "failed"
+
+
+async def test_as_many_wait_as_may_be_queued() -> None:
+    shop = away()
+    shop.stage.lane.max_queued = 2
+    lives = [await shop.begin(numbered(number)) for number in range(3)]
+    await turns()
+    assert [live.record.state for live in lives] == ["submitted", "submitted", "rejected"]
+
+
+async def test_a_message_that_begins_the_call_of_a_task_has_it_wait_too() -> None:
+    shop = away()
+    async with asyncio.timeout(SECONDS):
+        live = await shop.engine.begin(draft(None, state="input_required"))
+    shop.engine.carry_on(live, said("now", "m2"), call())
+    await turns()
+    assert (await kept(shop, live)).phase == "waiting"
+    come_back(shop)
+    await until(lambda: len(shop.sent) == 1)
+
+
+async def test_a_server_that_is_called_otherwise_now_is_waited_for_by_that_name() -> None:
+    shop = away()
+    live = await shop.begin()
+    hub = shop.stage.hub
+    heir = Lane(ServerName("papers"), hub.limits)
+    heir.inherit(shop.stage.lane)
+    hub.close_lane(SERVER)
+    hub.open_lane(heir, replace(ready(tool(server="papers")), server=ServerName("papers")))
+    # Another server has taken its name, and is there.
+    other = HeldLink()
+    lane = Lane(SERVER, hub.limits)
+    lane.attach(other)
+    hub.open_lane(lane, ready(tool()))
+    await turns()
+    pending = (await kept(shop, live)).pending
+    assert pending is not None
+    assert (pending.server, other.sent) == ("papers", [])
+    heir.attach(shop.link)
+    await until(lambda: len(shop.sent) == 1)
+    assert other.sent == []
+
+
+async def test_another_agents_server_is_not_called_in_the_place_of_one_that_is_gone() -> None:
+    shop = away()
+    await shop.begin(id="t")
+    after = await next_hub(shop)
+    after.stage.hub.publish(replace(ready(tool()), agent="somebody else"))
+    come_back(after)
+    after.engine.resume()
+    async with asyncio.timeout(SECONDS):
+        await after.engine.until_idle()
+    found = await after.engine.find(OWNER, "t")
+    assert found is not None
+    assert found.record.ending is not None
+    assert (found.record.ending.reason, found.record.ending.executed, after.sent) == ("not_connected", "no", [])
+
+
+# -- when it ends ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_not_sent_before_a_crash_is_sent_after_it_and_once() -> None:
+    shop = away()
+    lives = [await shop.begin(numbered(number), id=f"t{number}") for number in range(3)]
+    after = await next_hub(shop)
+    assert [each.task for each in after.engine.resume()] == ["t0", "t1", "t2"]
+    found = await after.engine.find(OWNER, "t0")
+    assert found is not None
+    assert (found.record.state, found is not lives[0]) == ("submitted", True)
+    come_back(after)
+    await until(lambda: len(after.sent) == 3)
+    assert [inflight.call.arguments for inflight in after.sent] == [numbered(number).arguments for number in range(3)]
+    for inflight in list(after.sent):
+        inflight.finish(DONE)
+    async with asyncio.timeout(SECONDS):
+        await after.engine.until_idle()
+    third = await next_hub(after)
+    assert third.engine.resume() == []
+
+
+@pytest.mark.parametrize("caller", [None, replace(ANYONE, grants=Grants(("other.*",)))])
+async def test_who_may_not_call_any_more_has_nothing_sent(caller: Caller | None) -> None:
+    shop = away()
+    await shop.begin(id="t")
+    after = await next_hub(shop)
+    after.engine.waits.find_caller = lambda owner: caller if owner == OWNER else ANYONE
+    after.engine.resume()
+    come_back(after)
+    async with asyncio.timeout(SECONDS):
+        await after.engine.until_idle()
+    found = await after.engine.find(OWNER, "t")
+    assert found is not None
+    assert found.record.ending is not None
+    assert (found.record.ending.reason, found.record.ending.executed, after.sent) == ("unknown_tool", "no", [])
+
+
+async def test_what_a_caller_may_do_is_not_kept() -> None:
+    shop = away()
+    live = await shop.begin()
+    pending = (await kept(shop, live)).pending
+    assert pending is not None
+    assert pending.call.caller.grants == Grants(())
+
+
+class Standing(Ears):
+    """A listener behind which somebody waits."""
+
+    is_left = False
+
+    def left(self) -> None:
+        self.is_left = True
+
+
+async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
+    shop = away()
+    live = await shop.begin(id="t")
+    waits, hears = Standing(live), Ears(live)
+    shop.stage.hub.refuse_new_calls()
+    shop.engine.leave_waiting()
+    async with asyncio.timeout(SECONDS):
+        await shop.engine.until_idle()
+    shop.stage.lane.wait_no_more("the hub is shutting down")
+    come_back(shop)
+    await turns()
+    assert (waits.is_left, hears.heard, shop.sent) == (True, [], [])
+    assert (await kept(shop, live)).phase == "waiting"
+    after = await next_hub(shop)
+    after.engine.resume()
+    come_back(after)
+    await until(lambda: len(after.sent) == 1)
+
+
+async def test_a_hub_that_ends_as_the_server_comes_back_leaves_the_task_too() -> None:
+    journal = HeldJournal()
+    shop = away(journal)
+    beginning = asyncio.ensure_future(shop.begin())
+    await until(lambda: bool(journal.waiting))
+    journal.settle()
+    live = await beginning
+    come_back(shop)
+    await until(lambda: bool(journal.waiting))
+    shop.stage.hub.refuse_new_calls()
+    shop.engine.leave_waiting()
+    journal.let_go()
+    async with asyncio.timeout(SECONDS):
+        await shop.engine.until_idle()
+    assert (shop.sent, (await kept(shop, live)).phase) == ([], "waiting")
