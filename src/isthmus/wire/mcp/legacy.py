@@ -22,6 +22,9 @@ LATEST = VERSIONS[-1]
 SESSION_HEADER = "mcp-session-id"
 EVENT_HEADER = "last-event-id"
 
+INFO_LENGTH_MAX = 200
+"""How much of a name, version or title that a server gives itself is kept."""
+
 
 class Welcome(msgspec.Struct):
     """What a server says of itself when it is greeted."""
@@ -29,6 +32,24 @@ class Welcome(msgspec.Struct):
     protocolVersion: str = ""
     capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
     meta: msgspec.Raw = msgspec.field(name="_meta", default=msgspec.Raw(b"{}"))
+    serverInfo: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def read_server_info(info: Payload | None) -> Implementation | None:
+    """Who a server says it is, as far as it says so; None if it has no name, which is no reason to do without it."""
+    try:
+        members = msgspec.json.decode(info or b"{}", type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return None
+    name, version, title = (_short(members.get(key)) for key in ("name", "version", "title"))
+    return Implementation(name, version or "", title) if name else None
+
+
+def _short(value: Any) -> str | None:
+    """What of a text can be shown on a line."""
+    if not isinstance(value, str):
+        return None
+    return "".join(character for character in value[:INFO_LENGTH_MAX] if character.isprintable()).strip()
 
 
 def initialize_params(me: Implementation, profile: Profile = NOTHING) -> bytes:

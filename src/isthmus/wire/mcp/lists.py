@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from isthmus.wire.jsonrpc import Payload, object_members, render
+from isthmus.wire.jsonrpc import MEMBERS_MAX, Payload, is_crowded, object_members, render
 from isthmus.wire.mcp.messages import Members, is_object, read_seconds, read_string
 
 PROBLEMS_MAX = 100
@@ -93,18 +93,47 @@ def read_list(shape: ListShape, result: Payload) -> ListPage | str:
 
 
 def _read_entry(shape: ListShape, raw: msgspec.Raw) -> tuple[str, Members] | str:
-    members = object_members(raw)
+    members = None if is_crowded(raw) else object_members(raw)
     if members is None:
-        return "it is not an object, or has repeated members"
+        return f"it is not an object, has repeated members or over {MEMBERS_MAX}"
     name = read_string(members.get(shape.key))
     if not name:
         return f"it has no {shape.key}"
     if len(name) > shape.length_max or _UNPRINTABLE.search(name):
         return f"its {shape.key} is too long or has control characters ({name[:40]!r})"
-    if "inputSchema" in members and not is_object(members["inputSchema"]):
-        return f"the schema of {name!r} is not an object"
     # The page it came on may be large; a copy keeps only this entry's bytes.
-    return name, {key: value.copy() for key, value in members.items()}
+    kept = {key: value.copy() for key, value in members.items() if _is_of_kind(value, _KINDS.get(key))}
+    if "inputSchema" in members:
+        schema = _read_schema(members["inputSchema"])
+        if schema is None:
+            return f"the schema of {name!r} is not that of an object"
+        kept["inputSchema"] = schema
+    return name, kept
+
+
+_KINDS = {"title": b'"', "description": b'"', "annotations": b"{", "outputSchema": b"{", "_meta": b"{", "icons": b"["}
+_SCHEMA_KINDS = {"properties": b"{", "required": b"["}
+"""How the only thing begins that clients take for a member: of anything else they refuse the whole list, and an entry
+is better without it."""
+
+
+def _is_of_kind(value: msgspec.Raw, begin: bytes | None) -> bool:
+    return begin is None or bytes(memoryview(value)[:1]) == begin
+
+
+def _read_schema(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """A schema of arguments as it is, if clients take it, else mended; None if it is not one for an object."""
+    if not is_object(raw):
+        return None
+    schema = object_members(raw)
+    if schema is None:  # with a member twice, which is for the checks of arguments to say
+        return raw.copy()
+    if "type" in schema and read_string(schema["type"]) != "object":
+        return None
+    kept: dict[str, Payload] = {k: v for k, v in schema.items() if _is_of_kind(v, _SCHEMA_KINDS.get(k))}
+    if len(kept) == len(schema) and "type" in schema:
+        return raw.copy()
+    return msgspec.Raw(render({"type": b'"object"', **kept}))
 
 
 def write_entry(shape: ListShape, exposed: str, definition: Members) -> bytes:

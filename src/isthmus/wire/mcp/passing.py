@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.wire.mcp.inputs import RESPONSES, STATE
+from isthmus.wire.mcp.marks import MARK_KEY
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Members
 from isthmus.wire.mcp.modern import OWN_KEYS
 from isthmus.wire.mcp.tasks import RELATED, related_meta
@@ -16,7 +17,7 @@ from isthmus.wire.mcp.tasks import RELATED, related_meta
 ANSWERS = frozenset({RESPONSES, STATE})
 """What answers a modern server's questions, and the state it gave with them, which it would believe of anybody."""
 
-_HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, PROGRESS_TOKEN, RELATED))
+_HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, MARK_KEY, PROGRESS_TOKEN, RELATED))
 
 
 def passed_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:

@@ -28,7 +28,7 @@ METHODS: dict[Kind, str] = {
     "task_cancel": "tasks/cancel",
     "task_update": "tasks/update",
 }
-"""How each kind of call is asked for."""
+"""How each kind of call is asked for; a `method` is that itself."""
 
 CALLS = frozenset(METHODS.values())
 
@@ -145,7 +145,18 @@ def request_params(
     """Write the parameters of any kind of call."""
     if kind == "tool":
         return call_params(name, arguments, meta, extra)
+    if kind == "method":
+        return _method_params(arguments, meta, extra)
     members: dict[str, Payload] = {**_subject(kind, msgspec.json.encode(name), arguments), **extra}
+    if meta is not None:
+        members["_meta"] = meta
+    return render(members)
+
+
+def _method_params(arguments: Payload, meta: Payload | None, extra: Mapping[str, Payload]) -> bytes:
+    """Write the parameters of any method: as they are, save that what `_meta` says is for the hub to say."""
+    members: dict[str, Payload] = {**(object_members(arguments) or {}), **extra}
+    members.pop("_meta", None)
     if meta is not None:
         members["_meta"] = meta
     return render(members)
@@ -163,6 +174,8 @@ def _subject(kind: Kind, name: bytes, arguments: Payload) -> dict[str, Payload]:
             return {"ref": render({"type": b'"ref/resource"', "uri": name}), "argument": arguments}
         case "task" | "task_result" | "task_cancel" | "task_update":
             return {"taskId": name}
+        case "method":
+            return {}
 
 
 class _CallResult(msgspec.Struct):
@@ -197,6 +210,11 @@ def read_call_result(result: Payload) -> CallAnswer | None:
     except msgspec.MsgspecError:
         return None
     return CallAnswer(bool(answer.isError), answer.resultType)
+
+
+def read_any_result(result: msgspec.Raw) -> CallAnswer | None:
+    """Of what any method answers, nothing needs to be known; None if it is not a result object."""
+    return CallAnswer(is_error=False, result_type=None) if is_object(result) else None
 
 
 def read_resource_result(result: Payload) -> CallAnswer | None:

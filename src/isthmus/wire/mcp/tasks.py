@@ -143,6 +143,11 @@ def read_ttl(wanted: msgspec.Raw) -> float | str | None:
     return ttl / 1000 if 0 <= ttl < float("inf") else f"the ttl of a task must not be negative, and is {ttl:g}"
 
 
+def is_task_required(execution: Payload) -> bool:
+    """Whether a tool's `execution` says that the tool is run as a task and in no other way."""
+    return read_string(_read(execution).get("taskSupport")) == "required"
+
+
 def with_support(definition: Members) -> Members:
     """A tool's definition that says that the tool may be run as a task."""
     execution = _read(definition.get("execution", msgspec.Raw(b"{}")))

@@ -68,3 +68,32 @@ def test_a_caller_is_welcomed_with_what_the_servers_can_do() -> None:
 def test_a_list_names_what_is_missing_only_if_something_is() -> None:
     assert legacy.list_result("prompts", b"[1]", None) == b'{"prompts":[1]}'
     assert legacy.list_result("prompts", b"[]", b'{"m":1}') == b'{"prompts":[],"_meta":{"m":1}}'
+
+
+@pytest.mark.parametrize(
+    ("info", "who"),
+    [
+        ({"name": "calc", "version": "1.2", "title": "Calculator"}, Implementation("calc", "1.2", "Calculator")),
+        ({"name": "calc"}, Implementation("calc", "")),
+        ({"name": "calc", "version": 7, "title": ["x"]}, Implementation("calc", "")),
+        ({"name": "x" * 5000, "version": "y" * 5000}, Implementation("x" * 200, "y" * 200)),
+        ({"name": " \x1b[2Jcalc\n", "version": "1"}, Implementation("[2Jcalc", "1")),
+        ({"name": ""}, None),
+        ({"name": 7}, None),
+        ({}, None),
+        ([], None),
+        ("calc", None),
+        (None, None),
+    ],
+)
+def test_who_a_server_says_it_is_is_read_as_far_as_it_can_be(info: object, who: Implementation | None) -> None:
+    told = {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": info}
+    welcome = legacy.read_welcome(json.dumps(told).encode())
+    assert isinstance(welcome, legacy.Welcome)
+    assert legacy.read_server_info(welcome.serverInfo) == who
+
+
+def test_a_server_need_not_say_who_it_is() -> None:
+    welcome = legacy.read_welcome(b'{"protocolVersion":"2024-11-05"}')
+    assert isinstance(welcome, legacy.Welcome)
+    assert legacy.read_server_info(welcome.serverInfo) is None

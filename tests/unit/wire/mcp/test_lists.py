@@ -74,6 +74,38 @@ def test_a_schema_that_is_no_object_costs_its_tool() -> None:
     assert [name for name, _ in page.entries] == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"description": None, "title": 7, "icons": {}, "x": None}, {"x": None}),
+        ({"annotations": [], "outputSchema": None, "_meta": "m"}, {}),
+        ({"inputSchema": {}}, {"inputSchema": {"type": "object"}}),
+        ({"inputSchema": {"anyOf": []}}, {"inputSchema": {"type": "object", "anyOf": []}}),
+        ({"inputSchema": {"type": "object", "required": None, "properties": []}}, {"inputSchema": {"type": "object"}}),
+        ({"inputSchema": {"type": "string"}}, None),
+        ({"inputSchema": {"type": None}}, None),
+        ({"inputSchema": {"type": ["object"]}}, None),
+    ],
+)
+def test_nothing_is_kept_for_which_clients_would_refuse_the_whole_list(
+    given: dict[str, Any], kept: dict[str, Any] | None
+) -> None:
+    page = read(TOOLS, {"tools": [{"name": "good"}, {"name": "odd", **given}]})
+    shown = [json.loads(write_entry(TOOLS, name, definition)) for name, definition in page.entries]
+    good = {"name": "good", "inputSchema": {"type": "object"}}
+    odd = [] if kept is None else [{"name": "odd", "inputSchema": {"type": "object"}, **kept}]
+    assert shown == [good, *odd]
+    assert len(page.problems) == (kept is None)
+
+
+def test_a_definition_with_nothing_wrong_in_it_stays_as_it_was_written() -> None:
+    schema = b'{ "type" : "object", "maximum": 1.50, "properties":{} }'
+    text = b'{"tools":[{"name":"t","description":"d","inputSchema":%b}]}' % schema
+    page = read_list(TOOLS, text)
+    assert not isinstance(page, str)
+    assert bytes(page.entries[0][1]["inputSchema"]) == schema
+
+
 @pytest.mark.parametrize("told", [[], {}, {"tools": {}}, {"tools": None}, {"tools": [], "nextCursor": 7}, 7, "x"])
 def test_what_is_no_list_is_told_so(told: object) -> None:
     page = read_list(TOOLS, json.dumps(told).encode())

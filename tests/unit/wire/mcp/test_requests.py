@@ -14,6 +14,7 @@ from isthmus.wire.mcp.requests import (
     METHODS,
     CallAnswer,
     CallRequest,
+    read_any_result,
     read_call_result,
     read_request,
     read_resource_result,
@@ -35,8 +36,8 @@ def read(method: str, **told: Any) -> CallRequest:
     return asked
 
 
-def test_every_kind_has_a_method() -> None:
-    assert METHODS.keys() == set(get_args(Kind))
+def test_every_kind_has_a_method_save_what_is_one() -> None:
+    assert METHODS.keys() == set(get_args(Kind)) - {"method"}
     about_tasks = {"tasks/get", "tasks/result", "tasks/cancel", "tasks/update"}
     assert {"tools/call", "prompts/get", "resources/read", "completion/complete", *about_tasks} == CALLS
 
@@ -133,3 +134,23 @@ def test_of_a_result_only_what_matters_is_read(told: object, answer: CallAnswer 
 )
 def test_a_resource_says_how_long_it_may_be_kept(told: object, answer: CallAnswer | None) -> None:
     assert read_resource_result(json.dumps(told).encode()) == answer
+
+
+@pytest.mark.parametrize(
+    ("params", "meta", "written"),
+    [
+        ({}, None, {}),
+        ({"cursor": "a", "deep": {"x": [1]}}, None, {"cursor": "a", "deep": {"x": [1]}}),
+        ({"a": 1, "_meta": {"progressToken": 7}}, None, {"a": 1}),
+        ({"a": 1, "_meta": {"progressToken": 7}}, b'{"trace":1}', {"a": 1, "_meta": {"trace": 1}}),
+    ],
+)
+def test_a_method_has_its_parameters_as_they_are_and_what_the_hub_says_of_it(
+    params: dict[str, Any], meta: bytes | None, written: dict[str, Any]
+) -> None:
+    assert json.loads(request_params("method", "x/y", json.dumps(params).encode(), meta, {})) == written
+
+
+def test_what_a_method_answers_is_an_object_and_nothing_else_is_known_of_it() -> None:
+    assert read_any_result(msgspec.Raw(b'{"isError":"odd","resultType":7}')) == CallAnswer(False, None)
+    assert read_any_result(msgspec.Raw(b"[]")) is None
