@@ -9,13 +9,14 @@ MAX_SECONDS = 30.0
 class Backoff:
     """Full jitter: anywhere between nothing and a bound that doubles, so that many hubs do not come at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
         self._bound = FIRST_SECONDS
+        self._max_seconds = max_seconds
 
     def next(self, chance: float) -> float:
         """The next pause; `chance` is uniform in [0, 1)."""
         seconds = self._bound * chance
-        self._bound = min(self._bound * 2, MAX_SECONDS)
+        self._bound = min(self._bound * 2, self._max_seconds)
         return seconds
 
     def reset(self) -> None:

@@ -21,6 +21,7 @@ from isthmus.model.faults import Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.upstream.link import BaseLink
+from isthmus.upstream.task_runs import waiter_for
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
@@ -56,6 +57,7 @@ class DuplexLink(BaseLink, Generic[S]):
     """One stream of messages from a server, shared by every request to it."""
 
     is_duplex = True
+    takes_methods = True
 
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         super().__init__(server, me, limits)
@@ -101,8 +103,9 @@ class DuplexLink(BaseLink, Generic[S]):
         """See `core.ports.link.Link`."""
         id = self.next_id()
         inflight.carriage = id
+        waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
         params = self.dialect.call_params(inflight.call, inflight.name, id)
-        self._dispatch(id, METHODS[inflight.call.kind], params, CallWaiter(inflight))
+        self._dispatch(id, METHODS.get(inflight.call.kind, inflight.name), params, waiter)
         if self._early:
             self._put_early_soon()
 
@@ -142,6 +145,7 @@ class DuplexLink(BaseLink, Generic[S]):
         if self._has_gone(sent):
             self._stray(inflight)
             self._notify(CANCELLED, cancelled_params(str(sent.id).encode(), reason))
+            self._end_run(inflight)
         self._take_back(sent)
 
     def _forget(self, waiter: Waiter) -> None:

@@ -59,7 +59,7 @@ class Following:
 
     def resume(self, link: BaseLink) -> None:
         """Ask the common link for all that callers follow; they may have missed updates until it agrees."""
-        self._follow_soon(link, self._subscriptions.wanted(self._server), self._missed)
+        self._follow_soon(link, self.wanted(), self._missed)
 
     def resume_own(self, link: BaseLink) -> None:
         """Ask a pool's link once more for what it told: its server has forgotten it."""
@@ -70,6 +70,10 @@ class Following:
     def _follow_soon(self, link: BaseLink, uris: Sequence[str], then: Callable[[str], None]) -> None:
         if uris:
             self._crew.spawn(f"subscriptions of {self._server}", self.follow(link, uris, then))
+
+    def stop(self, link: BaseLink, uri: str) -> None:
+        """Have a link tell no more of a resource."""
+        self._subscriptions.stop(link, uri)
 
     def forget(self, link: BaseLink) -> None:
         """A link is gone, or its server has forgotten what it was asked."""
@@ -87,9 +91,18 @@ class Following:
         self._recall.forget(self._server, uri)
         self._subscriptions.updated(self._server, uri, link)
 
+    def attend_for_all(self, link: BaseLink) -> None:
+        """Hear what a pool's link tells as if the common one did: who follows anything does so for everybody."""
+        link.on_updated = self.updated
+        link.on_gap = self.gap
+
+    def wanted(self) -> list[str]:
+        """Everything that is followed."""
+        return self._subscriptions.wanted(self._server)
+
     def gap(self, link: BaseLink | None = None) -> None:
         """A link told something that nobody heard, or a new one knows other things: have everybody look."""
-        wanted = self._subscriptions.wanted(self._server) if link is None else self._subscriptions.asked(link)
+        wanted = self.wanted() if link is None else self._subscriptions.asked(link)
         for uri in wanted:
             self._missed(uri, link)
 

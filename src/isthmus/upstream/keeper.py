@@ -20,7 +20,9 @@ import structlog
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.lane import Heard, Lane
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.view import ServerState
 from isthmus.core.crew import Crew
+from isthmus.core.ports.announcer import Announcer
 from isthmus.core.ports.learner import Learning
 from isthmus.core.ports.link import Link
 from isthmus.model.callers import Caller
@@ -84,6 +86,9 @@ class Keeper:
     `tried` ends when its first attempt has.
     """
 
+    absent: ServerState = "retrying"
+    """How a server stands that was lost."""
+
     def __init__(self, hub: Hub, crew: Crew, lane: Lane, settings: ServerSettings, connect: Connect) -> None:
         self.lane = lane
         self.settings = settings
@@ -100,10 +105,8 @@ class Keeper:
         self._link: BaseLink | None = None
         self._following = Following(hub, crew, settings.name)
         self._loudness = Loudness(hub.levels, crew, settings.name)
-        self._pool = Pool(settings, crew, self._connect_greeted, self._heard, self._following)
         self._variants = Variants(settings.name, crew, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary)
-        self._pool.on_changed = self._note_change_for
-        self._pool.on_renewed = self._loudness.renew
+        self._pool = self._further_links()
         lane.pool = self._pool
         self._listing = Listing()
         self._pace = Pace()
@@ -122,13 +125,21 @@ class Keeper:
         finally:
             unwatch()
             self._variants.close()
-            await self._pool.aclose()
+            if self._pool is not None:
+                await self._pool.aclose()
+
+    def _further_links(self) -> Pool | None:
+        """Links that not everybody shares; None if the server can have no other than its one."""
+        pool = Pool(self.settings, self._crew, self._connect_greeted, self._heard, self._following)
+        pool.on_changed = self._note_change_for
+        pool.on_renewed = self._loudness.renew
+        return pool
 
     def show(self, *, is_awaited: bool = False) -> None:
         """Take the place of whoever kept the server before, or be the first; see `Hub.open_lane`."""
         self.is_hidden = False
         self._hub.open_lane(self.lane, self.standing, is_awaited=is_awaited, learner=self)
-        self._hub.subscriptions.attach(self.settings.name, self._link, self._pool)
+        self._hub.subscriptions.attach(self.settings.name, self._announcer(), self._pool)
         self._resubscribe()
 
     def inherit(self, before: Keeper) -> None:
@@ -144,7 +155,8 @@ class Keeper:
         """Take settings that ask for nothing to be started anew."""
         self.settings = settings
         self.lane.adjust(settings.max_calls, settings.max_queued, settings.timeout)
-        self._pool.adjust(settings)
+        if self._pool is not None:
+            self._pool.adjust(settings)
         self._stand(rules=settings.rules)
 
     def crashed(self, error: BaseException) -> None:
@@ -156,6 +168,7 @@ class Keeper:
         """Tell who still waits that the hub goes; the link is closed when `run` is cancelled."""
         self.is_leaving = True
         self.lane.detach("the hub is shutting down", is_failure=False)
+        self.lane.grace = 0.0
 
     # -- one life of a link ----------------------------------------------------------------------------------------
 
@@ -216,6 +229,18 @@ class Keeper:
         self._check_circle(link)
         await self._hear(link)
         self._listing = await link.list_features()
+        self._take_up(link)
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._watch(link)
+        finally:
+            if self.lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
+                self._backoff.reset()
+
+    def _take_up(self, link: BaseLink) -> None:
+        """Let calls go on a link that has been greeted and listed, and say so."""
+        if not link.can_ask:  # what some were listed was by a server that is not as it was
+            self._variants.forget()
         self._attach(link)
         self._stand(
             state="ready",
@@ -228,23 +253,20 @@ class Keeper:
             **self._offer(),
         )
         self._vary_from(link)
-        log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
+        self._tell_ready(link)
         self._loudness.attend(link)
         self._resubscribe()
-        began = asyncio.get_running_loop().time()
         self._plan_refresh()
-        try:
-            await self._watch(link)
-        finally:
-            if self.lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
-                self._backoff.reset()
+
+    def _tell_ready(self, link: BaseLink) -> None:
+        log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
 
     def _check_circle(self, link: BaseLink) -> None:
         """A hub that leads back to this one would list what is listed here for ever, under longer and longer names.
 
         Nothing of it stays listed: else two hubs that found out together would each wait for the other.
         """
-        if (why := _circle_in(link.hubs, self._hub.id)) is not None:
+        if (why := circle_in(link.hubs, self._hub.id)) is not None:
             self._listing = Listing()
             self._stand(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
             raise ConnectFailed(why)
@@ -277,13 +299,31 @@ class Keeper:
         link.on_log = self._heard
         link.on_doubt = self._note_doubt
         self._link = link
-        carried_by: Link = link if self.settings.isolation == "shared" else self._pool
-        self._pool.is_profiled = link.dialect.era == "legacy" and link.can_ask
-        self._pool.is_duplex = link.is_duplex
-        self.lane.uses_pool = self._pool.is_profiled or carried_by is self._pool
-        self.lane.attach(carried_by)
+        self.lane.attach(link if self._pool is None else self._divide(link, self._pool))
         if not self.is_hidden:
-            self._hub.subscriptions.attach(link.server, link, self._pool)
+            self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
+
+    def _announcer(self) -> Announcer | None:
+        """Who is asked to tell of resources for everybody."""
+        if self._link is None or self._pool is None or not self._pool.is_followed_for_all:
+            return self._link
+        return Everywhere(self._link, self._pool)
+
+    def _divide(self, link: BaseLink, pool: Pool) -> Link:
+        """What carries calls, of those who can be asked nothing at least, where there may be other links beside."""
+        carried_by: Link = link if self.settings.isolation == "shared" else pool
+        pool.is_profiled = link.dialect.era == "legacy" and link.can_ask
+        pool.is_duplex = link.is_duplex
+        pool.takes_methods = link.takes_methods
+        pool.is_followed_for_all = not link.can_vary
+        self.lane.uses_pool = pool.is_profiled or carried_by is pool
+        return carried_by
+
+    def share_link(self) -> None:
+        """Let every call go on the keeper's own link from now on, whatever its caller can be asked."""
+        if self._link is not None and self._pool is not None:
+            self._link.can_ask = False
+            self._divide(self._link, self._pool)
 
     def _known_era(self) -> Era:
         """The configured era, or what the last attempt taught."""
@@ -314,12 +354,12 @@ class Keeper:
 
     def learn(self, caller: Caller, profile: Profile) -> Learning | None:
         """See `core.ports.learner.Learner`."""
-        if self._link is not None and not self._link.can_ask:
+        if self._link is not None and not (self._link.can_ask and self._link.can_vary):
             return None
         return self._variants.learn(caller, profile)
 
     def _vary_from(self, link: BaseLink) -> None:
-        if link.can_ask:
+        if link.can_ask and link.can_vary:
             self._variants.open()
 
     def _vary(self) -> None:
@@ -331,7 +371,7 @@ class Keeper:
         link = self._link
         if link is None:
             raise NotConnected(self.settings.name, "it cannot be asked now")
-        if link.dialect.era == "modern":
+        if link.dialect.era == "modern" or self._pool is None:
             yield link
             return
         async with self._pool.borrowed(caller, profile) as borrowed:
@@ -369,14 +409,21 @@ class Keeper:
 
     def _is_at_hand(self, profile: Profile) -> bool:
         """Whether it costs no link of its own to read what callers of this profile are listed."""
-        return self._link is not None and (self._link.dialect.era == "modern" or self._pool.has(profile))
+        if self._link is None:
+            return False
+        return self._link.dialect.era == "modern" or (self._pool is not None and self._pool.has(profile))
 
     def _plan_refresh(self) -> None:
         """Lists are asked for anew when the first of them goes stale by its server's own word, or in a minute."""
         abilities = frozenset() if self._link is None else self._link.abilities()
-        holds = [self._listing.ttl_seconds.get(topic, REFRESH_SECONDS) for topic in TOPICS if topic in abilities]
-        seconds = min(min(holds, default=REFRESH_SECONDS), REFRESH_SECONDS_MAX)
+        known, usual = self._listing.ttl_seconds, self._refresh_seconds()
+        holds = [known.get(topic, usual) for topic in TOPICS if topic in abilities]
+        seconds = min(min(holds, default=usual), REFRESH_SECONDS_MAX)
         self._due = asyncio.get_running_loop().time() + seconds
+
+    def _refresh_seconds(self) -> float:
+        """How old a list may be of which its server does not say how long it holds."""
+        return REFRESH_SECONDS
 
     def _note_change(self, topic: Topic) -> None:
         """The server announced a change: list again, once, however often it says so."""
@@ -459,7 +506,7 @@ class Keeper:
     def _heard(self, line: Log) -> None:
         """The server logged what belongs to no call, or to several: the operator can read it."""
         text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
-        self.lane.heard.append(Heard(time.time(), line.level, text[:LINE_LENGTH_MAX]))
+        self.lane.hear(Heard(time.time(), line.level, text[:LINE_LENGTH_MAX]))
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
@@ -473,7 +520,7 @@ class Keeper:
         self._variants.close()
         if not self.is_hidden:
             self._hub.subscriptions.attach(self.settings.name, None)
-        self._stand(state="retrying", reason=reason, detail=detail, is_settled=True)
+        self._stand(state=self.absent, reason=reason, detail=detail, is_settled=True)
 
     def _offer(self) -> dict[str, object]:
         """What the last listing changes in the server's standing."""
@@ -498,6 +545,24 @@ class Keeper:
             self.tried.set_result(None)
 
 
+class Everywhere:
+    """An announcer for who follows something for everybody: the common link, and those of the pool."""
+
+    def __init__(self, link: BaseLink, pool: Pool) -> None:
+        self._link = link
+        self._pool = pool
+
+    async def subscribe(self, uri: str) -> None:
+        """See `core.ports.announcer.Announcer`."""
+        await self._link.subscribe(uri)
+        await self._pool.subscribe_all(uri)
+
+    def unsubscribe(self, uri: str) -> None:
+        """See `core.ports.announcer.Announcer`."""
+        self._link.unsubscribe(uri)
+        self._pool.unsubscribe_all(uri)
+
+
 def _is_answer(failed: Exception) -> bool:
     """Whether somebody was there and answered, if not as was hoped; who wants other credentials is no stranger."""
     if isinstance(failed, NotConnected):
@@ -505,7 +570,7 @@ def _is_answer(failed: Exception) -> bool:
     return isinstance(failed, BadReply | ServerError | ConnectFailed)
 
 
-def _circle_in(hubs: Mapping[str, int], own: str) -> str | None:
+def circle_in(hubs: Mapping[str, int], own: str) -> str | None:
     """Why a server that is a hub, or has these behind it, cannot be one of the hub whose id is `own`."""
     if own in hubs:
         return "it leads back to this hub" if hubs[own] else "it is this hub itself"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 
@@ -27,6 +27,7 @@ from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
 from isthmus.upstream.elsewhere import Elsewhere
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.settings import Era
+from isthmus.upstream.task_runs import CANCEL, Unheard, is_run
 from isthmus.upstream.waiters import SOMEBODYS, CallWaiter, Inquiry, Waiter, lone_call
 from isthmus.upstream.watching import Jointly, Singly
 from isthmus.wire import jsonrpc
@@ -47,7 +48,7 @@ from isthmus.wire.mcp.messages import (
     read_string,
     token_of,
 )
-from isthmus.wire.mcp.tasks import STATUS, state_of
+from isthmus.wire.mcp.tasks import ID, STATUS, state_of
 
 PROBE_SECONDS = 3.0
 """How long a server may think about `server/discover` before it is greeted the earlier way as well: some old
@@ -67,6 +68,10 @@ EARLY_SECONDS = 2.0
 
 OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), "modern": frozenset({"tasks"})}
 """What a server of one era cannot mean if it says so."""
+
+
+def _unheard(*_: object) -> None:
+    """What a link tells before its owner listens. One for all: there may be ten thousand links."""
 
 
 class ConnectFailed(Exception):
@@ -93,11 +98,52 @@ class BaseLink(ABC):
     failed attempt's reader that the probe may have been what failed.
     """
 
+    # There may be ten thousand links; what a kind adds is in its own dictionary, as ever.
+    __slots__ = (
+        "__dict__",
+        "_early",
+        "_elsewhere",
+        "_hearing",
+        "_last_id",
+        "_me",
+        "_questions",
+        "can_wait",
+        "capabilities",
+        "dialect",
+        "has_asked",
+        "has_declined",
+        "hubs",
+        "is_lasting",
+        "is_probing",
+        "limits",
+        "lost",
+        "on_asked",
+        "on_changed",
+        "on_doubt",
+        "on_gap",
+        "on_log",
+        "on_lost",
+        "on_progress",
+        "on_renewed",
+        "on_task",
+        "on_updated",
+        "place",
+        "profile",
+        "server",
+        "strays",
+    )
+
     is_duplex = False
     """Whether everything comes on one stream, so that a question need not say which call it is about."""
 
     can_ask = True
     """Whether such a server may ask something of callers, and so may list and do other things for those it can ask."""
+
+    can_vary = True
+    """Whether it is found out what such a server lists to those; else everybody is listed the same."""
+
+    takes_methods = False
+    """Whether its server can be asked for any method of MCP, and not for tools alone."""
 
     carrier = ""
     """What carries messages, in one word for people."""
@@ -112,18 +158,18 @@ class BaseLink(ABC):
         self.hubs: Mapping[str, int] = NO_HUBS
         """The hubs that are there, by their ids, and how many others are between; none if the server is no hub."""
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.on_changed: Callable[[Topic], None] = lambda _topic: None
-        self.on_updated: Callable[[str], None] = lambda _uri: None
-        self.on_log: Callable[[Log], None] = lambda _line: None
-        self.on_task: Callable[[ServerName, Place, TaskState], None] = lambda _server, _place, _state: None
+        self.on_changed: Callable[[Topic], None] = _unheard
+        self.on_updated: Callable[[str], None] = _unheard
+        self.on_log: Callable[[Log], None] = _unheard
+        self.on_task: Callable[[ServerName, Place, TaskState], None] = _unheard
         """Hears how a task stands, when the server says so by itself."""
-        self.on_progress: Callable[[Place, int, Callable[[], Progress]], None] = lambda _place, _id, _event: None
+        self.on_progress: Callable[[Place, int, Callable[[], Progress]], None] = _unheard
         """Hears of progress of a request that has been answered, perhaps with a task."""
         self.place = Place(is_process=self.carrier == "stdio")
         """Where ids of tasks mean what they do now."""
-        self.on_renewed: Callable[[], None] = lambda: None
-        self.on_gap: Callable[[], None] = lambda: None
-        self.on_asked: Callable[[], None] = lambda: None
+        self.on_renewed: Callable[[], None] = _unheard
+        self.on_gap: Callable[[], None] = _unheard
+        self.on_asked: Callable[[], None] = _unheard
         """Hears of a question that does not say which call it is about: programs had better not share such a link."""
         self.has_asked = False
         """Whether there was such a question, though nobody may have heard of it then."""
@@ -134,8 +180,8 @@ class BaseLink(ABC):
         self.strays: str | None = None
         """The conversation, or `SOMEBODYS`, of calls that were given up and that the server may ask about all the same;
         None if there are no such calls."""
-        self.on_doubt: Callable[[], None] = lambda: None
-        self.on_lost: Callable[[str], None] = lambda _reason: None
+        self.on_doubt: Callable[[], None] = _unheard
+        self.on_lost: Callable[[str], None] = _unheard
         self.is_probing = False
         self.is_lasting = True
         """Whether a later call of the same caller comes the same way, so that it can ask about an earlier one."""
@@ -143,8 +189,6 @@ class BaseLink(ABC):
         self.profile: Profile = NOTHING
         """What those whose calls it carries can be asked; said when an earlier server is greeted."""
         self.limits = limits
-        self._singly = Singly(server, self._ask_about, self._forget)
-        self._jointly = Jointly(server, self._listen_for)
         self._hearing: asyncio.Future[Fault | None] | None = None
         """Ends when a server has taken up what it was last asked to tell."""
         self._early: dict[bytes, tuple[Request, Callable[[bytes], None], asyncio.TimerHandle]] = {}
@@ -153,6 +197,16 @@ class BaseLink(ABC):
         """What the server asked and was not answered, by its own ids."""
         self._elsewhere = Elsewhere()
         self._last_id = 0
+
+    @cached_property
+    def _singly(self) -> Singly:
+        """Made when something is followed: of thousands of links most never are."""
+        return Singly(self.server, self._ask_about, self._forget)
+
+    @cached_property
+    def _jointly(self) -> Jointly:
+        """Made when it is needed, as `_singly`."""
+        return Jointly(self.server, self._listen_for)
 
     @property
     def last_words(self) -> str | None:
@@ -228,6 +282,7 @@ class BaseLink(ABC):
             raise BadReply(self.server, f"no answer to {inquiry.method} within {within:g} s") from None
         finally:
             self._forget(inquiry)
+            del inquiry  # a fault has this frame; it must not have the fault, or the link is only freed as a cycle
 
     async def ping(self, within: float) -> None:
         """See whether the server still answers. Raises `Fault` if not; an error is an answer too."""
@@ -304,7 +359,11 @@ class BaseLink(ABC):
         self.dialect = LegacyDialect(welcome.protocolVersion)
         self.capabilities = welcome.capabilities
         self.hubs = read_hubs(welcome.meta)
+        self._welcomed(answer, welcome)
         self._notify("notifications/initialized", None)
+
+    def _welcomed(self, answer: Payload, welcome: legacy.Welcome) -> None:  # noqa: B027 - most keep nothing of it
+        """The server said what it is; a kind may want to keep more of that."""
 
     # -- listing ---------------------------------------------------------------------------------------------------
 
@@ -523,6 +582,12 @@ class BaseLink(ABC):
         self.has_asked = True
         self.on_asked()
 
+    def _end_run(self, inflight: InFlight) -> None:
+        """A call was given up: end the task that it is run as, of which its caller knows nothing."""
+        if is_run(inflight):
+            params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
+            self._dispatch(self.next_id(), CANCEL, params, Unheard())
+
     def _stray(self, inflight: InFlight) -> None:
         """A call that may have reached the server was given up: it may ask about it all the same."""
         session = inflight.call.session
@@ -534,11 +599,17 @@ class BaseLink(ABC):
             self.place.is_lost = True
             self.lost.set_result(reason)
             self._heard()
-            self._jointly.stop()
+            self._stop_following()
             self.on_lost(reason)
             questions, self._questions = self._questions, {}
             for asked in questions.values():
                 asked.take_back()
+
+    def _stop_following(self) -> None:
+        """Let go of what has this link as well, so that it can be freed at once; what is asked for later is new."""
+        self.__dict__.pop("_singly", None)
+        if (jointly := self.__dict__.pop("_jointly", None)) is not None:
+            jointly.stop()
 
 
 def reply_to(request: Request) -> bytes:

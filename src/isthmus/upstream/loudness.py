@@ -47,6 +47,10 @@ class Loudness:
         if (asking := self._asking.get(link)) is not None:
             await asyncio.wait({asking}, timeout=ANSWER_SECONDS)
 
+    def forget(self, link: BaseLink) -> None:
+        """A link is gone, or another's from now on."""
+        self._links.discard(link)
+
     def changed(self) -> None:
         """Something else is wanted."""
         for link in self._links:

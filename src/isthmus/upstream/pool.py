@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -108,9 +108,12 @@ class Pool:
         self.is_profiled = False
         """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
         self.is_duplex = False
+        self.takes_methods = False
         """A question on a link need not say which call it is about, so that no two callers may share one."""
         self._asks = False
         """There was such a question: calls of no conversation, any two of which may be two programs', share no link."""
+        self.is_followed_for_all = False
+        """Who follows a resource does so for everybody whose calls go on these links."""
         self.on_changed: Callable[[Profile, Topic], None] = lambda _profile, _topic: None
         """Hears what servers announce on its links, and to callers of which profile."""
         self.on_renewed: Callable[[BaseLink], None] = lambda _link: None
@@ -358,6 +361,8 @@ class Pool:
 
     def _wanted(self, key: LinkKey) -> list[str]:
         """What those follow whose calls go on such a link."""
+        if self.is_followed_for_all:
+            return self._following.wanted()
         if self._settings.isolation == "call":
             return []
         home = _base(key)
@@ -374,6 +379,19 @@ class Pool:
                     await self._following.follow(link, new)
         except TimeoutError:
             log.warning("server does not say whether it tells of updates", server=self._settings.name)
+
+    async def subscribe_all(self, uri: str) -> None:
+        """Have every link that is there tell of a resource; what does not answer soon is not waited for."""
+        links = [member.link for member in self._members.values() if member.link is not None]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FOLLOW_SECONDS):
+                await asyncio.gather(*(self._following.follow(link, [uri]) for link in links))
+
+    def unsubscribe_all(self, uri: str) -> None:
+        """Have no link tell of a resource any more."""
+        for member in self._members.values():
+            if member.link is not None:
+                self._following.stop(member.link, uri)
 
     def _hold(self, member: _Member, link: BaseLink) -> None:
         """Let calls wait until their link, which was there before, tells of what their caller follows."""
@@ -446,7 +464,10 @@ class Pool:
         if not profile and "tasks" in link.abilities():
             link.listen()  # it may tell there how they stand
         link.on_renewed = partial(self._renewed, link, profile)
-        self._following.attend(link)
+        if self.is_followed_for_all:
+            self._following.attend_for_all(link)
+        else:
+            self._following.attend(link)
 
     def _renewed(self, link: BaseLink, profile: Profile) -> None:
         """The server forgot what it was asked on this link, and may have changed."""

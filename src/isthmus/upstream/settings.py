@@ -106,6 +106,17 @@ class SocketSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DialledInSettings(SocketSettings):
+    """A server that opens the WebSocket itself, so that there is nothing to dial and nothing to check."""
+
+    url: str = ""
+    era: Era = "legacy"
+
+    def __post_init__(self) -> None:
+        """It has no address."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeclaredTool:
     """A tool that the operator describes, because its server cannot."""
 

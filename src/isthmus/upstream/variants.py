@@ -158,6 +158,16 @@ class Variants:
         for variant in self._of.values():
             _stop(variant)
 
+    def forget(self) -> None:
+        """Nobody is listed anything else than everybody."""
+        self.close()
+        self._of.clear()
+
+    def end(self) -> None:
+        """The server is never asked again. Whoever keeps it has this one and is had by it; untied, both are freed."""
+        self.forget()
+        del self._lend, self._is_at_hand, self._on_known
+
     def changed(self, topics: Iterable[Topic], profile: Profile | None = None) -> None:
         """The server announced a change, to callers of one profile or to the hub itself, which stands for all."""
         found = self._of.get(profile) if profile is not None else None

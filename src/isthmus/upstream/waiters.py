@@ -22,10 +22,10 @@ from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.upstream.rounds import Round, put
 from isthmus.upstream.task_notes import note
-from isthmus.wire.jsonrpc import ErrorReply
+from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, is_crowded
 from isthmus.wire.mcp.inputs import ASKED_OF, INPUT_REQUIRED, read_inputs
 from isthmus.wire.mcp.messages import Members, read_progress
-from isthmus.wire.mcp.requests import read_call_result, read_resource_result
+from isthmus.wire.mcp.requests import read_any_result, read_call_result, read_resource_result
 from isthmus.wire.mcp.tasks import KNOWN, RELATED, TASK
 
 
@@ -53,6 +53,12 @@ class Waiter(Protocol):
 
 _COMPLETE = (None, "complete")
 
+BULKY_BYTES = 65536
+"""Results over this are looked at for too many members: what faces write anew, they write member by member."""
+
+_READERS = {"resource": read_resource_result, "method": read_any_result}
+"""What reads the result of kinds of calls, where it is not that of a tool."""
+
 
 class CallWaiter:
     """A caller's call on a link."""
@@ -68,7 +74,10 @@ class CallWaiter:
     def result(self, payload: msgspec.Raw) -> None:
         """End the call with the server's result, if it is one."""
         call = self.inflight.call
-        answer = read_resource_result(payload) if call.kind == "resource" else read_call_result(payload)
+        if len(memoryview(payload)) > BULKY_BYTES and is_crowded(payload):
+            self._end(BadReply(self.server, f"its result has over {MEMBERS_MAX} members"))
+            return
+        answer = _READERS.get(call.kind, read_call_result)(payload)
         if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
             # What nearly every call ends in, spared the questions below.
             self._end(Result(payload, answer.is_error, answer.result_type is not None))

@@ -9,6 +9,7 @@ from typing import Any
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Call
 from isthmus.model.events import Log
 from isthmus.model.outcomes import Result
 from isthmus.upstream.link import BaseLink
@@ -97,7 +98,11 @@ class Scene:
         self, name: str = "read", arguments: dict[str, Any] | None = None, *, caller: Caller = ANYONE
     ) -> tuple[InFlight, Listener]:
         """Put a call on the link."""
-        return self._stage.start(call(f"files.{name}", arguments, caller=caller))
+        return self.put(call(f"files.{name}", arguments, caller=caller))
+
+    def put(self, asked: Call) -> tuple[InFlight, Listener]:
+        """Put a call of any kind on the link."""
+        return self._stage.start(asked)
 
     async def call(self, name: str, **arguments: Any) -> Listener:
         """Make a call and wait for its end."""

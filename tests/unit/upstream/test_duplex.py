@@ -17,6 +17,7 @@ import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
+from isthmus.model.calls import Surface
 from isthmus.model.faults import Cancelled, Lost, ServerError
 from isthmus.model.questions import UNSURE, Answered, OnReply
 from isthmus.upstream import duplex, link, watching
@@ -617,3 +618,17 @@ async def test_one_that_the_server_ends_before_it_tells_is_asked_for_again(monke
         await subscribing
     line.deafened(1)  # which was over long ago
     assert not line._is_deaf
+
+
+async def test_a_method_is_asked_for_by_its_name_with_its_parameters_and_its_error_comes_back_as_it_is() -> None:
+    line = Line(pipe := Pipe())
+    scene = Scene(line)
+    asked = call("prompts/list", {"cursor": "a"}, kind="method", surface=Surface("own", SERVER))
+    _, listener = scene.put(msgspec.structs.replace(asked, wants_progress=True))
+    await turn()
+    (said,) = pipe.said()
+    assert (said["method"], said["params"]) == ("prompts/list", {"cursor": "a", "_meta": {"progressToken": said["id"]}})
+    line.read(message(id=said["id"], error={"code": -32601, "message": "no prompts", "data": {"x": 1}}))
+    fault = listener.fault
+    assert isinstance(fault, ServerError)
+    assert (fault.code, fault.message, bytes(fault.data or b"")) == (-32601, "no prompts", b'{"x": 1}')

@@ -15,8 +15,10 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
+from isthmus.model.calls import Surface
 from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
+from isthmus.model.outcomes import Result
 from isthmus.model.questions import UNSURE, Answered
 from isthmus.transport.egress import Egress
 from isthmus.upstream import link as base
@@ -729,3 +731,18 @@ async def test_what_an_ended_session_answers_was_not_said_where_the_next_one_is(
     assert (first.is_lost, held.link.place.is_lost) == (True, False)
     assert held.link.place_of(early) is None
     early_peer.reset()
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_a_method_is_posted_by_its_name_and_names_nothing_else(held: Held, *, is_modern: bool) -> None:
+    await held.greeted(is_modern=is_modern)
+    _, listener = held.put(call("prompts/list", {"cursor": "a"}, kind="method", surface=Surface("own", SERVER)))
+    peer = await held.server.accept()
+    head, _, body = (await peer.request()).partition(b"\r\n\r\n")
+    asked = json.loads(body)
+    assert (asked["method"], asked["params"]["cursor"]) == ("prompts/list", "a")
+    assert (b"mcp-method: prompts/list" in head.lower(), b"mcp-name" in head.lower()) == (is_modern, False)
+    await peer.say(reply("200 OK", message(id=asked["id"], result={"prompts": []}), *JSON))
+    (outcome,) = (await over(listener)).ends
+    assert isinstance(outcome, Result)
+    assert json.loads(bytes(outcome.payload)) == {"prompts": []}

@@ -10,6 +10,7 @@ import pytest
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.exchange import Aside
 from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Surface
 from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, Overloaded, ServerError
 from isthmus.model.outcomes import Result
@@ -59,6 +60,14 @@ async def test_what_is_no_result_is_no_answer(payload: object) -> None:
     waiter.result(raw(payload))
     assert isinstance(listener.fault, BadReply)
     assert listener.fault.executed == "unknown"
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+async def test_a_result_with_more_members_than_anybody_means_is_no_answer(count: int) -> None:
+    _, listener, waiter = await waiting()
+    waiter.result(raw({f"{number:064}": 0 for number in range(count)}))
+    (outcome,) = listener.ends
+    assert isinstance(outcome, BadReply if count > 1000 else Result)
 
 
 async def test_a_task_is_a_result_for_who_knows_what_it_is() -> None:
@@ -397,3 +406,14 @@ async def test_progress_that_may_relate_to_a_task_says_whose() -> None:
     _, listener, waiter = await waiting()
     waiter.progress({"progressToken": raw(1), "progress": raw(1), "_meta": raw({})})
     assert listener.events == [Progress({"progress": raw(1), "_meta": raw({})}, SERVER)]
+
+
+async def test_a_method_ends_in_whatever_object_its_server_gives() -> None:
+    odd = raw({"isError": "odd", "resultType": "input_required", "x": [1]})
+    for payload, is_result in ((odd, True), (raw([1]), False)):
+        stage = Stage()
+        setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that is
+        inflight, listener = stage.start(call("prompts/list", kind="method", surface=Surface("own", SERVER)))
+        CallWaiter(inflight).result(payload)
+        (outcome,) = listener.ends
+        assert outcome == Result(odd) if is_result else isinstance(outcome, BadReply)

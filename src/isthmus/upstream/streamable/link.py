@@ -34,6 +34,7 @@ from isthmus.upstream.replies import EVENT_STREAM
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.changes import Changes
 from isthmus.upstream.streamable.post import LINGER_SECONDS, Post
+from isthmus.upstream.task_runs import waiter_for
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
@@ -71,6 +72,7 @@ class StreamableLink(BaseLink):
 
     carrier = "http"
     start_seconds = 20.0
+    takes_methods = True
 
     def __init__(
         self,
@@ -217,10 +219,11 @@ class StreamableLink(BaseLink):
     def send(self, inflight: InFlight) -> None:
         """POST the call."""
         id = self.next_id()
+        waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
         call, name = inflight.call, inflight.name
-        method = METHODS[call.kind]
+        method = METHODS.get(call.kind, name)
         body = jsonrpc.request(id, method, self.dialect.call_params(call, name, id))
-        post = Post(self, id, method, name, body, CallWaiter(inflight))
+        post = Post(self, id, method, None if call.kind == "method" else name, body, waiter)
         if self.dialect.era == "modern" and (places := self._places_of(inflight.target.feature)):
             post.lines = header_lines(param_headers(places, inflight.call.arguments))
         inflight.carriage = post
@@ -314,6 +317,7 @@ class StreamableLink(BaseLink):
             if self.dialect.era == "legacy" and post.may_have_left:
                 self._stray(inflight)
                 self._notify(CANCELLED, cancelled_params(str(post.id).encode(), reason))
+                self._end_run(inflight)
             post.abandon()
 
     def _forget(self, waiter: Waiter) -> None:

@@ -1,0 +1,1 @@
+"""Servers that connect to the hub instead of being connected to."""

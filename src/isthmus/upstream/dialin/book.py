@@ -1,0 +1,466 @@
+"""The servers that dial in: sockets come, are greeted and given their seats; they go, and their seats are kept a while.
+
+The relay's face offers sockets (`accept`), `app` makes it and passes on what is configured. What becomes of a server
+once it has its seat is `upstream.dialin.keeper`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from weakref import WeakValueDictionary
+
+import structlog
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.crew import Crew
+from isthmus.core.ports.journal import Journal
+from isthmus.model.faults import Fault
+from isthmus.model.names import ServerName
+from isthmus.model.relay import Claim, DialledServer, Forgetting
+from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.upstream.dialin.agents import Agent, Seat
+from isthmus.upstream.dialin.channel import Naming, Offered
+from isthmus.upstream.dialin.keeper import REPLACED, DialInKeeper
+from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInLink
+from isthmus.upstream.dialin.mux import MuxHost
+from isthmus.upstream.dialin.naming import Bid, Names, own_id
+from isthmus.upstream.dialin.remembered import Record, Remembered
+from isthmus.upstream.dialin.settings import DialInSettings
+from isthmus.upstream.keeper import circle_in
+from isthmus.upstream.link import ConnectFailed
+from isthmus.wire.mcp.messages import Implementation
+
+log = structlog.get_logger(__name__)
+
+ARRIVE_SECONDS = 120.0
+"""How long a server may take from its socket to its last list; each single answer has less."""
+
+ALIVE_SECONDS = 3.0
+"""How long a server has for a sign of life when another one comes by the same name."""
+
+MAKE_ROOM_SECONDS = 60.0
+"""How long the tools of a server that went keep their room from others' that found none; it may be back at once."""
+
+COMING = "it has not said yet what it offers"
+
+RESTARTING = 1012
+TRY_LATER = 1013
+
+
+class DialIns:
+    """Everybody who dials in. See `faces.relay.ports.DialIns`."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        crew: Crew,
+        me: Implementation,
+        settings: DialInSettings,
+        now: Callable[[], float] = time.time,
+        journal: Journal | None = None,
+    ) -> None:
+        """Without a `journal` nobody is remembered when the process ends. Needs a running loop."""
+        self._hub = hub
+        self._crew = crew
+        self._me = me
+        self._settings = settings
+        self._names = Names(settings.agents)
+        self._now = now
+        self._agents: WeakValueDictionary[str, Agent] = WeakValueDictionary()
+        """Those somebody holds: a seat, a socket, or a device."""
+        self._seats: dict[ServerName, Seat] = {}
+        self._links: dict[DialInLink, Agent] = {}
+        """Every server that is connected."""
+        self._hosts: dict[MuxHost, Agent] = {}
+        """Sockets that several servers share."""
+        self._connections = 0
+        self._came = 0
+        """Counts links."""
+        self.on_come: Callable[[], None] = _unheard
+        """Hears of each server that comes, before it is greeted."""
+        self._away: dict[Seat, float] = {}
+        """When each went, the first to be forgotten first."""
+        self._forgetting: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self._remembered = None if journal is None else Remembered(journal, crew, now)
+
+    # -- what the face asks ----------------------------------------------------------------------------------------
+
+    def roster(self, agent: str) -> Agent:
+        """See `faces.relay.ports.DialIns`."""
+        found = self._agents.get(agent)
+        if found is None:
+            found = self._agents[agent] = Agent(agent, self._settings.max_tools)
+        return found
+
+    def servers(self) -> tuple[DialledServer, ...]:
+        """See `faces.relay.ports.DialIns`."""
+        seated = [seat.shown() for seat in self._seats.values()]
+        coming = [
+            DialledServer(agent.key, label, link.server, "connecting", link.came, reason=COMING, client=link.client)
+            for agent in set(self._links.values())
+            for link, label in agent.arrivals()
+        ]
+        return (*seated, *coming)
+
+    def connections(self) -> int:
+        """Sockets of servers, in all."""
+        return self._connections
+
+    def connections_of(self, agent: str) -> int:
+        """Sockets of one agent's servers."""
+        found = self._agents.get(agent)
+        return 0 if found is None else found.connections
+
+    def room_for(self, agent: str, others: int, others_of_agent: int) -> str | None:
+        """Why no further socket fits, given how many there are of devices; None if one does."""
+        most, each = self._settings.max_connections, self._settings.max_agent_connections
+        if self._connections + others >= most:
+            return f"the relay has {most} connections, as many as it may have (max_connections)"
+        if self.connections_of(agent) + others_of_agent >= each:
+            return f"the agent has {each} connections, as many as it may have (max_agent_connections)"
+        return None
+
+    # -- coming ----------------------------------------------------------------------------------------------------
+
+    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> Hearer:
+        """See `faces.relay.ports.DialIns`."""
+        return self.accept_channel(socket, claim, server_id, is_muxed=False)
+
+    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
+        """See `faces.relay.ports.DialIns`."""
+        host = MuxHost(socket, claim, self, self._host_ended, self._hub.limits.reply_bytes)
+        agent = self._hosts[host] = self.roster(claim.key)
+        self._count(agent, 1)
+        if self._is_closing:
+            host.close(RESTARTING, "the hub is shutting down")
+        return host
+
+    def accept_channel(self, channel: Offered, claim: Claim, server_id: str | None, *, is_muxed: bool) -> Hearer:
+        """Use an open channel as one server's, from now on its owner; it may be closed at once."""
+        agent = self.roster(claim.key)
+        if not is_muxed:
+            self._count(agent, 1)
+        label = server_id or own_id(None)
+        name = next(self._names.bid(agent.key, label).names())
+        self._came += 1
+        link = DialInLink(name, self._me, self._hub.limits, channel, claim, self._came, is_muxed=is_muxed)
+        link.on_task, link.on_progress = self._hub.tasks.told, self._hub.tasks.progressed
+        link.on_gone = self._gone
+        link.came = self._now()
+        self._links[link] = agent
+        if self._is_closing:
+            link.end(RESTARTING, "the hub is shutting down", "the hub is shutting down")
+            return link
+        if is_muxed and len(agent.arrivals()) >= (most := self._settings.max_servers):
+            words = f"{most} servers of its agent are arriving, and it may have no more (max_servers)"
+            link.end(TRY_LATER, words, words)
+            return link
+        agent.expect(link, label)
+        self.on_come()
+        arrival = self._receive(agent, link, server_id)
+        self._crew.spawn(f"arrival at {agent.key}", arrival, on_crash=partial(_failed, link))
+        return link
+
+    async def _receive(self, agent: Agent, link: DialInLink, server_id: str | None) -> None:
+        """Greet a server, list it and give it its seat, or close its channel and say why."""
+        try:
+            async with asyncio.timeout(ARRIVE_SECONDS):
+                await link.greet("auto" if link.is_muxed else "legacy")
+                if (why := circle_in(link.hubs, self._hub.id)) is not None:
+                    raise ConnectFailed(why)
+                await link.hear()
+                link.listing = await link.list_features()
+                place = server_id or await self._place(agent, link)
+            self._seat(agent, link, place, is_named=server_id is not None)
+        except ConnectFailed as refused:
+            _turn_away(link, REFUSED, str(refused))
+        except Fault as failed:
+            _turn_away(link, FAILED, str(getattr(failed, "why", failed.message)))
+        except TimeoutError:
+            _turn_away(link, FAILED, f"it did not say within {ARRIVE_SECONDS:g} s what it offers")
+        finally:
+            agent.has_come(link)
+
+    async def _place(self, agent: Agent, link: DialInLink) -> str:
+        """What a server is called under its agent that does not say so: by its name, unless another has that."""
+        name = own_id(None if link.who is None else link.who.name)
+        tools = frozenset(tool.name for tool in link.listing.tools)
+        alive: set[DialInLink] = set()
+        while True:
+            place, unsure = agent.place_for(name, tools, alive)
+            if not unsure or link.lost.done():
+                return place
+            answers = await asyncio.gather(*(other.channel.is_alive(ALIVE_SECONDS) for other in unsure))
+            for other, is_alive in zip(unsure, answers, strict=True):
+                if is_alive or link.lost.done():
+                    alive.add(other)
+                else:
+                    other.end(REFUSED, "it gives no sign of life", "it gave no sign of life, and another came for it")
+
+    def _seat(self, agent: Agent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
+        """Raises `ConnectFailed` if there is no seat for it."""
+        if link.lost.done() or self._is_closing:
+            return
+        seat = agent.seat(server_id)
+        if seat is not None and seat.keeper.link is not None and seat.keeper.link.number > link.number:
+            link.end(NORMAL, REPLACED, "another connection took its place")  # a newer one, which was greeted faster
+            return
+        if seat is None:
+            self._make_place(agent)
+            seat = self._new_seat(agent, server_id, self._now())
+        seat.is_named = is_named
+        seat.take(link)
+        agent.add(seat)
+        _tell_name(seat, link)
+
+    def _make_place(self, agent: Agent) -> None:
+        most = self._settings.max_servers
+        while len(agent.seats()) >= most:
+            oldest = agent.longest_away()
+            if oldest is None:
+                raise ConnectFailed(f"its agent has {most} servers, as many as it may have (max_servers)")
+            self._drop(oldest, "another server of its agent took its place")
+
+    def _new_seat(self, agent: Agent, server_id: str, came: float, last: ServerName | None = None) -> Seat:
+        """`last` is what it was called before the hub was started."""
+        bid = self._names.bid(agent.key, server_id)
+        name = self._claim(bid, bid.names() if last is None else bid.names_from(last))
+        keeper = DialInKeeper(self._hub, self._crew, name, agent.key, lambda: self._stood(seat))
+        keeper.lane.grace = self._settings.grace_of(agent.key)
+        seat = self._seats[name] = Seat(agent, server_id, keeper, came)
+        return seat
+
+    def _claim(self, bid: Bid, names: Iterable[ServerName], beside: Collection[ServerName] = ()) -> ServerName:
+        """The best of a server's names; a weaker one that has it is given another, on the connection that it has."""
+        name = next(name for name in names if name not in beside and self._may_have(bid, name))
+        holder = self._seats.get(name)
+        if holder is not None and self._bid(holder) != bid:
+            self._rename(holder, {*beside, name})
+        return name
+
+    def _may_have(self, bid: Bid, name: ServerName) -> bool:
+        holder = self._seats.get(name)
+        return name not in self._hub.lanes if holder is None else bid.strength >= self._bid(holder).strength
+
+    def _bid(self, seat: Seat) -> Bid:
+        return self._names.bid(seat.agent.key, seat.server_id)
+
+    # -- going -----------------------------------------------------------------------------------------------------
+
+    def _gone(self, link: DialInLink) -> None:
+        """A link carries nothing more."""
+        agent = self._links.pop(link)
+        agent.has_come(link)
+        if not link.is_muxed:
+            self._count(agent, -1)
+
+    def _host_ended(self, host: MuxHost) -> None:
+        self._count(self._hosts.pop(host), -1)
+
+    def _count(self, agent: Agent, step: int) -> None:
+        self._connections += step
+        agent.connections += step
+
+    def _stood(self, seat: Seat) -> None:
+        """A server's standing changed."""
+        if seat.is_here == (seat in self._away):
+            seat.since = self._now()
+            if seat.is_here:
+                del self._away[seat]
+            else:
+                self._away[seat] = seat.since
+                self._plan_forgetting()
+                if not self._is_closing:
+                    seat.agent.make_room(MAKE_ROOM_SECONDS)
+        if seat.has_fewer_tools():
+            seat.agent.look_at_trimmed(seat)
+        self._keep(seat)
+        seat.agent.tell()
+
+    def _plan_forgetting(self) -> None:
+        """One timer for all: who went first is forgotten first."""
+        if self._forgetting is not None or self._is_closing:
+            return
+        if (first := next(iter(self._away.values()), None)) is not None:
+            seconds = max(0.0, first + self._settings.forget - self._now())
+            self._forgetting = asyncio.get_running_loop().call_later(seconds, self._forget)
+
+    def _forget(self) -> None:
+        self._forgetting = None
+        before = self._now() - self._settings.forget
+        for seat in [seat for seat, went in self._away.items() if went <= before]:
+            self._drop(seat, f"it was away for {self._settings.forget:g} s and is forgotten")
+        self._plan_forgetting()
+
+    def forget(self, server: ServerName) -> Forgetting:
+        """See `core.ports.relay.RelayBook`."""
+        seat = self._seats.get(server)
+        if seat is None:
+            return "unknown"
+        if seat.is_here:
+            return "connected"
+        self._drop(seat, "the operator had it forgotten")
+        return "forgotten"
+
+    def _drop(self, seat: Seat, why: str) -> None:
+        """Forget a server."""
+        self._away.pop(seat, None)
+        self._seats.pop(seat.server, None)
+        seat.keeper.close(REFUSED, why, why)
+        seat.agent.remove(seat)
+        seat.agent.look_at_trimmed(seat)
+        if self._remembered is not None:
+            self._remembered.forget(seat.agent.key, seat.server_id)
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def change(self, settings: DialInSettings) -> None:
+        """Take other settings, and the hub's limits; how many servers there may be holds for who comes from now on."""
+        names, self._names = self._names, Names(settings.agents)
+        self._settings = settings
+        if names != self._names:  # the strongest first: those after it find free what it leaves
+            for seat in sorted(self._seats.values(), key=lambda seat: self._bid(seat).strength, reverse=True):
+                self._rename(seat)
+        limits = self._hub.limits
+        for seat in self._seats.values():
+            lane = seat.keeper.lane
+            lane.adjust(limits.max_calls, limits.max_queued, limits.call_seconds)
+            if lane.grace != (grace := settings.grace_of(seat.agent.key)):
+                lane.grace = grace
+        for agent in list(self._agents.values()):
+            agent.limit(settings.max_tools)
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            self._forgetting = None
+        self._plan_forgetting()
+
+    def make_room(self, names: Iterable[ServerName]) -> None:
+        """Let go of names that configured servers are about to have."""
+        wanted = {*names}
+        for name in wanted & self._seats.keys():
+            self._rename(self._seats[name], wanted)
+
+    def _rename(self, seat: Seat, beside: Collection[ServerName] = ()) -> None:
+        """Give a server the best name that there is for it, on the connection that it has."""
+        before, old, bid = seat.keeper, seat.server, self._bid(seat)
+        name = self._claim(bid, bid.names(), beside)
+        if name == old:
+            return
+        keeper = DialInKeeper(self._hub, self._crew, name, seat.agent.key, lambda: self._stood(seat))
+        keeper.lane.inherit(before.lane)
+        link, listing, abilities = before.release(), before.listing, before.standing.abilities
+        why = before.lane.absence().why
+        before.close(REFUSED, "", f"it is called {name} now")
+        del self._seats[old]
+        self._seats[name] = seat
+        seat.keeper = keeper
+        if link is None:
+            keeper.remember(listing, abilities, why)
+        else:
+            link.listing = listing
+            keeper.take(link)
+            _tell_name(seat, link)
+        seat.agent.changed()
+
+    def recheck(self, is_valid: Callable[[Claim], bool]) -> None:
+        """Cut sockets whose token is good no more."""
+        words = "token已失效"  # as devices are told
+        is_good = _checked_once(is_valid)
+        for host in [host for host in self._hosts if not is_good(host.claim)]:
+            host.close(REFUSED, words)
+        for link in [link for link in self._links if not is_good(link.claim)]:
+            link.end(REFUSED, words, "its token is good no more")
+
+    # -- remembering -----------------------------------------------------------------------------------------------
+
+    def _keep(self, seat: Seat) -> None:
+        if self._remembered is not None and not self._is_closing:
+            self._remembered.keep(seat.record(self._now()))
+
+    async def recall(self) -> None:
+        """Show those who were here before the hub was started, as away until they come."""
+        if self._remembered is None:
+            return
+        for record in await self._remembered.load():
+            self._recall(record)
+            await asyncio.sleep(0)  # there may be thousands, and others wait
+        self._away = dict(sorted(self._away.items(), key=lambda entry: entry[1]))
+        self._plan_forgetting()
+
+    def _recall(self, record: Record) -> None:
+        agent = self.roster(record.agent)
+        if self._is_closing or agent.seat(record.server_id) is not None:
+            return  # it is here already
+        if record.seen + self._settings.forget <= self._now() or len(agent.seats()) >= self._settings.max_servers:
+            assert self._remembered is not None
+            self._remembered.forget(*record.key)
+            return
+        seat = self._new_seat(agent, record.server_id, record.came, record.name)
+        seat.is_named, seat.title = record.is_named, record.title
+        seat.offered = len(record.listing.tools)
+        seat.keeper.remember(record.listing, record.abilities, "it has not dialled in since the hub was started")
+        seat.since = self._away[seat] = record.seen
+        agent.add(seat)
+        agent.fit()
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Close every socket once, saying that the hub will be back."""
+        self._is_closing = True
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        for seat in self._seats.values():
+            seat.keeper.is_hidden = True  # what becomes of ten thousand of them now is no news to anybody
+            seat.keeper.leave()
+        words = "the hub is shutting down"
+        channels = [link.channel for link in self._links if not link.is_muxed]
+        for host in list(self._hosts):
+            host.close(RESTARTING, words)
+        for link in list(self._links):
+            link.end(RESTARTING, words, words)
+        await asyncio.gather(*(channel.aclose(RESTARTING, words) for channel in channels), return_exceptions=True)
+        if self._remembered is not None:
+            await self._remembered.aclose()
+
+
+def _checked_once(is_valid: Callable[[Claim], bool]) -> Callable[[Claim], bool]:
+    """Whether a claim is good; of those that neither expire nor can be revoked, one is asked for all of a key.
+
+    There may be ten thousand of them, of which most are so, and they are looked at every other second.
+    """
+    known: dict[str, bool] = {}
+
+    def is_good(claim: Claim) -> bool:
+        if claim.id or claim.expires_at is not None:
+            return is_valid(claim)
+        if claim.under not in known:
+            known[claim.under] = is_valid(claim)
+        return known[claim.under]
+
+    return is_good
+
+
+def _tell_name(seat: Seat, link: DialInLink) -> None:
+    if isinstance(link.channel, Naming):
+        link.channel.named(seat.server, seat.keeper.lane.grace)
+
+
+def _turn_away(link: DialInLink, code: int, why: str) -> None:
+    if link.lost.done():
+        log.info("server left before it was listed", server=link.server, client=link.client, reason=link.lost.result())
+    else:
+        log.info("server turned away", server=link.server, client=link.client, reason=why)
+        link.end(code, why, why)
+
+
+def _failed(link: DialInLink, error: BaseException) -> None:
+    link.end(FAILED, "the hub failed", f"a defect in the hub: {error}")
+
+
+def _unheard() -> None:
+    """Nobody wants to know who comes."""

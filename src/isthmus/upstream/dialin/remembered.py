@@ -1,0 +1,334 @@
+"""What is remembered of servers that dialled in, so that a hub that starts again knows them before they are back.
+
+One document each, under its agent and its id there. Writing is beside the point of the hub: it is put off, gathered and
+bounded, and a journal that fails costs a line in the log. Used by `upstream.dialin` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar, get_args
+
+import msgspec
+import structlog
+
+from isthmus.core.crew import Crew
+from isthmus.core.ports.journal import Document, Journal, Verdict
+from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
+from isthmus.model.names import FeatureName, ServerName, parse_server_name
+from isthmus.upstream.listing import Listing
+from isthmus.wire.jsonrpc import render
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_of, read_list
+
+log = structlog.get_logger(__name__)
+
+KIND = "dialin"
+HERE, AWAY = "here", "away"
+
+RECORD_BYTES_MAX = 2 * 1024 * 1024
+"""A server that lists more is not remembered: as many tools as an agent may have by default, of four kilobytes each."""
+
+AGENT_BYTES_MAX = 4 * 1024 * 1024
+"""All servers of one agent together, so that few agents cannot have others forgotten."""
+
+RECORDS_MAX = 20_000
+RECORDS_BYTES_MAX = 32 * 1024 * 1024
+"""All of them together. Tasks are kept in the same journal, and must find room there."""
+
+PAUSE_SECONDS = 1.0
+"""Between two rounds of writing, so that a server that comes and goes is written once a second at most."""
+
+CLOSE_SECONDS = 2.0
+"""How long a hub that stops waits for the last round."""
+
+AT_ONCE = 256
+"""Documents that wait for the journal at a time."""
+
+TITLE_LENGTH_MAX = 400
+
+Key: TypeAlias = tuple[str, str]
+"""An agent's key, and what the server is called under it."""
+
+F = TypeVar("F", bound=Feature)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is remembered of one server. Times are in seconds since the epoch."""
+
+    agent: str
+    server_id: str
+    name: ServerName
+    listing: Listing
+    abilities: frozenset[Ability]
+    came: float
+    """When it came for the first time: who came first is asked for first."""
+    seen: float
+    """When it was last there; of one that was there when the hub ended, when it was read again."""
+    is_here: bool = False
+    is_named: bool = False
+    """It named itself when it dialled; else its id is what it calls itself."""
+    title: str | None = None
+
+    @property
+    def key(self) -> Key:
+        """Under which it is kept."""
+        return self.agent, self.server_id
+
+
+class _Head(msgspec.Struct):
+    """What a document says beside its lists, which are written as their servers do."""
+
+    name: str
+    came: float
+    abilities: list[str] = []
+    named: bool = False
+    title: str | None = None
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """The document that the journal has, as far as is known."""
+
+    version: int
+    size_bytes: int
+    mark: bytes
+
+
+class Remembered:
+    """Keeps records up to date in the journal; `now` tells the time in seconds since the epoch."""
+
+    def __init__(self, journal: Journal, crew: Crew, now: Callable[[], float]) -> None:
+        self._journal = journal
+        self._crew = crew
+        self._now = now
+        self._known: dict[Key, _Known] = {}
+        self._bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        """Those of each agent."""
+        self._promised = 0, 0
+        """Bytes and documents that are being written, which have no room elsewhere."""
+        self._promised_to: Counter[str] = Counter()
+        self._due: dict[Key, Record | None] = {}
+        """What is to be written, or with None taken away."""
+        self._work: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+
+    # -- what is told ----------------------------------------------------------------------------------------------
+
+    def keep(self, record: Record) -> None:
+        """Remember a server as it is now, in a while."""
+        self._put(record.key, record)
+
+    def forget(self, agent: str, server_id: str) -> None:
+        """Remember a server no more."""
+        self._put((agent, server_id), None)
+
+    def _put(self, key: Key, record: Record | None) -> None:
+        self._due[key] = record
+        if self._work is None:
+            self._work = self._crew.spawn("remembering what dialled in", self._write_all())
+
+    async def aclose(self) -> None:
+        """Write what is still to be written, within `CLOSE_SECONDS`."""
+        self._hurry.set()
+        if self._work is not None:
+            await asyncio.wait({self._work}, timeout=CLOSE_SECONDS)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def _write_all(self) -> None:
+        try:
+            while self._due:
+                due, self._due = self._due, {}
+                keys = [*due]
+                for start in range(0, len(keys), AT_ONCE):
+                    await self._write({key: due[key] for key in keys[start : start + AT_ONCE]})
+                await self._pause()
+        finally:
+            self._work = None
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self._hurry.wait(), PAUSE_SECONDS)
+        except TimeoutError:
+            return
+
+    def _document(self, key: Key, record: Record | None) -> Document | None:
+        """What is to be written; None if there is nothing to change."""
+        known = self._known.get(key)
+        body = None if record is None else _write(record)
+        if body is not None and not self._take_room(key[0], known, len(body)):
+            log.warning("a server that dialled in is too much to be remembered", agent=key[0], size_bytes=len(body))
+            body = None
+        if body is None or record is None:
+            return None if known is None else Document(KIND, *key, known.version + 1, self._now(), None)
+        state = HERE if record.is_here else AWAY
+        if known is not None and known.mark == _mark(state, body):
+            return None
+        return Document(KIND, *key, 1 if known is None else known.version + 1, record.seen, body, state=state)
+
+    def _take_room(self, agent: str, known: _Known | None, size_bytes: int) -> bool:
+        """Whether there is room for a document, which it has from now on."""
+        more_bytes, more = (size_bytes, 1) if known is None else (size_bytes - known.size_bytes, 0)
+        bytes_taken, taken = self._promised
+        has_room = (
+            size_bytes <= RECORD_BYTES_MAX
+            and self._bytes_of[agent] + self._promised_to[agent] + more_bytes <= AGENT_BYTES_MAX
+            and self._bytes + bytes_taken + more_bytes <= RECORDS_BYTES_MAX
+            and len(self._known) + taken + more <= RECORDS_MAX
+        )
+        if has_room:
+            self._promised = bytes_taken + more_bytes, taken + more
+            self._promised_to[agent] += more_bytes
+        return has_room
+
+    async def _write(self, due: dict[Key, Record | None]) -> None:
+        self._promised = 0, 0
+        self._promised_to.clear()
+        documents = [document for key, record in due.items() if (document := self._document(key, record)) is not None]
+        loop = asyncio.get_running_loop()
+        waits: dict[asyncio.Future[Verdict], Document] = {}
+        for document in documents:
+            wait: asyncio.Future[Verdict] = loop.create_future()
+            waits[wait] = document
+            self._journal.write((document,), partial(_settle, wait))
+        if not waits:
+            return
+        await asyncio.wait(waits)
+        failed = [document for wait, document in waits.items() if wait.result() != "kept"]
+        for wait, document in waits.items():
+            if wait.result() == "kept":
+                self._note(document)
+        if failed:
+            log.warning("what dialled in could not be remembered", servers=len(failed))
+            unsure = [document for wait, document in waits.items() if wait.result() in ("conflict", "unknown")]
+            await self._look_again(unsure, due)
+
+    async def _look_again(self, documents: Sequence[Document], due: dict[Key, Record | None]) -> None:
+        """See what the journal has of what was not written as it should have been, and write that once more."""
+        try:
+            for document in documents:
+                key = document.owner, document.id
+                self._forget(key)
+                if (found := await self._journal.read(KIND, *key)) is not None:
+                    self._note(found)
+                if not self._hurry.is_set():  # else it would be tried for as long as the hub waits for it
+                    self._due.setdefault(key, due[key])
+        except OSError as error:
+            log.warning("what dialled in could not be looked up", error=str(error))
+
+    def _note(self, document: Document) -> None:
+        """The journal has this."""
+        key = document.owner, document.id
+        self._forget(key)
+        if document.body is not None:
+            size_bytes = len(document.body)
+            self._known[key] = _Known(document.version, size_bytes, _mark(document.state, document.body))
+            self._weigh(key, size_bytes)
+
+    def _forget(self, key: Key) -> None:
+        if (known := self._known.pop(key, None)) is not None:
+            self._weigh(key, -known.size_bytes)
+
+    def _weigh(self, key: Key, more_bytes: int) -> None:
+        self._bytes += more_bytes
+        self._bytes_of[key[0]] += more_bytes
+        if not self._bytes_of[key[0]]:
+            del self._bytes_of[key[0]]
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def load(self) -> list[Record]:
+        """Everything that is remembered, in the order in which it came; what is too much of it is forgotten."""
+        records: OrderedDict[Key, Record] = OrderedDict()
+        last: Document | None = None
+        try:
+            while found := await self._journal.all_in(KIND, (HERE, AWAY), limit=AT_ONCE, after=last):
+                last = found[-1]
+                for document in found:
+                    self._note(document)
+                    if (record := _read(document, self._now())) is not None:
+                        records[record.key] = record
+                self._drop_oldest(records)
+        except OSError as error:
+            log.warning("what dialled in before could not be read", error=str(error))
+        return sorted(records.values(), key=lambda record: record.came)
+
+    def _drop_oldest(self, records: OrderedDict[Key, Record]) -> None:
+        while records and (len(records) > RECORDS_MAX or self._bytes > RECORDS_BYTES_MAX):
+            key, _ = records.popitem(last=False)
+            self._weigh(key, -self._known[key].size_bytes)
+            self._known[key] = msgspec.structs.replace(self._known[key], size_bytes=0)
+            self.forget(*key)
+
+
+def _settle(wait: asyncio.Future[Verdict], verdict: Verdict) -> None:
+    if not wait.done():
+        wait.set_result(verdict)
+
+
+def _mark(state: str, body: bytes) -> bytes:
+    return hashlib.blake2b(state.encode() + b"\0" + body, digest_size=12).digest()
+
+
+# -- documents -------------------------------------------------------------------------------------------------------
+
+
+def _write(record: Record) -> bytes:
+    title = None if record.title is None else record.title[:TITLE_LENGTH_MAX]
+    head = _Head(record.name, record.came, sorted(record.abilities), record.is_named, title)
+    listing = record.listing
+    lists = {
+        TOOLS: listing.tools,
+        PROMPTS: listing.prompts,
+        RESOURCES: listing.resources,
+        TEMPLATES: listing.templates,
+    }
+    members = [b'"%b":%b' % (shape.member.encode(), _entries(features)) for shape, features in lists.items()]
+    return b",".join((msgspec.json.encode(head)[:-1], *members)) + b"}"
+
+
+def _entries(features: Sequence[Feature]) -> bytes:
+    return array_of(render(feature.definition) for feature in features)
+
+
+def _read(document: Document, now: float) -> Record | None:
+    """A record; None, and a warning, if the document is damaged."""
+    body = document.body or b""
+    try:
+        head = msgspec.json.decode(body, type=_Head)
+        name = parse_server_name(head.name)
+        listing = Listing(
+            _features(TOOLS, Tool, name, body),
+            _features(PROMPTS, Prompt, name, body),
+            _features(RESOURCES, Resource, name, body),
+            _features(TEMPLATES, Template, name, body),
+        )
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        log.warning(
+            "what was remembered of a server is damaged", agent=document.owner, id=document.id, error=str(error)
+        )
+        return None
+    is_here = document.state == HERE
+    return Record(
+        document.owner,
+        document.id,
+        name,
+        listing,
+        frozenset(ability for ability in get_args(Ability) if ability in head.abilities),
+        head.came,
+        now if is_here else document.at,
+        is_here,
+        head.named,
+        head.title,
+    )
+
+
+def _features(shape: ListShape, kind: type[F], server: ServerName, body: bytes) -> tuple[F, ...]:
+    page = read_list(shape, body)
+    if isinstance(page, str):
+        raise ValueError(page)
+    return tuple(kind.of(server, FeatureName(name), definition) for name, definition in page.entries)

@@ -1,0 +1,923 @@
+"""Servers that dial in: seats, twins, going and coming back, limits, names, and an ordered end."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import weakref
+from itertools import islice
+from typing import Any, cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from isthmus.core.calls.lane import Lane
+from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.settings import Limits
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.faults import Lost, NotConnected, UnknownTool
+from isthmus.model.names import ServerName
+from isthmus.model.relay import AgentRules, Claim
+from isthmus.storage.memory import MemoryJournal
+from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.upstream.dialin import book as module
+from isthmus.upstream.dialin.book import DialIns
+from isthmus.upstream.dialin.keeper import REPLACED
+from isthmus.upstream.dialin.link import DialInLink
+from isthmus.upstream.dialin.naming import Names
+from isthmus.upstream.dialin.settings import DialInSettings
+from tests.unit.core.doubles import ANYONE, ready, tool
+from tests.unit.upstream.dialin.scene import CLAIM, Dialler, Scene, scene, until
+from tests.unit.upstream.doubles import text_of
+
+# -- coming ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_is_greeted_once_listed_to_the_last_page_and_called() -> None:
+    async with scene() as at:
+        server = Dialler(tools=[f"t{number}" for number in range(120)])
+        await at.seat(server, "clock")
+        assert at.servers() == {"kitchen_clock": "ready"}
+        assert at.tools("kitchen_clock") == server.tools
+        assert at.standing("kitchen_clock").agent == "kitchen"
+        assert text_of(await at.call("kitchen_clock.t119")) == "clock: t119"
+        methods = [message["method"] for message in server.asked]
+        assert methods == ["initialize", "notifications/initialized", *["tools/list"] * 3, "tools/call"]
+        assert not server.closed
+
+
+async def test_a_server_is_not_seen_before_it_was_listed_and_those_who_wait_hear_when_it_is() -> None:
+    async with scene() as at:
+        at.dial(Dialler(), "clock")
+        ((label, arrival),) = at.book.roster("kitchen").arriving()
+        assert (label, at.servers(), at.book.roster("kitchen").seats()) == ("clock", {}, ())
+        (shown,) = at.book.servers()
+        assert (shown.state, shown.server_id, shown.client) == ("connecting", "clock", "192.0.2.7")
+        await arrival
+        (seat,) = at.book.roster("kitchen").seats()
+        assert (seat.server_id, seat.server, seat.is_here) == ("clock", "kitchen_clock", True)
+        assert json.loads(seat.welcome)["serverInfo"]["name"] == "clock"
+
+
+async def test_without_a_server_id_it_is_what_it_calls_itself() -> None:
+    async with scene() as at:
+        for server in (Dialler("clock"), Dialler("lamp"), Dialler(None)):
+            await at.seat(server)
+        assert [seat.server_id for seat in at.book.roster("kitchen").seats()] == ["clock", "lamp", "default"]
+
+
+async def test_a_modern_server_refuses_the_earlier_greeting_and_gets_its_own() -> None:
+    async with scene() as at:
+        server = Dialler("clock")
+        server.is_modern = True
+        await at.seat(server)
+        assert at.standing("kitchen_clock").era == "2026-07-28"
+        assert [message["method"] for message in server.asked][:2] == ["initialize", "server/discover"]
+        assert text_of(await at.call("kitchen_clock.now")) == "clock: now"
+
+
+async def test_agents_do_not_meet() -> None:
+    async with scene() as at:
+        await at.seat(Dialler("clock"), claim=Claim("kitchen"))
+        await at.seat(Dialler("clock"), claim=Claim("kitchen", "acme"))
+        assert at.servers() == {"kitchen_clock": "ready", "acme_kitchen_clock": "ready"}
+        assert [seat.server for seat in at.book.roster("acme/kitchen").seats()] == ["acme_kitchen_clock"]
+
+
+# -- turned away -----------------------------------------------------------------------------------------------------
+
+
+async def nothing_is_left(at: Scene) -> None:
+    await at.quiet()
+    assert (at.servers(), at.book.servers(), at.book.connections(), len(at.book._links)) == ({}, (), 0, 0)
+
+
+async def test_a_silent_server_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DialInLink, "start_seconds", 0.01)
+    async with scene() as at:
+        server = Dialler()
+        server.is_mute = True
+        await at.seat(server)
+        assert server.closed == [(1011, "no answer to initialize within 0.01 s")]
+        await nothing_is_left(at)
+
+
+async def test_a_server_that_goes_without_an_answer_is_told_of_once() -> None:
+    async with scene() as at:
+        server = Dialler()
+        server.is_mute = True
+        with capture_logs() as lines:
+            at.dial(server, "clock")
+            await until(lambda: len(server.asked) == 1)
+            came = at.time
+            at.time += 5
+            (shown,) = at.book.servers()
+            assert (shown.state, shown.reason) == ("connecting", "it has not said yet what it offers")
+            assert shown.since == came
+            server.leave("it gave no sign of life")
+            await nothing_is_left(at)
+            await until(lambda: bool(lines))
+        (line,) = lines
+        assert (line["event"], line["reason"]) == ("server left before it was listed", "it gave no sign of life")
+        assert (line["server"], line["client"]) == ("kitchen_clock", "192.0.2.7")
+
+
+async def test_a_server_that_never_ends_its_list_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ARRIVE_SECONDS", 0.02)
+    async with scene() as at:
+        server = Dialler()
+        server.capabilities["prompts"] = {}  # which it does not answer
+        await at.seat(server)
+        assert server.closed == [(1011, "it did not say within 0.02 s what it offers")]
+        await nothing_is_left(at)
+
+
+async def test_a_server_that_refuses_every_greeting_is_sent_away() -> None:
+    async with scene() as at:
+        server = Dialler()
+        server.is_mute = True
+        at.dial(server)
+        await until(lambda: len(server.asked) == 1)
+        server.say(id=1, error={"code": -1, "message": "not today"})
+        await until(lambda: len(server.asked) == 2)
+        server.say(id=2, error={"code": -1, "message": "nor so"})
+        await nothing_is_left(at)
+        assert server.closed == [(1008, "it refused to initialize: not today (-1)")]
+
+
+async def test_a_server_of_no_known_version_is_sent_away() -> None:
+    async with scene() as at:
+        server = Dialler()
+        server.is_mute = True
+        at.dial(server)
+        await until(lambda: len(server.asked) == 1)
+        server.hearer.read(b"hello")
+        server.say(id=1, result={"protocolVersion": "1999-01-01"})
+        await nothing_is_left(at)
+        assert server.closed[0][0] == 1008
+        assert "1999-01-01" in server.closed[0][1]
+
+
+async def test_a_server_that_leaves_while_it_is_greeted_leaves_nothing_behind() -> None:
+    async with scene() as at:
+        server = Dialler()
+        at.dial(server)
+        server.leave()
+        await nothing_is_left(at)
+        assert not server.closed
+
+
+async def test_this_hub_itself_is_sent_away() -> None:
+    async with scene() as at:
+        server = Dialler()
+        server.is_mute = True
+        at.dial(server)
+        await until(lambda: len(server.asked) == 1)
+        meta = {"isthmus/hubs": {at.hub.id: 0}}
+        server.is_mute = False
+        server.say(id=1, result={"protocolVersion": "2024-11-05", "capabilities": {"tools": {}}, "_meta": meta})
+        await nothing_is_left(at)
+        assert server.closed == [(1008, "it is this hub itself")]
+
+
+# -- the same once more ----------------------------------------------------------------------------------------------
+
+
+async def test_the_newest_of_a_server_id_replaces_the_old_and_what_the_old_still_does_is_no_matter() -> None:
+    async with scene() as at:
+        old = await at.seat(Dialler("old"), "s1")
+        old.holds_calls = True
+        _, waiting = at.start("kitchen_s1.now")
+        await until(lambda: len(old.calls()) == 1)
+        new = await at.seat(Dialler("new", ["now", "then"]), "s1")
+        assert old.closed == [(1000, REPLACED)]
+        assert isinstance(waiting.fault, Lost)
+        assert waiting.fault.executed == "unknown"
+        old.leave()
+        assert (at.servers(), at.tools("kitchen_s1")) == ({"kitchen_s1": "ready"}, ["now", "then"])
+        assert text_of(await at.call("kitchen_s1.now")) == "new: now"
+        assert not new.closed
+
+
+async def test_while_the_newest_is_greeted_the_old_one_serves() -> None:
+    async with scene() as at:
+        old = await at.seat(Dialler("old"), "s1")
+        new = Dialler("new")
+        new.is_mute = True
+        at.dial(new, "s1")
+        assert text_of(await at.call("kitchen_s1.now")) == "old: now"
+        new.leave()
+        await at.quiet()
+        assert text_of(await at.call("kitchen_s1.now")) == "old: now"
+        assert not old.closed
+
+
+async def test_the_newest_is_the_one_that_dialled_last_and_not_the_one_that_was_greeted_last() -> None:
+    async with scene() as at:
+        slow = Dialler("slow")
+        slow.is_mute = True
+        at.dial(slow, "s1")
+        await until(lambda: len(slow.asked) == 1)
+        at.dial(Dialler("fast"), "s1")
+        await until(lambda: at.servers() == {"kitchen_s1": "ready"})
+        slow.is_mute = False
+        slow._serve(slow.asked[0])
+        await at.quiet()
+        assert slow.closed == [(1000, REPLACED)]
+        assert text_of(await at.call("kitchen_s1.now")) == "fast: now"
+
+
+async def test_two_servers_of_one_name_both_stay() -> None:
+    async with scene() as at:
+        first, second, third = [await at.seat(Dialler("clock")) for _ in range(3)]
+        assert [seat.server_id for seat in at.book.roster("kitchen").seats()] == ["clock", "clock_2", "clock_3"]
+        assert [twin.closed for twin in (first, second, third)] == [[], [], []]
+        second.leave()
+        await at.seat(Dialler("clock"))
+        assert at.servers() == dict.fromkeys(("kitchen_clock", "kitchen_clock_2", "kitchen_clock_3"), "ready")
+
+
+async def test_two_servers_of_one_name_that_come_together_both_stay() -> None:
+    async with scene() as at:
+        twins = [Dialler("clock"), Dialler("clock")]
+        for twin in twins:
+            at.dial(twin)
+        await at.quiet()
+        assert at.servers() == dict.fromkeys(("kitchen_clock", "kitchen_clock_2"), "ready")
+        assert not [twin.closed for twin in twins if twin.closed]
+
+
+async def test_twins_that_come_back_in_another_order_have_their_own_seats() -> None:
+    async with scene(DialInSettings(grace=30.0)) as at:
+        first, second = await at.seat(Dialler("FastMCP", ["calc"])), await at.seat(Dialler("FastMCP", ["rain", "sun"]))
+        first.leave()
+        second.leave()
+        _, waiting = at.start("kitchen_FastMCP.calc")
+        back = await at.seat(Dialler("FastMCP", ["rain", "sun", "snow"]))
+        assert at.servers() == {"kitchen_FastMCP": "away", "kitchen_FastMCP_2": "ready"}
+        assert not back.calls()
+        first = await at.seat(Dialler("FastMCP", ["calc"]))
+        await until(lambda: bool(waiting.ends))
+        assert text_of(waiting) == "FastMCP: calc"
+        assert len(first.calls()) == 1
+
+
+async def test_a_twin_that_only_seems_to_be_here_is_looked_at_before_another_ones_seat_is_taken() -> None:
+    async with scene() as at:
+        first, second = await at.seat(Dialler("FastMCP", ["calc"])), await at.seat(Dialler("FastMCP", ["rain"]))
+        second.leave()
+        first.is_there = False
+        again = await at.seat(Dialler("FastMCP", ["calc"]))
+        assert at.servers() == {"kitchen_FastMCP": "ready", "kitchen_FastMCP_2": "away"}
+        assert (again.closed, len(first.closed)) == ([], 1)
+
+
+async def test_a_call_that_waits_is_not_sent_to_a_server_that_came_back_without_its_tool() -> None:
+    async with scene(DialInSettings(grace=30.0)) as at:
+        server = await at.seat(Dialler("clock", ["now", "then"]))
+        server.leave()
+        _, gone = at.start("kitchen_clock.then")
+        _, kept = at.start("kitchen_clock.now")
+        back = await at.seat(Dialler("clock", ["now"]))
+        assert isinstance(gone.fault, UnknownTool)
+        await until(lambda: bool(kept.ends))
+        assert text_of(kept) == "clock: now"
+        assert [each["params"]["name"] for each in back.calls()] == ["now"]
+
+
+async def test_one_that_gives_no_sign_of_life_makes_place_for_its_name() -> None:
+    async with scene() as at:
+        gone = await at.seat(Dialler("clock"))
+        gone.is_there = False
+        await at.seat(Dialler("clock", ["then"]))
+        assert gone.closed == [(1008, "it gives no sign of life")]
+        assert (at.servers(), at.tools("kitchen_clock")) == ({"kitchen_clock": "ready"}, ["then"])
+
+
+async def test_one_hundred_reconnections_leave_one_server() -> None:
+    async with scene() as at:
+        for _ in range(100):
+            server = await at.seat(Dialler("clock"))
+            server.leave()
+        await at.seat(Dialler("clock"))
+        assert at.servers() == {"kitchen_clock": "ready"}
+        assert (len(at.book.servers()), len(at.book._links)) == (1, 1)
+
+
+# -- away ------------------------------------------------------------------------------------------------------------
+
+
+async def test_away_its_tools_are_kept_and_marked_and_calls_fail_at_once() -> None:
+    async with scene() as at:
+        server = await at.seat(Dialler())
+        server.holds_calls = True
+        _, running = at.start("kitchen_clock.now")
+        await until(lambda: len(server.calls()) == 1)
+        at.time += 5
+        server.leave("it closed the WebSocket with code 1006")
+        assert isinstance(running.fault, Lost)
+        standing = at.standing("kitchen_clock")
+        reason = "it is not connected: it closed the WebSocket with code 1006"
+        assert (standing.state, standing.reason, at.tools("kitchen_clock")) == ("away", reason, ["now"])
+        late = await at.call("kitchen_clock.now")
+        assert isinstance(late.fault, NotConnected)
+        assert late.fault.executed == "no"
+        (seat,) = at.book.roster("kitchen").seats()
+        (shown,) = at.book.servers()
+        assert not seat.is_here
+        assert (shown.state, shown.reason, shown.since, shown.tools) == ("away", reason, at.time, ("now",))
+
+
+async def test_what_had_not_left_did_not_run() -> None:
+    async with scene() as at:
+        server = await at.seat(Dialler())
+        server.holds_calls = True
+        server.unread_bytes = 1_000_000
+        _, held = at.start("kitchen_clock.now")
+        server.leave()
+        assert held.fault.executed == "no"
+        assert not server.calls()
+
+
+async def test_within_the_grace_calls_wait_for_it_to_come_back() -> None:
+    async with scene(DialInSettings(grace=30.0)) as at:
+        server = await at.seat(Dialler())
+        server.leave()
+        _, waiting = at.start("kitchen_clock.now")
+        assert not waiting.ends
+        await at.seat(Dialler())
+        await until(lambda: bool(waiting.ends))
+        assert text_of(waiting) == "clock: now"
+
+
+async def test_the_grace_is_the_agents_own_and_changes_at_once() -> None:
+    agents = {"kitchen": AgentRules(grace=30.0)}
+    async with scene(DialInSettings(agents=agents)) as at:
+        server = await at.seat(Dialler())
+        server.leave()
+        _, waiting = at.start("kitchen_clock.now")
+        assert not waiting.ends
+        at.book.change(DialInSettings())
+        assert isinstance(waiting.fault, NotConnected)
+
+
+async def test_who_is_away_for_long_is_forgotten() -> None:
+    async with scene(DialInSettings(forget=0.05)) as at:
+        early, late = await at.seat(Dialler("early")), await at.seat(Dialler("late"))
+        early.leave()
+        at.time += 0.04
+        late.leave()
+        at.time += 0.02
+        at.book._forget()
+        assert at.servers() == {"kitchen_late": "away"}
+        at.time += 1
+        await until(lambda: at.servers() == {})
+        assert at.book.servers() == ()
+
+
+async def test_a_watcher_that_fails_keeps_nobody_from_the_news() -> None:
+    async with scene() as at:
+        roster = at.book.roster("kitchen")
+        told: list[str] = []
+
+        def fail() -> None:
+            raise RuntimeError("broken")
+
+        roster.watch(fail)
+        roster.watch(lambda: told.append("something"))
+        await at.seat(Dialler())
+        assert told
+        assert at.servers() == {"kitchen_clock": "ready"}
+
+
+async def test_a_roster_tells_of_every_change_and_is_new_only_when_somebody_joins_or_leaves() -> None:
+    async with scene(DialInSettings(max_servers=1)) as at:
+        roster = at.book.roster("kitchen")
+        told: list[int] = []
+        unwatch = roster.watch(lambda: told.append(len(roster.seats())))
+        server = await at.seat(Dialler())
+        seats = roster.seats()
+        assert told[-1] == 1
+        server.leave()
+        assert roster.seats() is seats
+        heard = len(told)
+        await at.seat(Dialler("lamp"))
+        assert len(told) > heard
+        assert [seat.server_id for seat in roster.seats()] == ["lamp"]
+        unwatch()
+        heard = len(told)
+        await at.seat(Dialler("lamp"), "lamp")
+        assert len(told) == heard
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_one_away_longest_makes_room_and_nobody_who_is_here() -> None:
+    async with scene(DialInSettings(max_servers=2)) as at:
+        first, second = await at.seat(Dialler("first")), await at.seat(Dialler("second"))
+        refused = await at.seat(Dialler("third"))
+        assert refused.closed == [(1008, "its agent has 2 servers, as many as it may have (max_servers)")]
+        second.leave()
+        at.time += 1
+        first.leave()
+        await at.seat(Dialler("third"))
+        assert at.servers() == {"kitchen_first": "away", "kitchen_third": "ready"}
+
+
+async def test_tools_beyond_the_agents_limit_are_left_out_with_a_note() -> None:
+    async with scene(DialInSettings(max_tools=3)) as at:
+        await at.seat(Dialler("first", ["a", "b"]))
+        second = await at.seat(Dialler("second", ["c", "d", "e"]))
+        assert (at.tools("kitchen_first"), at.tools("kitchen_second")) == (["a", "b"], ["c"])
+        note = "2 of its 3 tools left out: an agent may have 3 in all (max_tools)"
+        assert at.standing("kitchen_second").notes == (note,)
+        second.change("f", "g")
+        await until(lambda: at.tools("kitchen_second") == ["f"])
+
+
+async def test_tools_that_were_left_out_come_in_when_another_server_is_forgotten() -> None:
+    async with scene(DialInSettings(max_tools=3, forget=60.0)) as at:
+        first = await at.seat(Dialler("first", ["a", "b"]))
+        await at.seat(Dialler("second", ["c", "d", "e"]))
+        first.leave()
+        at.time += 61
+        at.book._forget()
+        await until(lambda: at.tools("kitchen_second") == ["c", "d", "e"])
+        assert at.standing("kitchen_second").notes == ()
+
+
+async def test_servers_that_are_away_make_room_for_tools_the_longest_away_first() -> None:
+    async with scene(DialInSettings(max_tools=4)) as at:
+        for name, tools in (("first", ["a", "b"]), ("second", ["c", "d"])):
+            server = await at.seat(Dialler(name, tools))
+            at.time += 1
+            server.leave()
+        with capture_logs() as logged:
+            third = await at.seat(Dialler("third", ["e", "f", "g"]))
+        assert at.tools("kitchen_third") == ["e", "f", "g"]
+        assert (at.tools("kitchen_first"), at.tools("kitchen_second")) == ([], ["c"])
+        warned = [(entry["server"], entry["reason"]) for entry in logged if entry["log_level"] == "warning"]
+        rule = "tools left out: an agent may have 4 in all (max_tools)"
+        assert warned == [("kitchen_first", f"2 of its 2 {rule}"), ("kitchen_second", f"1 of its 2 {rule}")]
+        with capture_logs() as logged:
+            third.change("e", "f", "h")
+            await until(lambda: at.tools("kitchen_third") == ["e", "f", "h"])
+            await at.seat(Dialler("second", ["c", "d"]))
+        assert (at.tools("kitchen_second"), at.tools("kitchen_third")) == (["c"], ["e", "f", "h"])
+        assert [entry for entry in logged if entry["log_level"] == "warning"] == []  # it is no news
+
+
+async def test_a_server_without_room_for_its_tools_has_that_of_one_that_stays_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAKE_ROOM_SECONDS", 0.0)
+    async with scene(DialInSettings(max_tools=3)) as at:
+        first = await at.seat(Dialler("first", ["a", "b"]))
+        await at.seat(Dialler("second", ["c", "d", "e"]))
+        assert at.tools("kitchen_second") == ["c"]
+        first.leave()
+        await until(lambda: at.tools("kitchen_second") == ["c", "d", "e"])
+        assert (at.tools("kitchen_first"), at.servers()["kitchen_first"]) == ([], "away")
+
+
+async def test_another_limit_of_tools_holds_for_who_is_here_and_who_is_away() -> None:
+    async with scene(DialInSettings(max_tools=9)) as at:
+        gone = await at.seat(Dialler("gone", ["x", "y"]))
+        gone.leave()
+        await at.seat(Dialler("first", ["a", "b", "c"]))
+        await at.seat(Dialler("second", ["d", "e"]))
+        at.book.change(DialInSettings(max_tools=4))
+        shown = [at.tools(f"kitchen_{name}") for name in ("gone", "first", "second")]
+        assert shown == [[], ["a", "b", "c"], ["d"]]
+        at.book.change(DialInSettings(max_tools=1))
+        assert [at.tools(f"kitchen_{name}") for name in ("first", "second")] == [["a"], []]
+        await until(lambda: len(at.standing("kitchen_first").notes) == 1)
+        note = "2 of its 3 tools left out: an agent may have 1 in all (max_tools)"
+        assert at.standing("kitchen_first").notes == (note,)
+        at.book.change(DialInSettings(max_tools=9))
+        await until(lambda: at.tools("kitchen_first") == ["a", "b", "c"] and at.tools("kitchen_second") == ["d", "e"])
+        assert at.standing("kitchen_first").notes == ()
+
+
+async def test_who_is_away_can_be_forgotten_and_nobody_else() -> None:
+    async with scene() as at:
+        clock = await at.seat(Dialler())
+        name = ServerName("kitchen_clock")
+        assert (at.book.forget(ServerName("kitchen_oven")), at.book.forget(name)) == ("unknown", "connected")
+        clock.leave()
+        assert (at.book.forget(name), at.book.forget(name), at.servers()) == ("forgotten", "unknown", {})
+        await at.seat(Dialler())
+        assert at.servers() == {"kitchen_clock": "ready"}
+
+
+async def test_tools_that_were_left_out_come_in_when_another_server_has_fewer_or_more_are_allowed() -> None:
+    async with scene(DialInSettings(max_tools=3)) as at:
+        first = await at.seat(Dialler("first", ["a", "b"]))
+        await at.seat(Dialler("second", ["c", "d", "e", "f"]))
+        assert at.tools("kitchen_second") == ["c"]
+        first.change("a")
+        await until(lambda: at.tools("kitchen_second") == ["c", "d"])
+        at.book.change(DialInSettings(max_tools=5))
+        await until(lambda: at.tools("kitchen_second") == ["c", "d", "e", "f"])
+
+
+async def test_a_server_that_comes_back_in_the_earlier_era_lists_the_same_to_everybody() -> None:
+    async with scene() as at:
+        modern = Dialler("clock", ["ask"])
+        modern.is_modern = True
+        await at.seat(modern)
+        asked = frozenset({"elicitation"})
+        modern.tools = ["ask", "more"]
+        await at.hub.view_for(ANYONE, EVERYTHING, asked)
+        await until(lambda: bool(at.standing("kitchen_clock").variants))
+        modern.leave()
+        await at.seat(Dialler("clock", ["now"]))
+        seen = await at.hub.view_for(ANYONE, EVERYTHING, asked)
+        assert [*seen.routes] == ["kitchen_clock.now"]
+
+
+async def test_limits_that_change_hold_for_those_who_are_here() -> None:
+    async with scene() as at:
+        server = await at.seat(Dialler())
+        at.hub.limits = Limits(call_seconds=7.0, max_calls=2, max_queued=3)
+        at.book.change(DialInSettings())
+        lane = at.hub.lanes[ServerName("kitchen_clock")]
+        assert (lane.timeout, lane.max_calls, lane.max_queued) == (7.0, 2, 3)
+        assert not server.closed
+
+
+async def test_connections_are_counted_in_all_and_of_each_agent() -> None:
+    async with scene(DialInSettings(max_connections=3, max_agent_connections=2)) as at:
+        book = at.book
+        assert book.room_for("kitchen", 0, 0) is None
+        assert "max_connections" in (book.room_for("kitchen", 3, 0) or "")
+        assert "max_agent_connections" in (book.room_for("kitchen", 2, 2) or "")
+
+
+class Shared:
+    """A socket that two servers share, on channels 1 and 2."""
+
+    client = "192.0.2.8"
+
+    def __init__(self) -> None:
+        self.servers = {b"1": Dialler("one"), b"2": Dialler("two")}
+        self.told: list[Any] = []
+        self.closed: list[tuple[int, str]] = []
+        self.hearer: Hearer
+
+    def open(self, book: DialIns) -> None:
+        """Dial in and offer both."""
+        self.hearer = book.accept_mux(cast("AcceptedSocket", self), CLAIM)
+        for number, server in self.servers.items():
+            server.hearer = _Channel(self, number)
+            self.hearer.read(b'0 {"open": %b}' % number)
+
+    def frame(self, message: bytes) -> bytes:
+        return message + b"\n"
+
+    def write(self, data: bytes) -> int:
+        for line in data.splitlines():
+            number, _, message = line.partition(b" ")
+            if number == b"0":
+                self.told.append(json.loads(message))
+            else:
+                self.servers[number].write(message + b"\n")
+        return 0
+
+    def has_left(self, _offset: int) -> bool:
+        return True
+
+    def buffered_bytes(self) -> int:
+        return 0
+
+    async def is_alive(self, _within: float) -> bool:
+        return True
+
+    def close(self, code: int, reason: str) -> None:
+        self.closed.append((code, reason))
+
+
+class _Channel:
+    """What a server says goes on the socket under its number."""
+
+    def __init__(self, socket: Shared, number: bytes) -> None:
+        self._socket = socket
+        self._number = number
+
+    def read(self, text: bytes) -> None:
+        self._socket.hearer.read(self._number + b" " + text)
+
+    def flush(self) -> None: ...
+
+    def ended(self, reason: str) -> None: ...
+
+
+async def test_servers_that_share_a_socket_are_one_connection_and_hear_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("isthmus.upstream.link.PROBE_SECONDS", 0.02)  # they do not say whether they are modern
+    async with scene() as at:
+        socket = Shared()
+        socket.open(at.book)
+        await at.quiet()
+        assert at.servers() == {"kitchen_one": "ready", "kitchen_two": "ready"}
+        assert {told["server"] for told in socket.told if "server" in told} == {"kitchen_one", "kitchen_two"}
+        assert (at.book.connections(), at.book.connections_of("kitchen")) == (1, 1)
+        assert text_of(await at.call("kitchen_two.now")) == "two: now"
+        assert all(shown.is_muxed for shown in at.book.servers())
+        at.book.change(DialInSettings(agents={"kitchen": AgentRules(name="home")}))
+        assert [told["server"] for told in socket.told if "server" in told][2:] == ["home_two", "home_one"]
+        at.book.change(DialInSettings())
+        at.book.recheck(lambda _claim: False)
+        assert socket.closed == [(1008, "token已失效")]
+        assert at.servers() == {"kitchen_one": "away", "kitchen_two": "away"}
+        assert at.book.connections() == 0
+        again = Shared()
+        again.open(at.book)
+        await at.quiet()
+        await at.book.aclose()
+        late = Shared()
+        late.open(at.book)
+        assert again.closed == late.closed == [(1012, "the hub is shutting down")]
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_name_that_a_configured_server_has_is_not_taken() -> None:
+    async with scene() as at:
+        for name in (ServerName("kitchen_clock"), BUILTIN):
+            at.hub.open_lane(Lane(name, at.hub.limits), ready(tool("now", name), server=name))
+        await at.seat(Dialler())
+        (seat,) = at.book.roster("kitchen").seats()
+        assert seat.server.startswith("kitchen_clock_")
+        assert at.servers()[seat.server] == "ready"
+
+
+async def test_it_is_renamed_for_a_configured_server_and_its_calls_go_on() -> None:
+    async with scene() as at:
+        server = await at.seat(Dialler())
+        server.holds_calls = True
+        _, running = at.start("kitchen_clock.now")
+        await until(lambda: len(server.calls()) == 1)
+        at.book.make_room([ServerName("kitchen_clock"), ServerName("other")])
+        (seat,) = at.book.roster("kitchen").seats()
+        assert list(at.servers()) == [seat.server]
+        assert seat.server != "kitchen_clock"
+        server.answer(server.calls()[0]["id"])
+        assert text_of(running) == "done"
+        server.holds_calls = False
+        assert text_of(await at.call(f"{seat.server}.now")) == "clock: now"
+        server.change("then")
+        await until(lambda: at.tools(seat.server) == ["then"])
+        assert not server.closed
+
+
+@pytest.mark.parametrize("is_weaker_first", [True, False])
+async def test_whoever_comes_first_the_same_server_has_a_name_that_two_could_have(*, is_weaker_first: bool) -> None:
+    async with scene() as at:
+        honest, other = Claim("my_kitchen"), Claim("my")
+        coming = [(Dialler("honest"), "knives", honest), (Dialler("other"), "kitchen_knives", other)]
+        for server, server_id, claim in reversed(coming) if is_weaker_first else coming:
+            await at.seat(server, server_id, claim)
+        (first,), (second,) = (at.book.roster(claim.key).seats() for claim in (honest, other))
+        assert first.server == "my_kitchen_knives"
+        assert re.fullmatch("my_kitchen_knives_[0-9a-f]{6}", second.server)
+        assert text_of(await at.call("my_kitchen_knives.now")) == "honest: now"
+        assert text_of(await at.call(f"{second.server}.now")) == "other: now"
+        assert at.standing("my_kitchen_knives").agent == "my_kitchen"
+        assert not coming[0][0].closed + coming[1][0].closed
+
+
+async def test_calls_to_a_server_that_loses_its_name_go_on() -> None:
+    async with scene() as at:
+        weaker = Dialler("weaker")
+        weaker.holds_calls = True
+        await at.seat(weaker, "kitchen_knives", Claim("my"))
+        _, running = at.start("my_kitchen_knives.now")
+        await until(lambda: len(weaker.calls()) == 1)
+        await at.seat(Dialler("stronger"), "knives", Claim("my_kitchen"))
+        weaker.answer(weaker.calls()[0]["id"])
+        assert text_of(running) == "done"
+        assert text_of(await at.call("my_kitchen_knives.now")) == "stronger: now"
+
+
+async def test_many_who_could_have_one_name_have_the_same_names_whoever_comes_first() -> None:
+    ids = ["a_b", "a b", "a.b", "钟 1", "锅 1"]
+    found = []
+    for order in (ids, ids[::-1]):
+        async with scene() as at:
+            for server_id in order:
+                await at.seat(Dialler(), server_id)
+            found.append({seat.server_id: seat.server for seat in at.book.roster("kitchen").seats()})
+    assert found[0] == found[1]
+    assert found[0]["a_b"] == "kitchen_a_b"
+
+
+async def test_nobody_is_left_without_a_name_by_one_who_takes_all_that_it_could_have() -> None:
+    async with scene(DialInSettings(max_servers=40)) as at:
+        weaker = Names({}).bid("my", "kitchen_knives")
+        for name in [*islice(weaker.names(), 30)]:
+            await at.seat(Dialler(), name.removeprefix("my_kitchen_"), Claim("my_kitchen"))
+        await at.seat(Dialler("weaker"), "kitchen_knives", Claim("my"))
+        (seat,) = at.book.roster("my").seats()
+        assert text_of(await at.call(f"{seat.server}.now")) == "weaker: now"
+
+
+async def test_an_agent_that_becomes_configured_has_its_names_from_then_on() -> None:
+    async with scene() as at:
+        await at.seat(Dialler(), "kitchen_knives", Claim("my"))
+        at.book.change(DialInSettings(agents={"my_kitchen": AgentRules()}))
+        (seat,) = at.book.roster("my").seats()
+        assert re.fullmatch("my_kitchen_knives_[0-9a-f]{6}", seat.server)
+        await at.seat(Dialler("honest"), "knives", Claim("my_kitchen"))
+        assert text_of(await at.call("my_kitchen_knives.now")) == "honest: now"
+        at.book.change(DialInSettings(agents={"my": AgentRules()}))
+        assert {seat.server for seat in at.book.roster("my").seats()} == {"my_kitchen_knives"}
+
+
+async def test_calls_that_wait_for_a_server_go_on_to_do_so_when_it_is_renamed() -> None:
+    async with scene(DialInSettings(grace=30.0)) as at:
+        at.hub.limits = Limits(max_calls=1)
+        busy, away = await at.seat(Dialler("busy")), await at.seat(Dialler("away"))
+        busy.holds_calls = True
+        away.leave()
+        waiting = [at.start(name)[1] for name in ("kitchen_busy.now", "kitchen_busy.now", "kitchen_away.now")]
+        await until(lambda: len(busy.calls()) == 1)
+        at.book.change(DialInSettings(grace=30.0, agents={"kitchen": AgentRules(name="home")}))
+        await until(lambda: len(busy.calls()) == 2)
+        for call in busy.calls():
+            busy.answer(call["id"])
+        await at.seat(Dialler("away"))
+        await until(lambda: all(listener.ends for listener in waiting))
+        assert [text_of(listener) for listener in waiting] == ["done", "done", "away: now"]
+        assert at.hub.running() == 0
+
+
+async def test_the_grace_ends_when_it_would_have_though_a_server_was_renamed_meanwhile() -> None:
+    async with scene(DialInSettings(grace=30.0)) as at:
+        away = await at.seat(Dialler())
+        away.leave()
+        _, waiting = at.start("kitchen_clock.now")
+        at.book.make_room([ServerName("kitchen_clock")])
+        (seat,) = at.book.roster("kitchen").seats()
+        assert not waiting.ends
+        seat.keeper.lane.grace = 0.0
+        assert isinstance(waiting.fault, NotConnected)
+
+
+async def test_an_agent_that_is_called_otherwise_has_its_servers_renamed_those_that_are_away_too() -> None:
+    async with scene() as at:
+        gone = await at.seat(Dialler("gone"))
+        here = await at.seat(Dialler("here"))
+        gone.leave("it left")
+        rules = {"kitchen": AgentRules(name="home")}
+        at.book.change(DialInSettings(agents=rules))
+        assert at.servers() == {"home_gone": "away", "home_here": "ready"}
+        assert (at.tools("home_gone"), at.standing("home_gone").agent) == (["now"], "kitchen")
+        assert at.standing("home_gone").reason == "it is not connected: it left"
+        await at.seat(Dialler("gone"))
+        assert text_of(await at.call("home_gone.now")) == "gone: now"
+        at.book.change(DialInSettings(agents=rules))
+        assert not here.closed
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_socket_whose_token_is_good_no_more_is_cut() -> None:
+    async with scene() as at:
+        good, bad = Claim("kitchen", id="good"), Claim("kitchen", id="bad")
+        kept, cut = await at.seat(Dialler("kept"), claim=good), await at.seat(Dialler("cut"), claim=bad)
+        at.book.recheck(lambda claim: claim.id == "good")
+        assert (kept.closed, cut.closed) == ([], [(1008, "token已失效")])
+        assert at.servers() == {"kitchen_kept": "ready", "kitchen_cut": "away"}
+
+
+async def test_of_tokens_that_nothing_can_end_one_is_asked_for_all() -> None:
+    async with scene() as at:
+        servers = [await at.seat(Dialler(f"s{number}")) for number in range(5)]
+        asked: list[Claim] = []
+
+        def is_valid(claim: Claim) -> bool:
+            asked.append(claim)
+            return True
+
+        at.book.recheck(is_valid)
+        assert len(asked) == 1
+        at.book.recheck(lambda _claim: False)
+        assert [server.closed[0][0] for server in servers] == [1008] * 5
+
+
+async def test_every_socket_is_closed_once_when_the_hub_goes_and_nobody_comes_in_any_more() -> None:
+    async with scene(DialInSettings(grace=30.0)) as at:
+        server, away = await at.seat(Dialler("clock")), await at.seat(Dialler("away"))
+        away.leave()
+        coming = Dialler("slow")
+        coming.is_mute = True
+        at.dial(coming)
+        _, waiting = at.start("kitchen_away.now")
+        await at.book.aclose()
+        late = Dialler("late")
+        at.dial(late)
+        goodbye = [(1012, "the hub is shutting down")]
+        assert [server.closed, coming.closed, late.closed] == [goodbye] * 3
+        assert isinstance(waiting.fault, NotConnected)
+        await at.book.aclose()
+
+
+async def test_what_is_shown_of_a_server() -> None:
+    async with scene() as at:
+        server = await at.seat(Dialler())
+        server.holds_calls = True
+        at.start("kitchen_clock.now")
+        (shown,) = at.book.servers()
+        assert shown.tools == ("now",)
+        assert (shown.agent, shown.server_id, shown.name) == ("kitchen", "clock", "kitchen_clock")
+        assert (shown.state, shown.title, shown.client, shown.calls) == ("ready", "clock 1", "192.0.2.7", 1)
+        assert not shown.is_muxed
+        assert at.book.roster(CLAIM.key).agent == "kitchen"
+
+
+# -- remembering -----------------------------------------------------------------------------------------------------
+
+
+async def test_who_was_here_before_a_restart_is_known_and_waited_for() -> None:
+    journal = MemoryJournal()
+    async with scene(journal=journal) as before:
+        await before.seat(Dialler("clock"))
+        (await before.seat(Dialler("lamp", ["on", "off"]))).leave()
+        (await before.seat(Dialler("old"))).leave()
+    async with scene(DialInSettings(grace=30.0), journal) as at:
+        await at.seat(Dialler("old", ["new"]))
+        await at.book.recall()
+        assert at.servers() == {"kitchen_clock": "away", "kitchen_lamp": "away", "kitchen_old": "ready"}
+        assert (at.tools("kitchen_lamp"), at.tools("kitchen_old")) == (["on", "off"], ["new"])
+        reason = "it is not connected: it has not dialled in since the hub was started"
+        assert at.standing("kitchen_clock").reason == reason
+        (shown,) = [each for each in at.book.servers() if each.server_id == "clock"]
+        assert (shown.title, shown.state) == ("clock 1", "away")
+        _, waiting = at.start("kitchen_clock.now")
+        await at.seat(Dialler("clock"))
+        await until(lambda: bool(waiting.ends))
+        assert text_of(waiting) == "clock: now"
+
+
+async def test_a_name_that_was_anothers_is_not_had_after_a_restart() -> None:
+    journal = MemoryJournal()
+    async with scene(journal=journal) as at:
+        await at.seat(Dialler(), "kitchen_knives", Claim("my"))
+        stronger = await at.seat(Dialler(), "knives", Claim("my_kitchen"))
+        (before,) = (seat.server for seat in at.book.roster("my").seats())
+        assert before != "my_kitchen_knives"
+        stronger.leave()
+        at.time += 50
+    async with scene(DialInSettings(forget=40.0), journal) as at:
+        at.time += 50
+        await at.book.recall()
+        assert at.servers() == {before: "away"}
+
+
+async def test_who_was_away_for_long_before_a_restart_is_forgotten_for_good() -> None:
+    journal = MemoryJournal()
+    async with scene(journal=journal) as before:
+        for name in ("first", "second", "third"):
+            server = await before.seat(Dialler(name))
+            server.leave()
+            before.time += 10
+    async with scene(DialInSettings(forget=25.0, max_servers=1), journal) as at:
+        at.time += 30
+        await at.book.recall()
+        assert at.servers() == {"kitchen_second": "away"}
+        at.time += 10
+        at.book._forget()
+        assert at.servers() == {}
+    async with scene(journal=journal) as after:
+        await after.book.recall()
+        assert after.servers() == {}
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_links_that_went_and_servers_that_are_forgotten_are_freed_without_the_cycle_collector(era: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with scene(DialInSettings(forget=60.0)) as at:
+            server = Dialler()
+            server.is_modern = era == "modern"
+            await at.seat(server)
+            await at.call("kitchen_clock.now")
+            seat = at.book.roster("kitchen").seat("clock")
+            assert seat is not None
+            keeper, link = weakref.ref(seat.keeper), weakref.ref(server.hearer)
+            del seat
+            server.leave()
+            del server.hearer
+            await until(lambda: link() is None)
+            at.time += 61
+            at.book._forget()
+            await until(lambda: keeper() is None)
+    finally:
+        gc.enable()

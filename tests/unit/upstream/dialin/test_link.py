@@ -1,0 +1,296 @@
+"""One link for every caller of a server that dialled in: what is asked, told, taken back and bounded on it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from isthmus.core.watch.levels import Levels
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING, Call
+from isthmus.model.events import Log, Progress
+from isthmus.model.faults import BadArguments, Lost
+from isthmus.model.questions import Answered
+from isthmus.upstream import duplex
+from isthmus.upstream.dialin import link as module
+from tests.unit.core.doubles import ANYONE, Listener, call, raw
+from tests.unit.upstream.dialin.scene import Dialler, Json, Scene, scene, until
+from tests.unit.upstream.doubles import text_of
+
+ANN = Caller("ann", "default", Grants(("*",)))
+FORMS = frozenset({"elicitation"})
+NOW = "kitchen_clock.now"
+QUESTION = {"method": "elicitation/create", "params": {"message": "when?", "requestedSchema": {}}}
+
+
+async def holding(at: Scene) -> Dialler:
+    server = Dialler()
+    server.holds_calls = True
+    server.capabilities["logging"] = {}
+    return await at.seat(server)
+
+
+async def sent(server: Dialler, calls: int = 1) -> Json:
+    """The so many-th call that the server was sent."""
+    await until(lambda: len(server.calls()) == calls)
+    return server.calls()[-1]
+
+
+def replies(server: Dialler) -> list[Json]:
+    """What the hub answered to the server's own requests."""
+    return [message for message in server.asked if "method" not in message]
+
+
+def methods(server: Dialler) -> list[str]:
+    """What the server was asked and told, by name."""
+    return [message["method"] for message in server.asked if "method" in message]
+
+
+async def test_progress_and_logs_reach_the_call() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        listener = Listener()
+        at.hub.start(msgspec.structs.replace(call(NOW), wants_progress=True), listener)
+        request = await sent(server)
+        token = request["params"]["_meta"]["progressToken"]
+        server.say(method="notifications/progress", params={"progressToken": token, "progress": 1})
+        server.say(method="notifications/message", params={"level": "info", "data": "ticking"})
+        server.answer(request["id"])
+        assert [type(event) for event in listener.events] == [Progress, Log]
+        assert listener.ends
+
+
+async def test_a_question_goes_to_who_alone_has_calls_and_to_nobody_else() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        _, first = at.start(NOW, profile=FORMS)
+        await sent(server)
+        server.say(id="q1", **QUESTION)
+        ((question, reply),) = first.asked
+        assert question.method == "elicitation/create"
+        reply(Answered(raw({"action": "accept"})))
+        assert replies(server) == [{"jsonrpc": "2.0", "id": "q1", "result": {"action": "accept"}}]
+        at.start(NOW, caller=ANN, profile=FORMS)
+        await sent(server, 2)
+        server.say(id="q2", **QUESTION)
+        assert "error" in replies(server)[-1]
+        assert len(first.asked) == 1
+
+
+async def test_a_caller_that_cannot_be_asked_is_not() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        _, listener = at.start(NOW)
+        await sent(server)
+        server.say(id=1, **QUESTION)
+        assert not listener.asked
+        assert "error" in replies(server)[-1]
+
+
+async def test_a_question_between_calls_is_declined_and_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene() as at:
+        server = await holding(at)
+        _, first = at.start(NOW, profile=FORMS)
+        server.answer((await sent(server))["id"])
+        assert first.ends
+        server.say(id="idle", method="roots/list")
+        assert "error" in replies(server)[-1]
+        _, second = at.start(NOW, profile=FORMS)
+        await sent(server, 2)
+        server.say(id="q", **QUESTION)
+        assert not second.asked
+        await pong(server)
+        monkeypatch.setattr(module, "TOLD_SECONDS", -1.0)
+        server.say(id="q2", **QUESTION)
+        assert len(second.asked) == 1
+
+
+async def pong(server: Dialler) -> None:
+    """Wait until the server is asked whether it is there, and say so."""
+    await until(lambda: "ping" in methods(server))
+    server.say(id=next(each["id"] for each in server.asked if each.get("method") == "ping"), result={})
+
+
+async def given_up(at: Scene, server: Dialler) -> tuple[int, Listener]:
+    """A call that was given up, and another caller's that is under way."""
+    inflight, _ = at.start(NOW, profile=FORMS)
+    request = await sent(server)
+    inflight.cancel("nobody wants to know any more")
+    _, other = at.start(NOW, caller=ANN, profile=FORMS)
+    await sent(server, 2)
+    server.say(id="q", **QUESTION)
+    assert not other.asked
+    return request["id"], other
+
+
+async def test_once_a_call_that_was_given_up_is_answered_all_the_same_others_can_be_asked() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        id, other = await given_up(at, server)
+        server.say(id=id, error={"code": 0, "message": "Request cancelled"})
+        server.say(id="q2", **QUESTION)
+        assert len(other.asked) == 1
+
+
+async def test_others_can_be_asked_a_moment_after_a_server_has_read_that_a_call_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with scene() as at:
+        server = await holding(at)
+        server.answers_pings = False
+        _, other = await given_up(at, server)
+        await until(lambda: "ping" in methods(server))
+        assert methods(server).index("notifications/cancelled") < methods(server).index("ping")
+        monkeypatch.setattr(module, "TOLD_SECONDS", -1.0)
+        server.say(id="q2", **QUESTION)
+        assert not other.asked
+        await pong(server)
+        server.say(id="q3", **QUESTION)
+        assert len(other.asked) == 1
+
+
+async def test_of_more_calls_than_are_looked_out_for_time_tells_that_they_are_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with scene() as at:
+        server = await holding(at)
+        monkeypatch.setattr(module, "STRAYS_MAX", 0)
+        id, other = await given_up(at, server)
+        server.say(id=id, error={"code": 0, "message": "Request cancelled"})
+        server.say(id="q2", **QUESTION)
+        assert not other.asked
+        monkeypatch.setattr(module, "TOLD_SECONDS", -1.0)
+        await pong(server)
+        server.say(id="q3", **QUESTION)
+        assert len(other.asked) == 1
+
+
+async def test_a_question_that_comes_with_the_greeting_waits_for_the_first_call() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        server.say(id="roots", method="roots/list")
+        _, listener = at.start(NOW, profile=frozenset({"roots"}))
+        await until(lambda: len(listener.asked) == 1)
+        listener.asked[0][1](Answered(raw({"roots": []})))
+        assert replies(server) == [{"jsonrpc": "2.0", "id": "roots", "result": {"roots": []}}]
+
+
+async def test_a_call_that_is_given_up_is_cancelled_at_the_server() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        inflight, listener = at.start(NOW)
+        request = await sent(server)
+        inflight.cancel("nobody wants to know any more")
+        await until(lambda: "notifications/cancelled" in methods(server))
+        (told,) = (each for each in server.asked if each.get("method") == "notifications/cancelled")
+        assert told["params"]["requestId"] == request["id"]
+        assert listener.ends
+
+
+async def test_a_line_break_inside_a_call_makes_no_second_message() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        at.hub.start(Call(ANYONE, EVERYTHING, NOW, msgspec.Raw(b'{"a":\n{"jsonrpc":\r\n"2.0"}}')), Listener())
+        assert (await sent(server))["params"]["arguments"] == {"a": {"jsonrpc": "2.0"}}
+
+
+async def test_arguments_that_would_end_a_pipes_connection_are_refused() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        _, other = at.start(NOW)
+        await sent(server)
+        huge = raw({"text": "x" * module.MESSAGE_BYTES_MAX})
+        listener = Listener()
+        at.hub.start(Call(ANYONE, EVERYTHING, NOW, huge), listener)
+        assert isinstance(listener.fault, BadArguments)
+        assert "1047552 at most" in listener.fault.message
+        server.answer(server.calls()[0]["id"])
+        assert text_of(other) == "done"
+
+
+async def test_a_server_that_only_writes_garbage_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplex, "GARBAGE_MAX", 3)
+    async with scene() as at:
+        server = await holding(at)
+        _, listener = at.start(NOW)
+        await sent(server)
+        for text in (b"[1]", b"7", b"\xff", b"x"):
+            server.hearer.read(text)
+        assert isinstance(listener.fault, Lost)
+        assert server.closed == [(1008, "it wrote over 3 lines in a row that are no messages")]
+        assert at.servers() == {"kitchen_clock": "away"}
+
+
+async def test_a_welcome_of_any_length_and_kind_is_no_reason_to_do_without_it() -> None:
+    async with scene() as at:
+        server = Dialler()
+        server.capabilities["experimental"] = {"x": "y" * module.WELCOME_BYTES_MAX}
+        await at.seat(server)
+        (seat,) = at.book.roster("kitchen").seats()
+        assert (seat.welcome, seat.server_id, seat.title) == (b"", "clock", "clock 1")
+
+
+async def test_levels_that_callers_choose_reach_it() -> None:
+    async with scene() as at:
+        levels: Levels = at.hub.levels
+        server = await holding(at)
+        levels.want("somebody", "warning")
+        await until(lambda: server.asked[-1]["method"] == "logging/setLevel")
+        server.leave()
+        again = await holding(at)
+        await until(lambda: again.asked[-1]["method"] == "logging/setLevel")
+        assert again.asked[-1]["params"]["level"] == "warning"
+
+
+async def test_what_it_logs_beside_calls_is_the_operators() -> None:
+    async with scene() as at:
+        server = await holding(at)
+        server.say(method="notifications/message", params={"level": "info", "data": "ticking"})
+        (line,) = at.hub.lanes[at.book.roster("kitchen").seats()[0].server].heard
+        assert (line.level, line.text) == ("info", '"ticking"')
+
+
+# -- silence ---------------------------------------------------------------------------------------------------------
+
+
+def kept(at: Scene) -> module.DialInLink:
+    """The link of the one server that is there."""
+    (seat,) = at.book.roster("kitchen").seats()
+    assert seat.keeper.link is not None
+    return seat.keeper.link
+
+
+def pings(server: Dialler) -> int:
+    """How often the server was nudged."""
+    return sum(message.get("method") == "ping" for message in server.asked)
+
+
+async def test_a_server_is_nudged_while_a_call_waits_and_need_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUDGE_SECONDS", 0.01)
+    async with scene() as at:
+        server = await holding(at)
+        assert pings(server) == 0
+        _, waiting = at.start(NOW)
+        request = await sent(server)
+        server.is_mute = True  # it is busy with the call
+        await until(lambda: pings(server) >= 3)
+        assert not waiting.ends
+        assert not server.closed
+        server.answer(request["id"])
+        assert waiting.ends
+        link = kept(at)
+        await until(lambda: link._nudge is None)
+        assert len(link._pending) == 0
+
+
+async def test_a_server_that_does_not_read_is_not_nudged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUDGE_SECONDS", 0.01)
+    async with scene() as at:
+        server = await holding(at)
+        at.start(NOW)
+        await sent(server)
+        server.unread_bytes = 1 << 20
+        link = kept(at)
+        before, looked = pings(server), link._nudge
+        await until(lambda: link._nudge is not looked)
+        assert pings(server) == before
