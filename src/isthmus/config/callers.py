@@ -113,17 +113,22 @@ def _weakness(key: str, place: Place, *, is_loopback: bool) -> list[Finding]:
 
 
 def _grants(fields: Mapping[str, object]) -> Grants:
-    return Grants(allow=_patterns("allow", fields), deny=_patterns("deny", fields))
+    return Grants(allow=patterns("allow", fields), deny=patterns("deny", fields))
 
 
-def _patterns(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
-    patterns = values.texts(key, fields.get(key, []))
-    for position, pattern in enumerate(patterns):
+def patterns(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
+    """Return a list of grants.
+
+    Raises:
+        ValueError: one is malformed.
+    """
+    read = values.texts(key, fields.get(key, []))
+    for position, pattern in enumerate(read):
         try:
             check_pattern(pattern)
         except ValueError as error:
             raise ValueError(f"{key}.{position} must {str(error).partition(' must ')[2]}") from error
-    return patterns
+    return read
 
 
 def _idle(fields: Mapping[str, object], place: Place) -> list[Finding]:

@@ -70,6 +70,7 @@ MAY_CALL_NOTHING = Code("ISC-403", "may-call-nothing", 'give it allow = ["server
 SHARED_KEY = Code("ISC-404", "shared-key", "give each caller a key of its own")
 NO_USABLE_CALLER = Code("ISC-405", "no-usable-caller", "mend one of the callers")
 OPEN_TO_NETWORK = Code("ISC-406", "open-to-network", "add a caller, or listen on 127.0.0.1")
+BAD_AGENT = Code("ISC-407", "bad-agent", "mend the entry, then: isthmus config check")
 
 CODES: tuple[Code, ...] = tuple(code for code in list(globals().values()) if isinstance(code, Code))
 """All of them, in the order of their numbers."""

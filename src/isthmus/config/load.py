@@ -24,6 +24,8 @@ from isthmus.config.hub import read_hub
 from isthmus.config.imports import KEY as IMPORT
 from isthmus.config.imports import Around, Imported, look_up, named_imports
 from isthmus.config.origins import origins_of
+from isthmus.config.relay import ROOT as RELAY
+from isthmus.config.relay import read_relay
 from isthmus.config.servers import Reading, Roster, look_alikes
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.storage import ROOT as STORAGE
@@ -38,7 +40,7 @@ from isthmus.core.settings import Limits
 AccessMode = Literal["open", "keys"]
 
 _TABLES = dict.fromkeys(
-    ("hub", "log", "limits", A2A, TASKS, TARGETS, STORAGE, CALLERS, IMPORT, "mcpServers", "servers")
+    ("hub", "log", "limits", A2A, TASKS, TARGETS, STORAGE, RELAY, CALLERS, IMPORT, "mcpServers", "servers")
 )
 
 
@@ -86,9 +88,10 @@ class _Loading:
         tasks, of_tasks = read_tasks(document)
         targets, of_targets = read_targets(document)
         storage, of_storage = read_storage(document, self._variables(document))
+        relay, of_relay = read_relay(document, self._variables(document), is_loopback=hub.is_loopback)
         if document is not None:
             self._findings += [*document.warnings, *_of_tables(document)]
-        self._findings += [*told, *of_hub, *of_a2a, *of_tasks, *of_targets, *of_storage]
+        self._findings += [*told, *of_hub, *of_a2a, *of_tasks, *of_targets, *of_storage, *of_relay]
         imported = Imported() if document is None else self._servers(document, hub.limits)
         self._mapped(hub.limits)
         self._findings += [*self._roster.findings, *look_alikes(self._roster)]
@@ -100,6 +103,7 @@ class _Loading:
             tasks=tasks,
             targets=targets,
             storage=storage,
+            relay=relay,
             servers=tuple(self._roster.servers.values()),
             callers=callers,
             warnings=tuple(self._findings),

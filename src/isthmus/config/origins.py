@@ -12,11 +12,13 @@ from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.entries import Entry
 from isthmus.config.files import Document
 from isthmus.config.findings import Place
+from isthmus.config.relay import AGENTS
+from isthmus.config.relay import ROOT as RELAY
 from isthmus.config.servers import Roster
 from isthmus.config.settings import Origin
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
-_TABLES = ("hub", "log", "limits", "a2a", "tasks", "targets", "storage")
+_TABLES = ("hub", "log", "limits", "a2a", "tasks", "targets", "storage", RELAY)
 
 
 def origins_of(
@@ -28,7 +30,7 @@ def origins_of(
     """
     origins = {path: Origin(None, name) for path, name in variables.items()}
     if document is not None and document.dialect.has_hub:
-        origins.update((*_of_tables(document), *_of_callers(document)))
+        origins.update((*_of_tables(document), *_of_callers(document), *_of_agents(document)))
     origins.update({f"hub.{key}": Origin(None, f"--{key}") for key in given})
     for name in roster.servers:
         origins.update(_of_entry(Place(None, "servers").at(name), roster.entries[name]))
@@ -44,13 +46,21 @@ def _of_tables(document: Document) -> Iterator[tuple[str, Origin]]:
 
 
 def _of_callers(document: Document) -> Iterator[tuple[str, Origin]]:
-    root = Place(document.file, CALLERS)
-    for name, fields in document.section(CALLERS).items():
+    return _of_named(document.section(CALLERS), Place(document.file, CALLERS))
+
+
+def _of_agents(document: Document) -> Iterator[tuple[str, Origin]]:
+    agents = document.section(RELAY).get(AGENTS)
+    return _of_named(agents if isinstance(agents, dict) else {}, Place(document.file, RELAY).at(AGENTS))
+
+
+def _of_named(entries: Mapping[str, object], root: Place) -> Iterator[tuple[str, Origin]]:
+    for name, fields in entries.items():
         place = root.at(name)
-        yield place.path, Origin(document.file, place.path)
+        yield place.path, Origin(root.file, place.path)
         for key, value in fields.items() if isinstance(fields, dict) else ():
             here = place.at(key).path
-            yield here, Origin(document.file, here, tuple(dict.fromkeys(_placeholders(value))))
+            yield here, Origin(root.file, here, tuple(dict.fromkeys(_placeholders(value))))
 
 
 def _of_entry(place: Place, entry: Entry) -> Iterator[tuple[str, Origin]]:

@@ -18,9 +18,12 @@ from isthmus.config.findings import Finding
 from isthmus.core.settings import Limits
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.faces.mcp.settings import TaskSettings
+from isthmus.faces.relay.settings import RelaySettings
+from isthmus.identity.relay import TokenSettings
 from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
+from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.settings import ServerSettings
 from isthmus.upstream.targets.settings import TargetSettings
 
@@ -83,6 +86,15 @@ class HubSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayParts:
+    """What `[relay]` says, to each of its parts; what it says of agents, two of them are told."""
+
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    dialin: DialInSettings = field(default_factory=DialInSettings)
+    face: RelaySettings = field(default_factory=RelaySettings)
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where a value was written."""
 
@@ -118,6 +130,7 @@ class Configuration:
     tasks: TaskSettings = field(default_factory=TaskSettings)
     targets: TargetSettings = field(default_factory=TargetSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    relay: RelayParts = field(default_factory=RelayParts)
 
 
 def _check_one_of(key: str, value: str, known: tuple[str, ...]) -> None:

@@ -92,8 +92,8 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
         ({**GOOD, "allow": "*"}, ".allow must be a list of texts, not '*'"),
         ({**GOOD, "deny": "*"}, ".deny must be a list of texts, not '*'"),
         (
-            {**GOOD, "deny": ["a", "fi*"]},
-            ".deny.1 must be *, server.* or server.tool, not 'fi*': a star cannot stand for a part of a name",
+            {**GOOD, "deny": ["a", "f*"]},
+            ".deny.1 must be *, server.*, server.tool or agent:KEY, not 'f*': a star cannot stand for a part of a name",
         ),
         ({**GOOD, "tenant": ""}, ".tenant must be a printable text, not ''"),
         ({**GOOD, "tenant": 5}, ".tenant must be a text, not 5"),

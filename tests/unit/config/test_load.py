@@ -111,10 +111,10 @@ def test_a_weak_key_is_judged_by_the_host_that_counts(tmp_path: Path) -> None:
 
 
 def test_unknown_tables_are_told_of_in_our_own_file(tmp_path: Path) -> None:
-    configuration = loaded(tmp_path, "isthmus.toml", "[server.a]\ncommand = 'a'\n[relay]\nkey = 'x'")
+    configuration = loaded(tmp_path, "isthmus.toml", "[server.a]\ncommand = 'a'\n[relays]\nkey = 'x'")
     assert [str(warning) for warning in configuration.warnings] == [
         "isthmus.toml: server is not known and has no effect (did you mean servers?)",
-        "isthmus.toml: relay is not known and has no effect",
+        "isthmus.toml: relays is not known and has no effect (did you mean relay?)",
     ]
 
 

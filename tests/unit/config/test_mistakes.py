@@ -200,6 +200,11 @@ MISTAKES = [
         '[hub]\nhost = "0.0.0.0"',
         "hub.host must be loopback while no caller is configured, not '0.0.0.0' ",
     ),
+    Mistake(
+        codes.BAD_AGENT,
+        '[relay.agents.kitchen]\nallow = ["a*"]',
+        "isthmus.toml: relay.agents.kitchen.allow.0 must be *, server.*, server.tool or agent:KEY, not 'a*'",
+    ),
 ]
 
 
