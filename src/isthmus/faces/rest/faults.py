@@ -83,7 +83,9 @@ REFUSALS: dict[str, Kind] = {
     "forbidden": Kind(403, "This is not allowed from there"),
     "unknown_path": Kind(404, "There is nothing here"),
     "unknown_server": Kind(404, "There is no such server"),
+    "unknown_agent": Kind(404, "There is no such agent"),
     "method_not_allowed": Kind(405, "This cannot be done here"),
+    "not_away": Kind(409, "The server is connected"),
     "not_json": Kind(415, "The body is not said to be JSON"),
     "misdirected": Kind(421, "This hub does not serve that host"),
 }

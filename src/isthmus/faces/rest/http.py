@@ -17,14 +17,16 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
+from isthmus.core.ports.relay import RelayBook
 from isthmus.faces.http.bodies import JSON, is_json, joined, read_body
 from isthmus.faces.http.gate import Denied, Fields, Gate
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send
 from isthmus.faces.rest import openapi
 from isthmus.faces.rest.exchange import RestExchange, answer_problem
 from isthmus.faces.rest.faults import Problem, denial, problem_of, refusal
-from isthmus.faces.rest.listings import entry_document, list_document, server_document, servers_document
+from isthmus.faces.rest.listings import entry_document, is_operator, list_document, server_document, servers_document
 from isthmus.faces.rest.operations import ROUTER, Operation, Place
+from isthmus.faces.rest.relay import Query, Seen
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.events import LOG_LEVELS, LogLevel
@@ -50,8 +52,10 @@ def is_rest(path: str) -> bool:
 class RestHttp:
     """The face over HTTP."""
 
-    def __init__(self, hub: Hub, gate: Gate) -> None:
+    def __init__(self, hub: Hub, gate: Gate, relay: RelayBook | None = None) -> None:
+        """Without a `relay` there is nothing to be found of one."""
         self.hub = hub
+        self.relay = relay
         self.loop = asyncio.get_running_loop()
         self._gate = gate
 
@@ -179,6 +183,35 @@ class _Visit:
         """One server."""
         return server_document(self._hub, self.caller, self.argument) or _unknown_server(self.argument)
 
+    async def relay(self, tell: Callable[[Seen, Query], bytes | None]) -> Answered:
+        """Something of the relay."""
+        if self._face.relay is None:
+            return _no_relay()
+        assert isinstance(self._query, dict), "what has a wrong query was refused"
+        told = tell(Seen(self._hub, self._face.relay, self.caller), self._query)
+        return refusal("unknown_agent", f"Unknown agent: {self.argument}") if told is None else told
+
+    async def relay_agent(self) -> Answered:
+        """One agent."""
+        return await self.relay(lambda seen, _: seen.show_agent(self.argument))
+
+    async def forget(self) -> Answered:
+        """Have a server that dialled in forgotten."""
+        relay, name = self._face.relay, ServerName(self.argument)
+        if not is_operator(self.caller):
+            return refusal("forbidden", "Only who may use everything may have a server forgotten")
+        if relay is None:
+            return _no_relay()
+        known = Seen(self._hub, relay, self.caller).show_server(name)
+        match relay.forget(name):
+            case "forgotten":
+                assert known is not None, "what could be forgotten was there"
+                return known
+            case "connected":
+                return refusal("not_away", f"{name} is connected: only a server that is away can be forgotten")
+            case "unknown":
+                return refusal("unknown_server", f"No server of this name has dialled in: {name}")
+
     # -- calls -----------------------------------------------------------------------------------------------------
 
     async def call(self, receive: Receive) -> None:
@@ -288,6 +321,12 @@ TELLERS: dict[str, Callable[[_Visit], Awaitable[Answered]]] = {
     "get_prompt": lambda visit: visit.entry(PROMPTS, UnknownPrompt),
     "list_servers": _Visit.servers,
     "get_server": _Visit.server,
+    "list_relay_agents": lambda visit: visit.relay(Seen.list_agents),
+    "get_relay_agent": _Visit.relay_agent,
+    "list_relay_servers": lambda visit: visit.relay(Seen.list_servers),
+    "forget_relay_server": _Visit.forget,
+    "list_relay_tools": lambda visit: visit.relay(Seen.list_tools),
+    "list_relay_devices": lambda visit: visit.relay(Seen.list_devices),
     "describe": _describe,
 }
 """Who answers each operation that is no call."""
@@ -310,6 +349,10 @@ def _read_query(query: bytes, operation: Operation) -> dict[str, str] | str:
         parameter.name for parameter in operation.query if parameter.is_required and not given.get(parameter.name)
     ]
     return f"The parameter {absent[0]} is needed" if absent else given
+
+
+def _no_relay() -> Problem:
+    return refusal("unknown_path", "This hub has no relay: [relay] enabled says so")
 
 
 def _unknown_server(name: str) -> Problem:

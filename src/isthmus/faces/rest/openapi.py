@@ -13,10 +13,14 @@ import msgspec
 from isthmus import __version__
 from isthmus.faces.rest.faults import FAULTS, REFUSALS
 from isthmus.faces.rest.operations import OPERATIONS, Operation, Parameter
+from isthmus.faces.rest.relay import STATES
 
 NULLABLE_TEXT: dict[str, Any] = {"type": ["string", "null"]}
 OPEN_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+TEXT: dict[str, Any] = {"type": "string"}
+TIME: dict[str, Any] = {"type": "number", "description": "Seconds since the epoch."}
+ADDRESS: dict[str, Any] = {**NULLABLE_TEXT, "description": "From where it came, told to the operator only."}
 
 MISSING: dict[str, Any] = {
     "type": "object",
@@ -122,6 +126,15 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Server": _server(),
         "Result": _result(),
         "Completion": _open({"completion": OPEN_OBJECT}),
+        "RelayAgents": _open({"agents": _array_of("RelayCount")}),
+        "RelayCount": _relay_agent(COUNT, COUNT),
+        "RelayAgent": _relay_agent(_array_of("RelayServer"), _array_of("RelayDevice")),
+        "RelayServers": _open({"servers": _array_of("RelayServer")}),
+        "RelayServer": _relay_server(),
+        "RelayTools": _open({"tools": _array_of("RelayTool")}),
+        "RelayTool": _relay_tool(),
+        "RelayDevices": _open({"devices": _array_of("RelayDevice")}),
+        "RelayDevice": _relay_device(),
         "Document": OPEN_OBJECT,
         "Problem": _problem(),
     }
@@ -140,7 +153,7 @@ def _list_of(member: str, shape: str | None) -> dict[str, Any]:
 def _server() -> dict[str, Any]:
     told: dict[str, Any] = {
         "name": {"type": "string"},
-        "state": {"enum": ["starting", "ready", "retrying", "stopped", "disabled"]},
+        "state": {"enum": ["starting", "ready", "retrying", "away", "stopped", "disabled"]},
         "reason": NULLABLE_TEXT,
         "transport": NULLABLE_TEXT,
         "era": NULLABLE_TEXT,
@@ -157,6 +170,45 @@ def _server() -> dict[str, Any]:
         "log": {"type": "array", "items": line},
     }
     return _open(told, for_operators)
+
+
+def _array_of(shape: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"$ref": f"#/components/schemas/{shape}"}}
+
+
+def _relay_agent(servers: dict[str, Any], devices: dict[str, Any]) -> dict[str, Any]:
+    states = _open(dict.fromkeys(STATES, COUNT))
+    return _open(
+        {"agent": TEXT, "states": states, "servers": servers, "tools": COUNT, "devices": devices, "calls": COUNT}
+    )
+
+
+def _relay_server() -> dict[str, Any]:
+    return _open(
+        {
+            "agent": TEXT,
+            "serverId": TEXT,
+            "name": TEXT,
+            "state": {"enum": list(STATES)},
+            "since": TIME,
+            "reason": NULLABLE_TEXT,
+            "title": NULLABLE_TEXT,
+            "tools": {"type": "array", "items": TEXT},
+            "client": ADDRESS,
+            "shared": {"type": "boolean", "description": "Whether it shares its socket with other servers."},
+            "calls": COUNT,
+        }
+    )
+
+
+def _relay_tool() -> dict[str, Any]:
+    names = dict.fromkeys(("name", "tool", "agent", "server", "serverId"), TEXT)
+    return _open({**names, "state": {"enum": list(STATES)}})
+
+
+def _relay_device() -> dict[str, Any]:
+    counts = {"calls": COUNT, "answered": COUNT}
+    return _open({"id": TEXT, "agent": TEXT, "since": TIME, "title": NULLABLE_TEXT, "client": ADDRESS, **counts})
 
 
 def _result() -> dict[str, Any]:

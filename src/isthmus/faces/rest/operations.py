@@ -12,11 +12,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-Method: TypeAlias = Literal["GET", "POST"]
+Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Servers", "Server",
-    "Result", "Completion", "Document",
+    "Result", "Completion", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
+    "RelayDevices", "Document",
 ]  # fmt: skip
 """What an answer looks like; the OpenAPI document spells each out."""
 
@@ -56,6 +57,10 @@ TIMEOUT = Parameter(
 LOG = Parameter("log", "From which level on the server's log is streamed: debug, info (if not given), … emergency.")
 URI = Parameter("uri", "What to read, as it is listed.", is_required=True)
 CALLING = (TIMEOUT, LOG)
+AGENT = Parameter("agent", "Only what belongs to this agent.")
+STATE = Parameter("state", "Only servers in this state, or agents that have one: ready, connecting or away.")
+TOOL = Parameter("tool", "Only servers that have a tool of this name.")
+DIALLED = Parameter("server", "Only the tools of this server, by its name or by its id under the agent.")
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("list_tools", "GET", "/v1/tools", "The tools that the caller may use.", "Tools", (SERVER,)),
@@ -85,6 +90,27 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "get_server", "GET", "/v1/servers/{name}", "How one server stands; to the operator, also what it logged.",
         "Server",
+    ),
+    Operation(
+        "list_relay_agents", "GET", "/v1/relay/agents", "The agents under which servers dialled in or devices call.",
+        "RelayAgents", (AGENT, STATE),
+    ),
+    Operation(
+        "get_relay_agent", "GET", "/v1/relay/agents/{agent}", "One agent, with its servers and devices.", "RelayAgent"
+    ),
+    Operation(
+        "list_relay_servers", "GET", "/v1/relay/servers", "The servers that dialled in.", "RelayServers",
+        (AGENT, STATE, TOOL),
+    ),
+    Operation(
+        "forget_relay_server", "DELETE", "/v1/relay/servers/{name}",
+        "Forget a server that is away; the operator's. The answer is what was known of it.", "RelayServer",
+    ),
+    Operation(
+        "list_relay_tools", "GET", "/v1/relay/tools", "The tools of these servers.", "RelayTools", (AGENT, DIALLED)
+    ),
+    Operation(
+        "list_relay_devices", "GET", "/v1/relay/devices", "The devices that are connected.", "RelayDevices", (AGENT,)
     ),
     Operation("describe", "GET", "/openapi.json", "This description.", "Document"),
 )  # fmt: skip

@@ -39,7 +39,7 @@ def stage() -> Stage:
             notes=("a schema cannot be checked",), detail="last words",
         )
     )  # fmt: skip
-    made.lane.heard.append(Heard(5.0, "warning", "low on space"))
+    made.lane.hear(Heard(5.0, "warning", "low on space"))
     made.hub.open_lane(Lane(AWAY, made.hub.limits), Standing(AWAY, "retrying", "refused", is_settled=True))
     off = ServerName("off")
     made.hub.open_lane(Lane(off, made.hub.limits), Standing(off, "disabled", "disabled", is_settled=True))

@@ -68,7 +68,7 @@ def test_every_operation_that_is_no_call_has_somebody_to_answer_it() -> None:
 
 
 def test_the_page_has_a_row_for_every_operation_and_every_reason() -> None:
-    rows = set(re.findall(r"^\| `(GET|POST)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
+    rows = set(re.findall(r"^\| `(GET|POST|DELETE)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
     assert rows == {(operation.method, operation.path) for operation in OPERATIONS}
     reasons = DOCUMENT["components"]["schemas"]["Problem"]["properties"]["reason"]["enum"]
     assert [reason for reason in reasons if f"`{reason}`" not in PAGE] == []
