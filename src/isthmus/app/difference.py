@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from isthmus.config.codes import UNRESOLVED_VARIABLE
 from isthmus.config.findings import Finding, Place
-from isthmus.config.settings import Configuration, HubSettings
+from isthmus.config.settings import Configuration, HubSettings, RelayParts
 from isthmus.core.settings import Limits
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.faces.mcp.settings import TaskSettings
+from isthmus.faces.relay.settings import RelaySettings
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
 from isthmus.upstream.settings import ServerSettings
@@ -29,6 +30,9 @@ FIXED_SETTINGS = ("host", "port", "public_url", "names", "state")
 
 FIXED_A2A = ("grpc_port",)
 """What the agent listens on."""
+
+FIXED_RELAY = ("enabled",)
+"""Whether there is a relay at all."""
 
 FIXED_LIMITS = ("request_bytes", "lag_bytes", "lag_seconds", "schema_bytes")
 """What the door and the checks of arguments were made with."""
@@ -62,6 +66,7 @@ def between(old: Configuration, new: Configuration) -> Difference:
             *differing_a2a(old.a2a, new.a2a),
             *_differing_tasks(old.tasks, new.tasks),
             *_differing_targets(old.targets, new.targets),
+            *differing_relay(old.relay, new.relay),
         ),
         are_callers_other=set(old.callers) != set(new.callers),
     )
@@ -87,6 +92,20 @@ def _differing_tasks(old: TaskSettings, new: TaskSettings) -> tuple[str, ...]:
 def _differing_targets(old: TargetSettings, new: TargetSettings) -> tuple[str, ...]:
     names = (item.name for item in fields(TargetSettings))
     return tuple(f"targets.{name}" for name in names if getattr(old, name) != getattr(new, name))
+
+
+def differing_relay(old: RelayParts, new: RelayParts) -> tuple[str, ...]:
+    """Return the settings of the relay that have other values, as a file spells them; agents one by one."""
+    before, after = _relay_by_path(old), _relay_by_path(new)
+    return tuple(path for path in {**before, **after} if before.get(path) != after.get(path))
+
+
+def _relay_by_path(relay: RelayParts) -> dict[str, object]:
+    parts = (relay.face, relay.dialin, relay.tokens)
+    own = {f"relay.{item.name}": getattr(part, item.name) for part in parts for item in fields(part)}
+    del own["relay.agents"]
+    place = Place(None, "relay.agents")
+    return own | {place.at(agent).path: rules for agent, rules in relay.face.agents.items()}
 
 
 def differing_storage(old: StorageSettings, new: StorageSettings) -> tuple[str, ...]:
@@ -116,6 +135,7 @@ def applicable(running: Configuration, read: Configuration) -> Configuration:
         read,
         hub=_with_fixed(running.hub, read.hub),
         storage=running.storage,
+        relay=replace(read.relay, face=_with_fixed_relay(running.relay.face, read.relay.face)),
         a2a=replace(read.a2a, **{name: getattr(running.a2a, name) for name in FIXED_A2A}),
         servers=(*(server for server in read.servers if server.name not in names), *kept),
         warnings=(*read.warnings, *(_of_loss(name, found, running) for name, found in lost.items())),
@@ -156,6 +176,10 @@ def _stays(name: ServerName, running: Configuration, read: Configuration) -> boo
         return False
     origin = running.origins.get(f"servers.{name}")
     return name in read.broken or (origin is not None and origin.file in read.unread)
+
+
+def _with_fixed_relay(running: RelaySettings, read: RelaySettings) -> RelaySettings:
+    return replace(read, **{name: getattr(running, name) for name in FIXED_RELAY})
 
 
 def _with_fixed(running: HubSettings, read: HubSettings) -> HubSettings:

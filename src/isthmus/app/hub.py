@@ -20,11 +20,14 @@ from isthmus.faces.mcp.kept_tasks import KeptTasks
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
+from isthmus.model.questions import Profile
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.counters import Counters
+from isthmus.upstream.dialin.book import DialIns
 from isthmus.upstream.local import LocalLink, builtin_tools
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.temporary import Targets
+from isthmus.wire.mcp.messages import Implementation
 
 LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True)
 """Who calls where no callers are configured: the person at this machine, by whichever of its programs."""
@@ -40,11 +43,17 @@ class RunningHub:
     """A hub, its servers and its background tasks; whoever makes it closes it."""
 
     def __init__(
-        self, configuration: Configuration, environment: Mapping[str, str], journal: Journal | None = None
+        self,
+        configuration: Configuration,
+        environment: Mapping[str, str],
+        journal: Journal | None = None,
+        *,
+        profile: Profile | None = None,
     ) -> None:
         """Start every server in the background and return at once. Needs a running loop.
 
-        Without a `journal` nothing outlasts the process.
+        Without a `journal` nothing outlasts the process. With a `profile` servers list to everybody what they list to
+        those who can be asked this.
         """
         self.configuration = configuration
         self.crew = Crew()
@@ -52,7 +61,7 @@ class RunningHub:
         self.hub = Hub(configuration.hub.limits, self.counters)
         self.surface = Surface(configuration.hub.names)
         self._comebacks = Comebacks(ProcessSealer(), configuration.hub.limits)
-        self._links = Links(configuration.hub.limits, environment, self.crew, self.hub.tasks)
+        self._links = Links(configuration.hub.limits, environment, self.crew, self.hub.tasks, profile=profile)
         self.supervisor = Supervisor(self.hub, self.crew, self._links.connect)
         self.journal: Journal = journal or MemoryJournal()
         self.tasks = Engine(self.hub, self.journal, time.time, self.crew)
@@ -68,6 +77,7 @@ class RunningHub:
         builtin = LocalLink(BUILTIN, builtin_tools(self.journal, time.time), self.crew)
         self.supervisor.add_local(BUILTIN, builtin, builtin.tools)
         self.targets = self._targets(environment)
+        self.dialins = DialIns(self.hub, self.crew, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
 
@@ -81,9 +91,15 @@ class RunningHub:
         configured = lambda: self.configuration.servers  # noqa: E731
         return Targets(self.hub, annex, keeping, self.crew, self._links.egress, settings, configured)
 
-    def dialogue(self) -> Dialogue:
-        """What MCP callers of this hub are told."""
-        return Dialogue(self.hub, ME, comebacks=self._comebacks, kept=self._kept)
+    def dialogue(self, me: Implementation = ME, *, keeps_tasks: bool = True) -> Dialogue:
+        """What MCP callers of this hub are told; without keeping tasks, there are only those that servers have."""
+        return Dialogue(self.hub, me, comebacks=self._comebacks, kept=self._kept if keeps_tasks else None)
+
+    def share_links(self) -> None:
+        """All calls are one program's from now on: each server has one link, and no other for who can be asked."""
+        self._links.are_shared = True
+        for keeper in self.supervisor.keepers.values():
+            keeper.share_link()
 
     def apply(self, configuration: Configuration) -> Difference:
         """Take another configuration: servers come, change and go, and nobody else notices.
@@ -97,6 +113,8 @@ class RunningHub:
         self.targets.annex.limits = self._annex_links.limits = limits
         for name in difference.removed:
             self.supervisor.remove(name)
+        self.dialins.change(configuration.relay.dialin)
+        self.dialins.make_room(server.name for server in difference.added)
         for server in difference.added:
             self.supervisor.add(server, is_awaited=False)
         for server in difference.changed:
@@ -120,8 +138,10 @@ class RunningHub:
 
     async def aclose(self) -> None:
         """Close every link in good order, then whatever still runs; cancelled, it leaves the order out."""
+        self.tasks.leave_waiting()
         try:
             await self.targets.aclose()
+            await self.dialins.aclose()
             await self.supervisor.aclose()
         finally:
             await self.crew.aclose()

@@ -12,6 +12,7 @@ from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.names import ServerName
+from isthmus.model.questions import Profile
 from isthmus.transport.egress import Egress, Guarded
 from isthmus.upstream.agent.given import GivenTasks
 from isthmus.upstream.agent.link import AgentLink
@@ -55,9 +56,16 @@ class Links:
         crew: Crew,
         tasks: Tasks,
         egress: Egress | None = None,
+        profile: Profile | None = None,
     ) -> None:
-        """`tasks` hears how those stand of which servers tell by themselves."""
+        """`tasks` hears how those stand of which servers tell by themselves.
+
+        With a `profile`, servers are told that whoever lists them can be asked this, and list the same to everybody.
+        """
         self.limits = limits
+        self._profile = profile
+        self.are_shared = False
+        """Everybody who calls is one program: nobody needs a link of its own to be asked something."""
         self._tasks = tasks
         self._environment = environment
         self._crew = crew
@@ -74,6 +82,10 @@ class Links:
         """Make a link that has not been greeted yet; raises `ConnectFailed`."""
         link = await self._reach(settings, carrier)
         link.on_task, link.on_progress = self._tasks.told, self._tasks.progressed
+        if self._profile is not None:
+            link.profile, link.can_vary = self._profile, False
+        if self.are_shared:
+            link.can_ask = False
         return link
 
     async def _reach(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:

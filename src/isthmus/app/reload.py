@@ -16,7 +16,14 @@ from pathlib import Path
 
 import structlog
 
-from isthmus.app.difference import Difference, applicable, differing, differing_a2a, differing_storage
+from isthmus.app.difference import (
+    Difference,
+    applicable,
+    differing,
+    differing_a2a,
+    differing_relay,
+    differing_storage,
+)
 from isthmus.app.hub import RunningHub
 from isthmus.app.watching import Watch, quiet
 from isthmus.config.codes import MISSING_FILE
@@ -126,6 +133,7 @@ class Reloader:
             *differing(taken.hub, wanted),
             *differing_a2a(taken.a2a, read.a2a),
             *differing_storage(taken.storage, read.storage),
+            *differing_relay(taken.relay, read.relay),
         )
         if difference or waiting or reports_always:
             log.info("configuration reloaded", **_in_words(difference, len(taken.callers), waiting))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import time
@@ -15,11 +14,14 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from isthmus.app.collector import spare_the_collector
+from isthmus.app.descriptors import raise_limit
 from isthmus.app.grpc import Service, check_grpc, open_grpc
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.journals import open_journal
 from isthmus.app.links import ME
 from isthmus.app.pushes import Pushes
+from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.codes import NO_USABLE_CALLER
@@ -27,6 +29,7 @@ from isthmus.config.findings import ConfigError, Place
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.crew import Crew
+from isthmus.core.tasks.record import Owner
 from isthmus.core.tasks.repeats import Untold
 from isthmus.core.tasks.retention import Retention
 from isthmus.faces.a2a.cards import AgentCards
@@ -43,6 +46,7 @@ from isthmus.faces.mcp.dialogue import VERSIONS
 from isthmus.faces.mcp.http import NOT_FOUND, McpHttp, say
 from isthmus.faces.mcp.sse import PATHS as SSE_PATHS
 from isthmus.faces.mcp.sse import McpSse
+from isthmus.faces.relay.http import RelayHttp
 from isthmus.faces.rest.http import RestHttp, is_rest
 from isthmus.faces.wellknown.cards import Cards
 from isthmus.faces.wellknown.http import WellKnown
@@ -57,16 +61,11 @@ log = structlog.get_logger(__name__)
 
 STDIN = 0
 
+OTHER_DESCRIPTORS = 8192
+"""What the hub may need beside the relay's: callers' connections, servers' processes and the journal."""
+
 LAST_WORDS_SECONDS = 0.1
 """How long callers have to read, and servers to hear, that their calls were withdrawn at the end of a drain."""
-
-COLLECT_AFTER = 20_000
-"""Objects between two looks of the cycle collector, instead of 700: what a call allocates dies with it, so that
-looking more often finds nothing."""
-
-COLLECT_OLD_AFTER = 2
-"""Looks at the young between two at the older, instead of 10: what lived long and ended as a cycle (servers that
-were removed, sessions) would otherwise pile up to hundreds of megabytes before anybody looks."""
 
 
 class Face(Protocol):
@@ -101,6 +100,7 @@ class Routes:
         faces: Mapping[str, Face],
         agent: A2aHttp | None = None,
         well_known: WellKnown | None = None,
+        relay: RelayHttp | None = None,
     ) -> None:
         """`surface` is that of `/mcp`; `faces` are those with paths of their own, by these."""
         self._everything = surface
@@ -109,6 +109,7 @@ class Routes:
         self._faces = faces
         self._agent = agent
         self._well_known = well_known
+        self._relay = relay
 
     def take(self, arrival: Arrival) -> bool:
         """Let the face that the path leads to answer a whole request at once, if it can."""
@@ -120,9 +121,6 @@ class Routes:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})  # no face speaks WebSocket yet
-            return
         path: str = scope["path"]
         if self._well_known is not None and self._well_known.is_at(path, scope["method"]):
             await self._well_known.serve(scope, receive, send)
@@ -136,6 +134,8 @@ class Routes:
             await face.serve(scope, receive, send)
         elif self._agent is not None and self._agent.is_at(path):
             await self._agent.serve(scope, receive, send)
+        elif self._relay is not None and self._relay.is_at(path):
+            await self._relay.serve(scope, receive, send)
         else:
             say(scope["extensions"][PEER], 404, NOT_FOUND)
 
@@ -213,17 +213,22 @@ async def serve(
         retention = Retention(running.tasks, journal, time.time, lambda: running.configuration.a2a.keep)
         running.crew.spawn("retention", retention.run())
         pushes.start()
-        routes = Routes(running.surface, mcp, RestHttp(running.hub, gate), faces, agent, _well_known(running, gate))
-        door = _door(configuration, routes, (mcp, sse, agent))
+        relay = await _relay(running, gate)
+        # Not before servers that may dial in again are known: these tasks wait for them.
+        agent.desk.repeats.untold(running.tasks.resume())
+        rest = RestHttp(running.hub, gate, relay)
+        shown = None if relay is None else relay.face
+        routes = Routes(running.surface, mcp, rest, faces, agent, _well_known(running, gate), shown)
+        door = _door(configuration, routes, (mcp, sse, agent), shown)
         grpc = await open_grpc(running, agent, gate)
         port = await door.open()
         ports.append(port)
-        _spare_the_collector()
+        spare_the_collector()
         on_open(settings.host, port)
         if source is not None:
-            change = partial(_change, running, gate, (mcp, sse, agent), agent, retention)
+            change = partial(_change, running, gate, (mcp, sse, agent), agent, retention, relay)
             signals.reload_by(Reloader(running, source, change))
-        has_told_all = await _until_told(running, door, grpc, signals)
+        has_told_all = await _until_told(running, door, grpc, relay, signals)
     finally:
         if grpc is not None:
             await grpc.close()
@@ -237,6 +242,7 @@ async def serve(
 
 async def _recover(running: RunningHub) -> Sequence[Untold]:
     """End the tasks that the last hub left unfinished; what is returned are messages whose senders may not know."""
+    running.tasks.waits.find_caller = partial(_caller_of, running)
     untold = await running.tasks.perhaps_untold()
     lost = await running.tasks.recover()
     if lost:
@@ -244,18 +250,37 @@ async def _recover(running: RunningHub) -> Sequence[Untold]:
     return (*untold, *lost)
 
 
-def _door(configuration: Configuration, routes: Routes, streaming: Sequence[StreamingFace]) -> Door:
+def _caller_of(running: RunningHub, owner: Owner) -> Caller | None:
+    """Who an owner of tasks is by now; None if nobody is known by this name any more."""
+    known = callers_of(running.configuration)
+    return next((each for each in known if (each.tenant, each.name) == (owner.tenant, owner.name)), None)
+
+
+async def _relay(running: RunningHub, gate: Gate) -> Relay | None:
+    """The relay, if there is to be one; whatever dials in needs a descriptor."""
+    settings = running.configuration.relay
+    if not settings.face.enabled:
+        return None
+    relay = Relay(running, gate)
+    await relay.start()
+    wanted = settings.dialin.max_connections + OTHER_DESCRIPTORS
+    if (limit := raise_limit(wanted)) < wanted:
+        log.debug("the system allows fewer connections than the relay", descriptors=limit, wanted=wanted)
+    return relay
+
+
+def _door(
+    configuration: Configuration, routes: Routes, streaming: Sequence[StreamingFace], relay: RelayHttp | None
+) -> Door:
     """The door to these faces, of which some have streams that must end before it can close."""
     door = Door(routes, _door_settings(configuration))
     door.offer(routes.take)
+    if relay is not None:
+        door.offer_sockets(relay.upgrade)
+        streaming = (*streaming, relay)
     for face in streaming:
         door.on_drain(face.end_streams)
     return door
-
-
-def _spare_the_collector() -> None:
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, COLLECT_OLD_AFTER, COLLECT_OLD_AFTER)
 
 
 def _agent(running: RunningHub, pushing: Pushing, gate: Gate, address: Callable[[], str]) -> A2aHttp:
@@ -307,12 +332,15 @@ def _change(
     faces: Sequence[SessionFace],
     agent: A2aHttp,
     retention: Retention,
+    relay: Relay | None,
     configuration: Configuration,
 ) -> None:
     """Take what a new configuration says of who may call, of the agent and its tasks; raises as `change_access`."""
     change_access(running, gate, faces, configuration)
     agent.change(configuration.a2a)
     retention.look_again()
+    if relay is not None:
+        relay.change(configuration)
 
 
 def _check_stays_closed(before: Configuration, now: Configuration) -> None:
@@ -343,14 +371,16 @@ def _door_settings(configuration: Configuration) -> DoorSettings:
     )
 
 
-async def _until_told(running: RunningHub, door: Door, grpc: Service | None, signals: Signals) -> bool:
+async def _until_told(
+    running: RunningHub, door: Door, grpc: Service | None, relay: Relay | None, signals: Signals
+) -> bool:
     """Wait for a signal, then drain; a second signal ends the wait. Return whether all came to its end."""
     try:
         await signals.wait_for(1)
         log.info("shutting down: no new calls, waiting for those in flight", calls=running.calls())
         running.refuse_new_calls()
         signals.reload_by(None)
-        drain = running.crew.spawn("drain", _drain(running, door, grpc))
+        drain = running.crew.spawn("drain", _drain(running, door, grpc, relay))
         again = running.crew.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
@@ -363,7 +393,7 @@ async def _until_told(running: RunningHub, door: Door, grpc: Service | None, sig
     return has_told_all
 
 
-async def _drain(running: RunningHub, door: Door, grpc: Service | None) -> bool:
+async def _drain(running: RunningHub, door: Door, grpc: Service | None, relay: Relay | None) -> bool:
     """Let requests come to their end, and tasks too, often answered long ago; return whether all of them did."""
     seconds = running.hub.limits.drain_seconds
     with suppress(TimeoutError):
@@ -371,9 +401,13 @@ async def _drain(running: RunningHub, door: Door, grpc: Service | None) -> bool:
             beside = None if grpc is None else running.crew.spawn("drain of gRPC", grpc.drain(seconds))
             # Before, for who waits for such a task; and after, for what was asked meanwhile.
             running.tasks.give_up_waiting("the hub is shutting down")
+            running.tasks.leave_waiting()
+            running.hub.wait_no_more("the hub is shutting down")
             has_drained = await door.drain(seconds)
             running.tasks.give_up_waiting("the hub is shutting down")
             await running.tasks.until_idle()
+            if relay is not None:
+                await relay.until_idle()
             if beside is not None:
                 await beside
             return has_drained

@@ -15,14 +15,19 @@ from isthmus.app.difference import (
     between,
     differing,
     differing_a2a,
+    differing_relay,
     differing_storage,
 )
-from isthmus.config.settings import Configuration, HubSettings, Origin
+from isthmus.config.settings import Configuration, HubSettings, Origin, RelayParts
 from isthmus.core.settings import Limits
 from isthmus.faces.a2a.settings import A2aSettings
+from isthmus.faces.relay.settings import RelaySettings
+from isthmus.identity.relay import TokenSettings
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.names import ServerName
+from isthmus.model.relay import AgentRules
 from isthmus.storage.settings import StorageSettings
+from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.settings import ServerSettings, StdioSettings
 
 HUB = HubSettings()
@@ -72,6 +77,30 @@ def test_the_port_of_grpc_stays_until_the_next_start() -> None:
     taken = applicable(having(), new)
     assert taken.a2a == A2aSettings(name="Other", grpc_url="grpc.example")
     assert differing_a2a(taken.a2a, new.a2a) == ("a2a.grpc_port",)
+
+
+def relay(key: str, wait: float, *, enabled: bool = True, **agents: AgentRules) -> RelayParts:
+    face = RelaySettings(enabled=enabled, wait=wait, agents=agents)
+    return RelayParts(TokenSettings(key=key), DialInSettings(agents=agents), face)
+
+
+def test_what_is_said_of_the_relay_is_taken_and_named_without_its_key() -> None:
+    old = replace(having(), relay=relay("hunter22", 5, kitchen=AgentRules(grace=1), cellar=AgentRules()))
+    new = replace(having(), relay=relay("hunter23", 6, kitchen=AgentRules(grace=2), attic=AgentRules()))
+    difference = between(old, new)
+    assert sorted(difference.settings) == [
+        "relay.agents.attic", "relay.agents.cellar", "relay.agents.kitchen", "relay.key", "relay.wait",
+    ]  # fmt: skip
+    assert "hunter" not in repr(difference)
+    assert applicable(old, new).relay == new.relay
+
+
+def test_whether_there_is_a_relay_stays_until_the_next_start() -> None:
+    old = replace(having(), relay=relay("hunter22", 5))
+    new = replace(having(), relay=relay("hunter22", 6, enabled=False))
+    taken = applicable(old, new)
+    assert taken.relay == relay("hunter22", 6)
+    assert differing_relay(taken.relay, new.relay) == ("relay.enabled",)
 
 
 def test_a_journal_that_is_to_be_elsewhere_needs_a_restart() -> None:

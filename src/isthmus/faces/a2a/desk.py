@@ -22,7 +22,8 @@ from isthmus.core.catalog.view import View
 from isthmus.core.ports.journal import Document, Journal, Verdict
 from isthmus.core.ports.targets import Aim, Named, Targets
 from isthmus.core.tasks.draft import Draft, NotKept, Taken
-from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK, Asked, Owner, Record, owner_of
 from isthmus.core.tasks.repeats import First, Keyed, Repeats, digest_of, read_key, write_key
 from isthmus.faces.a2a.instructions import Saying, ToolInstruction, object_in, read_instruction, without_headers

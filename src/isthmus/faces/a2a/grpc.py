@@ -17,7 +17,7 @@ import grpc
 from msgspec import Struct
 
 from isthmus.core.crew import Crew
-from isthmus.core.tasks.engine import Live
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Record
 from isthmus.faces.a2a.http import A2aHttp, Answered, Visit
 from isthmus.faces.a2a.listeners import IsLast, Telling, is_over, is_settled

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from isthmus.core.tasks.engine import Live
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Record
 from isthmus.faces.a2a.cards import AgentCards
 from isthmus.faces.a2a.desk import Desk

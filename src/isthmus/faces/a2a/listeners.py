@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
-from isthmus.core.tasks.engine import Live
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Record
 from isthmus.core.tasks.reports import Noted
 from isthmus.faces.a2a.pieces import Form, as_it_is, is_long, pieces_of
@@ -70,6 +70,10 @@ class _Wait:
 
     def happened(self, record: Record, noted: Noted) -> None:
         """Who waits for the end does not hear of the way."""
+
+    def left(self) -> None:
+        """See `core.tasks.draft.Leaving`; who waits is told how the task stands, and can ask again."""
+        self.end()
 
     def end(self) -> None:
         """Wait no more."""

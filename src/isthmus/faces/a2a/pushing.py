@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from isthmus.core.ports.courier import Courier
-from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.outbox import Letter
 from isthmus.core.tasks.record import Recipient, Record, owner_of
 from isthmus.faces.a2a.listeners import is_settled

@@ -45,7 +45,7 @@ from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.capabilities import read_profile
-from isthmus.wire.mcp.messages import CANCELLED, CHANGED, UPDATED
+from isthmus.wire.mcp.messages import CANCELLED, CHANGED, UPDATED, Members
 from isthmus.wire.mcp.requests import CALLS
 
 INITIALIZED = "notifications/initialized"
@@ -63,9 +63,16 @@ class Conversation:
         crew: Crew,
         deliver: Callable[[bytes], None],
         is_crowded: Callable[[], bool] = lambda: False,
+        session: str | None = None,
+        whose: Callable[[Members], tuple[Caller, str] | None] = lambda _meta: None,
     ) -> None:
-        """`is_crowded` says that the caller reads slowly: events are then skipped, as a later report replaces one."""
+        """`is_crowded` says that the caller reads slowly: events are then skipped, as a later report replaces one.
+
+        A caller that is known to be the same again has the `session` that it had. One that calls for others has
+        `whose` say by a modern call's `_meta` who calls, and in which conversation.
+        """
         self._is_crowded = is_crowded
+        self._whose = whose
         self._dialogue = dialogue
         self._hub = dialogue.hub
         self._caller = caller
@@ -75,7 +82,7 @@ class Conversation:
         self._calls: dict[bytes, InFlight] = {}
         self._waiting: set[bytes] = set()
         """Calls that wait for servers which only start."""
-        self._session = secrets.token_hex(8)
+        self._session = session or secrets.token_hex(8)
         self._interests = Interests(
             self._hub, caller, surface, self._tell_update, session=self._session, is_crowded=is_crowded
         )
@@ -97,6 +104,10 @@ class Conversation:
     def is_idle(self) -> bool:
         """Whether everything asked so far has been answered."""
         return self._idle.is_set()
+
+    def asked_bytes(self) -> int:
+        """How long the arguments are of calls that have not ended."""
+        return sum(memoryview(inflight.call.arguments).nbytes for inflight in self._calls.values())
 
     async def finish(self) -> None:
         """Wait until everything asked so far has been answered."""
@@ -143,16 +154,18 @@ class Conversation:
             case Malformed():
                 return refuse(message.id, message.code, message.message)
             case Batch():
-                return self._batch(body, message.count)
+                return self._batch(body)
             case Response() | ErrorReply():
                 self._asked.take(message)
         return None
 
-    def _batch(self, body: bytes, count: int) -> Answer | None:
+    def _batch(self, body: bytes) -> Answer | None:
         """Take several messages, of a caller whose revision has such; each is answered by itself."""
-        if self._version != BATCHES_VERSION or not 0 < count <= BATCH_MAX:
+        if self._version != BATCHES_VERSION:
             return refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported")
-        for element in jsonrpc.elements(body):
+        if not (elements := jsonrpc.elements(body, BATCH_MAX)):
+            return refuse(None, jsonrpc.INVALID_REQUEST, f"A batch has 1 to {BATCH_MAX} messages")
+        for element in elements:
             refused = _NESTED if element.startswith(b"[") else self.take(element)
             if refused is not None:
                 self._say(refused.body)
@@ -228,14 +241,13 @@ class Conversation:
         meta = self._dialogue.check(request, None) if era == "modern" else None
         if isinstance(meta, Answer):
             return self._reply(meta)
-        read = self._dialogue.read_call(
-            request, self._caller, self._surface, meta, self._interests.level, self._profile
-        )
+        caller, session = (None if meta is None else self._whose(meta)) or (self._caller, self._session)
+        read = self._dialogue.read_call(request, caller, self._surface, meta, self._interests.level, self._profile)
         if isinstance(read, Answer):
             return self._reply(read)
         call, token = read
         if call.profile or (call.extra and is_of_session(call)):
-            call = msgspec.structs.replace(call, session=self._session)
+            call = msgspec.structs.replace(call, session=session)
         id = bytes(request.id)
         level = call.log_level if era == "modern" else call.log_level or "debug"
         asker: Asker | None = self._asked if era == "legacy" else self._dialogue.comebacks

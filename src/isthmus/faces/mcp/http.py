@@ -202,12 +202,12 @@ class _Visit:
             case Notification():
                 self._notification(message)
             case Batch():
-                await self._batch(body, message.count)
+                await self._batch(body)
             case Response() | ErrorReply():
                 self._answered(message)
         return None
 
-    async def _batch(self, body: bytes, count: int) -> None:
+    async def _batch(self, body: bytes) -> None:
         """Answer several messages together, for a caller whose revision has such."""
         id = self._headers.get(SESSION_HEADER)
         session = None if id is None else self._session(id)
@@ -215,13 +215,13 @@ class _Visit:
             return self._no_session(None)
         if session is None or session.version != BATCHES_VERSION:
             return self._answer(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
-        if not 0 < count <= BATCH_MAX:
-            text = f"A batch has 1 to {BATCH_MAX} messages, not {count}"
+        if not (elements := jsonrpc.elements(body, BATCH_MAX)):
+            text = f"A batch has 1 to {BATCH_MAX} messages"
             return self._answer(refuse(None, jsonrpc.INVALID_REQUEST, text), 400)
         await self._hub.settle(self._surface)
         over: asyncio.Future[None] = self._face.loop.create_future()
         reply = BatchReply(self._peer, partial(_set, over))
-        for element in jsonrpc.elements(body):
+        for element in elements:
             await self._element(element, reply, session)
         reply.close()
         return await over

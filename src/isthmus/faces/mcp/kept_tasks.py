@@ -26,7 +26,8 @@ from isthmus.core.crew import Crew
 from isthmus.core.ports.exchange import Exchange, Lasting
 from isthmus.core.ports.journal import Journal
 from isthmus.core.tasks.draft import Draft, NotBegun
-from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK as TASK_DOCUMENT
 from isthmus.core.tasks.record import Owner, Record, owner_of
 from isthmus.faces.mcp.caller_side import CallerSide
@@ -201,9 +202,11 @@ class KeptTasks:
         exchange = inflight.exchange
         if inflight.outcome is not None or not isinstance(exchange, CallerSide) or self._hub.is_draining:
             return
-        if inflight.lane is None or inflight.lane.let_last(inflight):
+        # As a task, one that was not sent yet because its server is away would be kept as one that may have been.
+        is_held_up = inflight.link is None and inflight.lane is not None and not inflight.lane.has_link
+        if not is_held_up and (inflight.lane is None or inflight.lane.let_last(inflight)):
             self._crew.spawn("a call that becomes a task", self._keep_running(inflight, exchange))
-        else:  # tasks hold enough of its server; there may be fewer by and by
+        else:  # or tasks hold enough of its server; there may be fewer by and by
             self._slow.add(_Patience(inflight, self._promote), AGAIN_SECONDS)
 
     async def _keep_running(self, inflight: InFlight, exchange: CallerSide) -> None:

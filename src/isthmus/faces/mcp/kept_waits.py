@@ -10,7 +10,8 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.ports.exchange import Report
-from isthmus.core.tasks.engine import Engine, Live
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Record
 from isthmus.core.tasks.reports import Noted
 from isthmus.core.watch.tasks import Task, kept_task
@@ -18,6 +19,7 @@ from isthmus.faces.mcp.asking import CROWDED, GONE
 from isthmus.faces.mcp.kept_states import announced, modern_members, question_of, result_of
 from isthmus.model.callers import Caller
 from isthmus.model.events import Progress
+from isthmus.model.faults import Draining
 from isthmus.model.names import ServerName
 from isthmus.model.questions import GIVEN_UP, NOT_ASKED, TOO_LATE, Reply
 from isthmus.wire.jsonrpc import Payload
@@ -56,6 +58,11 @@ class Waiting:
 
     def happened(self, record: Record, noted: Noted) -> None:
         """Progress is told to who asked for it, with the call."""
+
+    def left(self) -> None:
+        """See `core.tasks.draft.Leaving`; who waits can ask again."""
+        self.leave()
+        self._inflight.finish(Draining())
 
     def leave(self) -> None:
         """Wait no longer; whoever waits too is asked instead."""

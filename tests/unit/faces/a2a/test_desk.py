@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.tasks.engine import Live
+from isthmus.core.tasks.live import Live
 from isthmus.faces.a2a import desk
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.model.callers import Caller, Grants

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
-from isthmus.core.tasks.engine import Live
+from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.pushes import DELIVERY, delivery_of
 from isthmus.core.tasks.record import Ending, Recipient, Record, owner_of, record_of
 from isthmus.faces.a2a.pushing import (

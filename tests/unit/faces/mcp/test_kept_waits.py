@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.tasks.engine import Live
+from isthmus.core.tasks.live import Live
 from isthmus.core.watch.tasks import Task
 from isthmus.faces.mcp.kept_states import REALM, Brief
 from isthmus.faces.mcp.kept_waits import Following, News, Waiting

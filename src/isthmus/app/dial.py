@@ -1,0 +1,275 @@
+"""Local servers brought to a hub elsewhere: a little hub that keeps them, and connections on which it offers them.
+
+It dials out and listens nowhere, so that it works behind NAT. Whatever kind a local server is of, it is kept as any
+hub keeps it: started again when it dies, spoken to in its own era. Called by the command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import structlog
+
+from isthmus.app.dial_address import HubAddress
+from isthmus.app.dial_line import HubRefused, Line, LineShown, OnlyOne, Refusal
+from isthmus.app.dial_talk import Offer, Share
+from isthmus.app.hub import RunningHub
+from isthmus.config.settings import Configuration
+from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.settings import Limits
+from isthmus.transport.egress import Egress
+from isthmus.upstream.settings import TIMEOUT_SECONDS_MAX, ServerSettings
+
+log = structlog.get_logger(__name__)
+
+GRACE_SECONDS = 10.0
+"""How long calls wait for a server that is being started again, unless they would wait longer in the hub."""
+
+FINISH_SECONDS = 2.0
+"""How long calls may take to end once we were told to end."""
+
+POLL_SECONDS = 0.02
+
+RIVAL_SECONDS = 2.0
+"""A connection that is replaced so soon after another of ours was made, may have been replaced by that one."""
+
+TOGETHER = "isthmus"
+"""What all servers together are called at a relay that has room for one alone."""
+
+PROFILE = frozenset({"elicitation", "elicitation.form", "elicitation.url", "sampling"})
+"""What local servers are told that callers can be asked. Not for roots: a caller's folders are on its own machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is brought where."""
+
+    address: HubAddress
+    configuration: Configuration
+    """The local servers, and nothing else of it is used but its limits."""
+    offers: tuple[Offer, ...]
+    is_compatible: bool = False
+    """One plain socket each, whatever the hub can do."""
+
+
+class ServerShown(msgspec.Struct, frozen=True):
+    """How a local server stands."""
+
+    server_id: str
+    standing: Standing
+    hub_name: str | None
+    """What it is called in the hub, once that is known."""
+    running: int
+    answered: int
+    refusal: Refusal | None = None
+    """Why the hub does not have it, though it could be offered."""
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """Everything at one moment."""
+
+    hub: str
+    lines: tuple[LineShown, ...]
+    servers: tuple[ServerShown, ...]
+
+
+class Dialler:
+    """Servers and connections, from the start to the end."""
+
+    def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
+        """Start the local servers in the background and return at once. Needs a running loop."""
+        self.running = RunningHub(for_dialling(plan.configuration), environment, profile=PROFILE)
+        self.address = plan.address
+        self.share = Share()
+        self.egress = Egress()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when there is something else to show."""
+        self._plan = plan
+        self._lines: list[Line] = []
+        self._keeping: list[asyncio.Task[None]] = []
+        self._ready: dict[Offer, asyncio.Event] = {offer: asyncio.Event() for offer in plan.offers}
+        self._names: dict[Offer, str] = {}
+        self._loop = asyncio.get_running_loop()
+        self._first: asyncio.Future[Offer] = self._loop.create_future()
+        """The server that was there first."""
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self.running.hub.watch(self._look)
+        for offer in plan.offers:
+            self.running.hub.lanes[offer.name].grace = GRACE_SECONDS
+
+    # -- what connections ask of it ------------------------------------------------------------------------------------
+
+    def is_ready(self, offer: Offer) -> bool:
+        """Whether the server has been up: what it lists is known from then on, and calls wait while it is not."""
+        return self._ready[offer].is_set()
+
+    def rival_of(self, line: Line) -> Line | None:
+        """See `dial_line.Desk`."""
+        since = max(line.connected_at, self._loop.time() - RIVAL_SECONDS)
+        newest = max(self._lines, key=lambda other: other.connected_at)
+        return newest if newest is not line and newest.connected_at > since else None
+
+    def named(self, offer: Offer, server: str | None) -> None:
+        """The hub said what it calls a server, or that it has it no more."""
+        if server is None:
+            self._names.pop(offer, None)
+        elif self._names.get(offer) != server:
+            self._names[offer] = server
+            log.info("server offered", server=offer.server_id, hub_name=server)
+        self.changed()
+
+    def waits(self, offer: Offer, seconds: float) -> None:
+        """Calls wait here for a server that is being started again as long as they would in the hub, or longer."""
+        lane = self.running.hub.lanes[offer.name]
+        if lane.grace != (grace := max(GRACE_SECONDS, seconds)):
+            lane.grace = grace
+
+    def changed(self) -> None:
+        """There is something else to show."""
+        self.on_change()
+
+    def shown(self) -> Shown:
+        """Everything at this moment."""
+        lines = tuple(line.shown for line in self._lines)
+        return Shown(str(self.address), lines, tuple(map(self._server_shown, self._plan.offers)))
+
+    def _server_shown(self, offer: Offer) -> ServerShown:
+        hub, counts = self.running.hub, self.running.counters.servers.get(offer.name)
+        lane = hub.lanes[offer.name]
+        answered = 0 if counts is None else counts.calls
+        standing = hub.snapshot.standings[offer.name]
+        refusal = next((told for line in self._lines if (told := line.refusal(offer)) is not None), None)
+        running = lane.running + lane.queued
+        return ServerShown(offer.server_id, standing, self._names.get(offer), running, answered, refusal)
+
+    def _look(self) -> None:
+        """A server came, went or changed: one that is there for the first time can be offered."""
+        standings = self.running.hub.snapshot.standings
+        for offer, event in self._ready.items():
+            if standings[offer.name].state == "ready":
+                event.set()
+                if not self._first.done():
+                    self._first.set_result(offer)
+        for line in self._lines:
+            line.offer_ready()
+        self.changed()
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until a signal.
+
+        Raises:
+            HubRefused: the hub does not want us.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stop)
+        try:
+            self._begin()
+            await self._ended
+        finally:
+            await self._end()
+            log.info("ended", hub=str(self.address))
+            # Not before: a signal that nobody takes would leave the local servers behind.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.remove_signal_handler(number)
+
+    def _begin(self) -> None:
+        if self._plan.is_compatible:
+            self.running.share_links()
+            self._one_each(self._plan.offers)
+        else:
+            self._spawn("connection to the hub", self._share_one())
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._keeping.append(self.running.crew.spawn(name, work, on_crash=self._finish))
+
+    def _one_each(self, offers: Iterable[Offer]) -> None:
+        for offer in offers:
+            self._spawn(f"connection of {offer.name}", self._alone(offer))
+
+    async def _alone(self, offer: Offer) -> None:
+        """Give one server a socket of its own, once it is there."""
+        await self._ready[offer].wait()
+        await self._keep([offer], may_share=False)
+
+    async def _share_one(self) -> None:
+        """Dial once the first server is there: a hub that cannot share a socket is given that one."""
+        first = await self._first
+        others = [offer for offer in self._plan.offers if offer is not first]
+        await self._keep([first, *others], may_share=True)
+
+    async def _keep(self, offers: Sequence[Offer], *, may_share: bool) -> None:
+        line = Line(self, offers, may_share=may_share, on_single=lambda: self._split(offers[1:]))
+        self._lines.append(line)
+        try:
+            await line.run()
+        except HubRefused as refused:
+            self._finish(refused)
+        except OnlyOne:
+            self._come_together()
+
+    def _come_together(self) -> None:
+        """The relay has room for one server alone: let all of them be one."""
+        log.info("the relay keeps one connection for an agent: all servers share it", hub=str(self.address))
+        keeping, self._keeping = self._keeping, []
+        self._lines.clear()
+        for task in keeping:
+            if task is not asyncio.current_task():
+                task.cancel()
+        first, *others = self._plan.offers
+        offer = Offer(first.name, TOGETHER, tuple(other.name for other in others))
+        self._spawn("connection to the relay", self._keep([offer], may_share=False))
+
+    def _split(self, others: Sequence[Offer]) -> None:
+        log.info("the hub takes one server a connection", hub=str(self.address), servers=len(others) + 1)
+        self._one_each(others)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End in good order; `run` returns when that is done."""
+        self._finish()
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    async def _end(self) -> None:
+        """Let calls end, say goodbye to the hub, and then to the local servers."""
+        try:
+            for line in self._lines:
+                line.leave()
+            self.running.refuse_new_calls()
+            await self._calls_ended(FINISH_SECONDS)
+            self.running.cancel_all("the local servers are being taken from the hub")
+            await asyncio.sleep(0)  # answers are written at the end of a turn
+            sockets = [line.socket for line in self._lines if line.socket is not None]
+            await asyncio.gather(*(socket.aclose() for socket in sockets))
+        finally:
+            await self.running.aclose()
+
+    async def _calls_ended(self, within: float) -> None:
+        until = self._loop.time() + within
+        while self.running.calls() and self._loop.time() < until:  # noqa: ASYNC110 - nobody tells of the last one
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def for_dialling(configuration: Configuration) -> Configuration:
+    """What the little hub is configured with: the hub that is dialled decides how long its calls may take."""
+    servers = tuple(_patient(server, configuration.hub.limits) for server in configuration.servers)
+    return Configuration(None, configuration.hub, servers)
+
+
+def _patient(server: ServerSettings, limits: Limits) -> ServerSettings:
+    is_unsaid = server.timeout == limits.call_seconds
+    return replace(server, timeout=TIMEOUT_SECONDS_MAX) if is_unsaid else server

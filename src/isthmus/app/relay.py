@@ -1,0 +1,75 @@
+"""The relay of a running hub, joined from its parts: tokens, servers that dial in, the face. Made by `app.serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from isthmus.app.collector import CrowdCollector
+from isthmus.app.hub import RunningHub
+from isthmus.app.links import ME
+from isthmus.app.relay_keys import Keys, Revocations
+from isthmus.config.settings import Configuration
+from isthmus.faces.http.gate import Gate
+from isthmus.faces.relay.http import RelayHttp
+from isthmus.identity.relay import RelayTokens
+from isthmus.model.names import ServerName
+from isthmus.model.relay import Forgetting, RelayStatus
+
+RECHECK_SECONDS = 2.0
+"""How long a token that was revoked or has expired may still keep a socket open."""
+
+
+class Relay:
+    """What `[relay]` says, at work. Its servers are the hub's to close; its devices are the face's."""
+
+    def __init__(self, running: RunningHub, gate: Gate) -> None:
+        """Raises: ConfigError if the key in the state folder is none."""
+        self._running = running
+        self._state = Path(running.configuration.hub.state)
+        self._keys = Keys(self._state)
+        self._tokens = self._read_with(running.configuration)
+        settings = running.configuration.relay.face
+        self.face = RelayHttp(running.hub, running.crew, gate, self._tokens, running.dialins, settings, ME)
+        self._collector = CrowdCollector(lambda: len(running.hub.lanes))
+
+    def _read_with(self, configuration: Configuration) -> RelayTokens:
+        settings = configuration.relay.tokens
+        revocations = Revocations(self._state, settings.revoked)
+        return RelayTokens(self._keys.key(settings.key), settings, time.time, revocations.has)
+
+    async def start(self) -> None:
+        """Remember who dialled in before, and look after tokens from now on."""
+        await self._running.dialins.recall()
+        self._running.dialins.on_come = self._collector.joined
+        self._running.crew.spawn("tokens of the relay", self._look_after())
+
+    async def _look_after(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_SECONDS)
+            self.recheck()
+            self._collector.look()
+
+    def recheck(self) -> None:
+        """Cut whose token is good no more."""
+        self._running.dialins.recheck(self._tokens.is_valid)
+        self.face.recheck()
+
+    def change(self, configuration: Configuration) -> None:
+        """Take what a new configuration says; raises ConfigError if the key in the state folder is none."""
+        self._tokens = self._read_with(configuration)
+        self.face.change(configuration.relay.face, self._tokens)
+        self.recheck()
+
+    async def until_idle(self) -> None:
+        """Return once every device has been let go."""
+        await self.face.until_idle()
+
+    def status(self) -> RelayStatus:
+        """See `core.ports.relay.RelayBook`."""
+        return RelayStatus(self._running.dialins.servers(), self.face.devices())
+
+    def forget(self, server: ServerName) -> Forgetting:
+        """See `core.ports.relay.RelayBook`."""
+        return self._running.dialins.forget(server)

@@ -1,0 +1,190 @@
+"""What the relay's tokens rest on, in the state folder: the key that makes them, and those that were revoked.
+
+The hub and the command line both work here, at the same time if need be, so that a token can be made or revoked
+whether or not the hub runs. No message quotes what is in these files.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from isthmus.config.contents import contents_of
+from isthmus.config.findings import ConfigError, Place
+from isthmus.identity.relay import is_id
+
+log = structlog.get_logger(__name__)
+
+FOLDER = "relay"
+KEY_FILE = "key"
+REVOKED_FILE = "revoked"
+
+KEY_LENGTH_MIN = 16
+"""A shorter key was not made here, or its file was cut short."""
+
+KEY_FILE_BYTES = 4096
+REVOKED_BYTES = 16 * 1024 * 1024
+"""Some million ids; a longer file is not one that this command line wrote."""
+
+LOOK_SECONDS = 0.25
+"""How long an answer may be behind the file: thousands of sockets are asked about at once."""
+
+
+class KeyDamaged(ValueError):
+    """A file that should hold a key and does not."""
+
+
+def relay_key(configured: str | None, state: Path) -> str:
+    """The key that is configured, else the one in the state folder, which is made if there is none.
+
+    Raises:
+        OSError: it can neither be read nor made.
+        KeyDamaged: the file has none in it.
+    """
+    if configured is not None:
+        return configured
+    file = key_file(state)
+    with suppress(FileNotFoundError):
+        return _read_key(file)
+    _make_folder(state)
+    _offer_key(file)
+    return _read_key(file)
+
+
+class Keys:
+    """The key of a hub that runs, whichever configuration it is given."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._passing: str | None = None
+        """Stands in where nothing can be kept; nobody else knows it, so that no token is good."""
+
+    def key(self, configured: str | None) -> str:
+        """The key to go by; where none can be kept, one that nobody has a token of, since a hub needs no relay to run.
+
+        Raises:
+            ConfigError: the file has none in it.
+        """
+        try:
+            return relay_key(configured, self._state)
+        except OSError as error:
+            if self._passing is None:
+                self._passing = secrets.token_hex(16)
+                log.warning("the relay lets nobody in: its key cannot be kept", reason=str(error))
+            return self._passing
+        except KeyDamaged as damaged:
+            raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {damaged}")) from damaged
+
+
+def _read_key(file: Path) -> str:
+    try:
+        key = contents_of(file, KEY_FILE_BYTES).decode("ascii").strip()
+    except ValueError as error:
+        raise KeyDamaged(f"{file} must hold a key, not another text: delete it to have one made") from error
+    if len(key) < KEY_LENGTH_MIN:
+        raise KeyDamaged(f"{file} must hold a key of {KEY_LENGTH_MIN} characters or more: delete it to have one made")
+    return key
+
+
+def _offer_key(file: Path) -> None:
+    """Put a new key there, whole, unless somebody else just did: two that start at once have the same."""
+    draft = file.with_name(f"{KEY_FILE}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as stream:
+            stream.write(secrets.token_hex(16) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        with suppress(FileExistsError):
+            os.link(draft, file)
+    finally:
+        os.unlink(draft)
+
+
+def _make_folder(state: Path) -> None:
+    for folder in (state, state / FOLDER):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def key_file(state: Path) -> Path:
+    """Where the key is that was made because none is configured."""
+    return state / FOLDER / KEY_FILE
+
+
+def revoked_file(state: Path) -> Path:
+    """Where ids of revoked tokens are, one in a line."""
+    return state / FOLDER / REVOKED_FILE
+
+
+def revoke(id: str, state: Path) -> None:
+    """Note that a token is good no more; a hub that runs finds it in the file.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: no token has such an id.
+    """
+    if not is_id(id):
+        raise ValueError("an id must be as `isthmus token relay` printed it, not another text")
+    _make_folder(state)
+    descriptor = os.open(revoked_file(state), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        # With line ends on both sides: a line that was cut short before must not take this one with it.
+        os.write(descriptor, f"\n{id}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Revocations:
+    """Which tokens are good no more: those that are configured, and those in the state folder's file, as it is now."""
+
+    def __init__(self, state: Path, configured: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = revoked_file(state)
+        self._configured = frozenset(configured)
+        self._clock = clock
+        self._noted: frozenset[str] | None = None
+        """None until the file was read, or was seen not to be there: till then no token is vouched for."""
+        self._seen: tuple[int, ...] | None = None
+        self._next_look = float("-inf")
+        self._has_complained = False
+
+    def has(self, id: str) -> bool:
+        """Whether the token of this id was revoked."""
+        now = self._clock()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._look()
+        return id in self._configured or self._noted is None or id in self._noted
+
+    def _look(self) -> None:
+        try:
+            seen = _look_of(self._file)
+            if self._noted is None or seen != self._seen:
+                self._noted = frozenset() if seen is None else _ids_in(self._file)
+                self._seen, self._has_complained = seen, False
+        except (OSError, ValueError) as error:
+            self._complain(error)  # what was known stays
+
+    def _complain(self, error: OSError | ValueError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            log.error("the list of revoked tokens cannot be read", file=str(self._file), reason=str(error))
+
+
+def _look_of(file: Path) -> tuple[int, ...] | None:
+    """What tells a file from its later self without reading it; None if it is not there."""
+    try:
+        seen = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+
+def _ids_in(file: Path) -> frozenset[str]:
+    return frozenset(contents_of(file, REVOKED_BYTES).decode(errors="replace").split())

@@ -1,0 +1,73 @@
+"""One socket to a hub, as conversations write to it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from isthmus.app.dial_talk import Wire
+
+
+class Socket:
+    """Keeps what is written; nobody reads it."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.is_killed = False
+
+    def frame(self, message: bytes) -> bytes:
+        return b"<%b>" % message
+
+    def write(self, data: bytes) -> int:
+        self.writes.append(data)
+        return self.buffered_bytes()
+
+    def buffered_bytes(self) -> int:
+        return sum(map(len, self.writes))
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+async def test_what_the_hub_says_at_once_is_heard_when_it_is_known_what_was_agreed() -> None:
+    heard: list[bytes] = []
+    wire = Wire(100, 1000)
+    wire.read(b"a")
+    wire.send(b"early")
+    wire.begin(Socket(), heard.append)
+    wire.read(b"b")
+    assert heard == [b"a", b"b"]
+
+
+async def test_messages_of_one_turn_are_written_together() -> None:
+    wire, socket = Wire(100, 1000), Socket()
+    wire.begin(socket, lambda _message: None)
+    wire.send(b"a")
+    wire.send(b"b")
+    assert socket.writes == []
+    await asyncio.sleep(0)
+    assert socket.writes == [b"<a><b>"]
+
+
+async def test_a_hub_that_does_not_read_is_crowded_and_then_given_up() -> None:
+    wire, socket = Wire(100, 1000), Socket()
+    wire.begin(socket, lambda _message: None)
+    assert not wire.is_crowded()
+    wire.send(b"x" * 200)
+    await asyncio.sleep(0)
+    assert wire.is_crowded()
+    assert not wire.over.done()
+    wire.send(b"x" * 900)
+    await asyncio.sleep(0)
+    assert socket.is_killed
+    assert await wire.over == "it does not read what it is sent"
+    wire.send(b"more")
+    await asyncio.sleep(0)
+    assert len(socket.writes) == 2
+
+
+async def test_it_ends_once() -> None:
+    wire = Wire(100, 1000)
+    wire.ended("first")
+    wire.ended("second")
+    wire.fail("third")
+    assert await wire.over == "first"

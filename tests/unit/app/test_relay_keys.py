@@ -1,0 +1,164 @@
+"""The relay's key and the tokens that were revoked, in the state folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from isthmus.app.relay_keys import LOOK_SECONDS, KeyDamaged, Keys, Revocations, relay_key, revoke, revoked_file
+from isthmus.config.findings import ConfigError
+
+pytestmark = pytest.mark.usefixtures("plain_logs")
+
+NOTED, OTHER = "0123456789abcdef", "fedcba98765432100"
+
+
+@pytest.fixture
+def plain_logs() -> Iterator[None]:
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += LOOK_SECONDS
+        return self.now
+
+
+# -- the key -------------------------------------------------------------------------------------------------------
+
+
+def test_a_configured_key_is_taken_and_nothing_written(tmp_path: Path) -> None:
+    assert relay_key("configured", tmp_path / "state") == "configured"
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_key_is_made_once_and_is_for_its_owner_alone(tmp_path: Path) -> None:
+    state = tmp_path / "a" / "state"
+    key = relay_key(None, state)
+    assert len(key) == 32
+    assert relay_key(None, state) == key
+    assert stat.S_IMODE(os.stat(state / "relay").st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(state / "relay" / "key").st_mode) == 0o600
+    assert os.listdir(state / "relay") == ["key"]
+    assert relay_key(None, tmp_path / OTHER) != key
+
+
+def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
+    keys: list[str] = []
+    barrier = threading.Barrier(8)
+
+    def start() -> None:
+        barrier.wait()
+        keys.append(relay_key(None, tmp_path))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(keys) == 8
+    assert len(set(keys)) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40, b"x" * 5000])
+def test_a_damaged_file_is_told_of_without_its_content(tmp_path: Path, content: bytes) -> None:
+    relay_key(None, tmp_path)
+    (tmp_path / "relay" / "key").write_bytes(content)
+    with pytest.raises(KeyDamaged, match="delete it to have one made") as told:
+        relay_key(None, tmp_path)
+    assert "short\n" not in str(told.value)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(OSError, match="state"):
+        relay_key(None, tmp_path / "state")
+
+
+def test_a_hub_that_can_keep_no_key_runs_on_with_one_that_nobody_has_a_token_of(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    keys = Keys(tmp_path / "state")
+    with capture_logs() as logs:
+        assert keys.key(None) == keys.key(None)
+    assert [entry["event"] for entry in logs] == ["the relay lets nobody in: its key cannot be kept"]
+    assert Keys(tmp_path / "state").key(None) != keys.key(None)
+    assert keys.key("configured") == "configured"
+
+
+def test_a_hub_with_a_damaged_key_is_told_so(tmp_path: Path) -> None:
+    key = Keys(tmp_path).key(None)
+    assert Keys(tmp_path).key(None) == key
+    (tmp_path / "relay" / "key").write_text("cut")
+    with pytest.raises(ConfigError, match=r"hub\.state cannot be used: .*delete it"):
+        Keys(tmp_path).key(None)
+
+
+# -- revocations ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_revoked_until_somebody_says_so(tmp_path: Path) -> None:
+    revocations = Revocations(tmp_path, ("configured",), Clock())
+    assert [revocations.has(id) for id in ("configured", NOTED, "")] == [True, False, False]
+    revoke(NOTED, tmp_path)
+    assert [revocations.has(id) for id in ("configured", NOTED, OTHER, "")] == [True, True, False, False]
+    revoke(OTHER, tmp_path)
+    assert revocations.has(OTHER)
+    assert stat.S_IMODE(os.stat(revoked_file(tmp_path)).st_mode) == 0o600
+
+
+def test_a_line_cut_short_costs_only_itself(tmp_path: Path) -> None:
+    revoke(NOTED, tmp_path)
+    with revoked_file(tmp_path).open("a") as stream:
+        stream.write("cut")
+    revoke(OTHER, tmp_path)
+    revocations = Revocations(tmp_path, (), Clock())
+    assert all(revocations.has(id) for id in (NOTED, OTHER))
+
+
+def test_the_file_is_looked_at_now_and_then_and_not_for_every_question(tmp_path: Path) -> None:
+    now = [0.0]
+    revocations = Revocations(tmp_path, (), lambda: now[0])
+    assert not revocations.has(NOTED)
+    revoke(NOTED, tmp_path)
+    assert not revocations.has(NOTED)
+    now[0] += LOOK_SECONDS
+    assert revocations.has(NOTED)
+
+
+def test_what_was_known_stays_known_while_the_file_cannot_be_read(tmp_path: Path) -> None:
+    revoke(NOTED, tmp_path)
+    revocations = Revocations(tmp_path, (), Clock())
+    assert revocations.has(NOTED)
+    revoked_file(tmp_path).unlink()
+    revoked_file(tmp_path).mkdir()
+    with capture_logs() as logs:
+        assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
+    assert [entry["event"] for entry in logs] == ["the list of revoked tokens cannot be read"]
+
+
+def test_a_list_that_was_never_read_vouches_for_nobody(tmp_path: Path) -> None:
+    revoked_file(tmp_path).mkdir(parents=True)
+    revocations = Revocations(tmp_path, (), Clock())
+    assert revocations.has("any")
+    revoked_file(tmp_path).rmdir()
+    assert not revocations.has("any")
+
+
+@pytest.mark.parametrize("id", ["", "a b", "../x", "isr1.eyJpIjoi.x", "isr1", "a" * 65, "a\nb"])
+def test_only_ids_are_noted(tmp_path: Path, id: str) -> None:
+    with pytest.raises(ValueError, match="an id must be as") as told:
+        revoke(id, tmp_path)
+    assert "eyJ" not in str(told.value)
+    assert not revoked_file(tmp_path).exists()
