@@ -59,6 +59,7 @@ NO_LIST = Code("ISD-111", "no-tools-list", "declare its tools, each as [servers.
 MOVED = Code("ISD-112", "moved", "write the address that it points to in the place of its own")
 WRONG_ERA = Code("ISD-113", "wrong-era", "take era out: the hub finds out by itself")
 ELSEWHERE = Code("ISD-114", "agent-elsewhere", "add to origins what the card names, if it is to be trusted")
+AWAY = Code("ISD-115", "away", "look after it where it runs: it dials in by itself when it is there")
 
 # -- servers that are, with something odd about them ---------------------------------------------------------
 
@@ -193,6 +194,8 @@ def _cause(patient: Patient, entry: Entry | None) -> Code:
     reason = patient.reason or ""
     if patient.state == "starting":
         return NO_ANSWER
+    if patient.state == "away":
+        return AWAY
     own = None if entry is None else _cause_by_entry(reason, entry.settings.reach)
     if own is not None:
         return own

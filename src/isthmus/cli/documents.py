@@ -60,6 +60,40 @@ class ServerTold(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class DialledTold(msgspec.Struct, frozen=True, rename="camel"):
+    """A server that dialled in. Where it comes from is told to the operator only."""
+
+    agent: str
+    server_id: str
+    name: str
+    state: str
+    since: float
+    tools: tuple[str, ...] = ()
+    reason: str | None = None
+    title: str | None = None
+    client: str | None = None
+
+
+class DeviceTold(msgspec.Struct, frozen=True):
+    """A device that is connected to the relay."""
+
+    id: str
+    agent: str
+    since: float
+    client: str | None = None
+    title: str | None = None
+    calls: int = 0
+    answered: int = 0
+
+
+class _Dialled(msgspec.Struct):
+    servers: list[DialledTold]
+
+
+class _Devices(msgspec.Struct):
+    devices: list[DeviceTold]
+
+
 class _Servers(msgspec.Struct):
     servers: list[ServerTold]
 
@@ -92,6 +126,24 @@ def read_servers(document: bytes) -> list[ServerTold]:
         CommandFailed: the document is another.
     """
     return _decoded(document, _Servers).servers
+
+
+def read_dialled(document: bytes) -> list[DialledTold]:
+    """Read who dialled in.
+
+    Raises:
+        CommandFailed: the document is another.
+    """
+    return _decoded(document, _Dialled).servers
+
+
+def read_devices(document: bytes) -> list[DeviceTold]:
+    """Read which devices are there.
+
+    Raises:
+        CommandFailed: the document is another.
+    """
+    return _decoded(document, _Devices).devices
 
 
 def _decoded(text: bytes | msgspec.Raw, kind: type[T]) -> T:

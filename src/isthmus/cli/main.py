@@ -320,6 +320,121 @@ def stdio(hub: str | None, config: Path | None) -> int:
     return serve_stdio(source)
 
 
+@cli.command(short_help="Bring local servers to a hub elsewhere.")
+@click.argument("words", nargs=-1, metavar="[URL] [-- COMMAND...]")
+@click.option("--url", metavar="URL", help="A local server that listens already, by HTTP or SSE.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE", help="All servers of an mcp.json or isthmus.toml."
+)
+@click.option("--only", multiple=True, metavar="NAME", help="Of these, this one; may be given several times.")
+@click.option("--server-id", metavar="ID", help="What the server is called at the hub.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Where the token is.")
+@click.option("--compatible", "is_compatible", is_flag=True, help="A plain connection for each server.")
+@click.option("--plain", "is_plain", is_flag=True, help="Log lines instead of a view that is redrawn.")
+def dial(
+    words: tuple[str, ...],
+    url: str | None,
+    config: Path | None,
+    only: tuple[str, ...],
+    server_id: str | None,
+    token_file: Path | None,
+    *,
+    is_compatible: bool,
+    is_plain: bool,
+) -> int:
+    """Bring local servers to a hub elsewhere, also from behind NAT: it dials out and listens nowhere.
+
+    URL is the hub's address with its token, as `isthmus token relay` prints it, or MCP_ENDPOINT. The token may come by
+    ISTHMUS_RELAY_TOKEN or --token-file instead, where nobody else on this machine can read it.
+    """
+    from isthmus.cli.dial import Wanted, dial_hub
+
+    return dial_hub(Wanted(words, url, config, server_id, only, token_file, is_compatible, is_plain))
+
+
+@cli.group()
+def token() -> None:
+    """Make, revoke and read tokens of the relay. No hub has to run."""
+
+
+@token.command("relay")
+@click.argument("agent")
+@click.option("--server-id", metavar="ID", help="What the server is called; else it is known by its own name.")
+@click.option("--role", type=click.Choice(["server", "device"]), help="Which end it opens.  [default: both]")
+@click.option("--tenant", metavar="T", help="To whom the agent belongs.  [default: default]")
+@click.option("--expires", metavar="TIME", help="After how long it ends, such as 12h or 30d.  [default: never]")
+@click.option("--compatible", "is_compatible", is_flag=True, help="As the original makes them: both ends, for ever.")
+@click.option("--url", metavar="URL", help="How the hub is reached, such as wss://hub.example.")
+@click.option("--health", "has_health", is_flag=True, help="Print the manager's health address with the relay's key.")
+@_with_config
+@_with_json
+def token_relay(config: Path | None, **wanted: Any) -> int:
+    """Print the addresses at which AGENT's servers dial in and its devices call."""
+    from isthmus.cli.token import Wanted, mint_token
+
+    return mint_token(config, Wanted(**wanted))
+
+
+@token.command("revoke")
+@click.argument("id")
+@_with_config
+def token_revoke(id: str, config: Path | None) -> int:
+    """Have the token with this ID be good no more; its connections are cut within seconds."""
+    from isthmus.cli.token import revoke_token
+
+    return revoke_token(config, id)
+
+
+@token.command("read")
+@_with_config
+@_with_json
+def token_read(config: Path | None, *, is_json: bool) -> int:
+    """Say what the token on standard input claims, or the one in the address that is there."""
+    from isthmus.cli.token import read_token
+
+    return read_token(config, is_json=is_json)
+
+
+@cli.group()
+def relay() -> None:
+    """Look at the relay of a running hub, and have it forget who is away."""
+
+
+@relay.command()
+@_with_source
+@click.option("--watch", "is_watched", is_flag=True, help="Show it anew every second, until Ctrl-C.")
+@click.option("--tools", "has_tools", is_flag=True, help="Name the servers' tools, too.")
+@_with_json
+def status(hub: str | None, config: Path | None, *, is_watched: bool, has_tools: bool, is_json: bool) -> int:
+    """List the agents, the servers that dialled in under them, and the devices that are connected."""
+    from isthmus.cli.relay import hub_of, show_status, watch_status
+    from isthmus.cli.running import run_command
+
+    if is_watched and is_json:
+        raise click.UsageError("--watch and --json exclude each other.")
+    _quietly()
+    source = hub_of(_source(hub, config))
+    if not is_watched:
+        return run_command(show_status(source, is_json=is_json, has_tools=has_tools))
+    try:
+        return run_command(watch_status(source, has_tools=has_tools))
+    except KeyboardInterrupt:
+        return Exit.WELL
+
+
+@relay.command()
+@click.argument("agent")
+@click.argument("server_id", required=False)
+@_with_source
+def forget(agent: str, server_id: str | None, hub: str | None, config: Path | None) -> int:
+    """Forget what AGENT's servers that are away had to offer, or one of them; who dials in again is there again."""
+    from isthmus.cli.relay import forget_servers, hub_of
+    from isthmus.cli.running import run_command
+
+    _quietly()
+    return run_command(forget_servers(hub_of(_source(hub, config)), agent, server_id))
+
+
 @cli.command()
 def version() -> int:
     """Print the version."""

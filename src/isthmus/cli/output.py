@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 _INVISIBLE = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Marks that turn the reading direction or break the line: text could show other words than it has."""
 
 Row: TypeAlias = Sequence[str]
+Group: TypeAlias = tuple[str, Sequence[Row]]
+"""Rows, and what stands above them."""
 
 GAP = 2
 """Blanks between columns."""
@@ -78,19 +82,37 @@ def aligned(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def show_table(stream: TextIO, groups: Sequence[tuple[str, Sequence[Row]]], styles: Row) -> None:
+def show_table(stream: TextIO, groups: Sequence[Group], styles: Row) -> None:
     """Show rows under headings on a terminal, aligned over all groups; only the last column is cut to fit.
 
     `styles` has one of rich's styles for each column.
     """
     console = _console(stream)
-    rows = [row for _, group in groups for row in group]
-    widths = _widths(rows, console.width)
+    for part in _parts(groups, styles, console.width):
+        console.print(part)
+
+
+@contextmanager
+def in_place(stream: TextIO) -> Iterator[Callable[[Sequence[Group], Row], None]]:
+    """Show such rows on a terminal again and again, each time in the place of those before; the last ones stay."""
+    from rich.console import Group as Together
+    from rich.live import Live
+
+    console = _console(stream)
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda groups, styles: live.update(Together(*_parts(groups, styles, console.width)), refresh=True)
+
+
+def _parts(groups: Sequence[Group], styles: Row, width: int) -> Iterator[Text | Table]:
+    from rich.text import Text
+
+    widths = _widths([row for _, group in groups for row in group] or [("",) * len(styles)], width)
     for position, (heading, group) in enumerate(groups):
         if heading:
             space = "\n" if position else ""
-            console.print(f"{space}{harmless(heading, keep='')}", style="bold")
-        console.print(_table(group, widths, styles))
+            yield Text(f"{space}{harmless(heading, keep='')}", style="bold")
+        if group:
+            yield _table(group, widths, styles)
 
 
 def _console(stream: TextIO) -> Console:

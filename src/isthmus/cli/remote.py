@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Literal
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -48,9 +49,10 @@ LISTS = {
 class RemoteHub:
     """A running hub."""
 
-    def __init__(self, source: Running) -> None:
-        """Dials nothing yet."""
+    def __init__(self, source: Running, *, is_needed: bool = False) -> None:
+        """Dials nothing yet. One that is needed cannot be replaced by a hub of the command's own."""
         self._source = source
+        self._is_needed = is_needed
         self._origin, path = parse_url(source.reach.url)
         self._base = path.rstrip("/").removesuffix("/mcp")
         self._crew = Crew("remote")
@@ -63,6 +65,22 @@ class RemoteHub:
     async def servers(self) -> bytes:
         """See `Reached`."""
         return await self._get("/v1/servers")
+
+    async def relay(self, what: Literal["servers", "devices"]) -> bytes:
+        """Who dialled in, or which devices are there."""
+        return await self._get(f"/v1/relay/{what}")
+
+    async def forget(self, server: str) -> str | None:
+        """Have a server forgotten that dialled in and is away; why that was not done, if it was not."""
+        reply = await self._ask("DELETE", _named("/v1/relay/servers/", server), None, "application/json", _ignore)
+        if isinstance(reply, Lost):
+            raise self._unreachable(reply.reason)
+        if reply.status == OK:
+            return None
+        told = None if reply.status in REFUSED else told_in(reply.body)
+        if told is None:
+            raise self._turned_away(reply)
+        return told.message
 
     async def _get(self, path: str) -> bytes:
         reply = await self._ask("GET", path, None, "application/json", _ignore)
@@ -140,7 +158,7 @@ class RemoteHub:
             f"cannot reach the hub at {self._source.reach.url}: {why}",
             *facts,
             "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB.",
-            "To do without a running hub, name a configuration with --config.",
+            *(() if self._is_needed else ("To do without a running hub, name a configuration with --config.",)),
         )
 
 

@@ -10,6 +10,7 @@ import structlog
 
 from isthmus.app.reload import Source
 from isthmus.app.serve import serve
+from isthmus.cli.addresses import local_origin
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import say
 from isthmus.cli.running import run_service
@@ -20,8 +21,6 @@ from isthmus.faces.http.door import DoorError
 from isthmus.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)
-
-EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - only recognised, never chosen
 
 
 def serve_hub(file: Path | None, host: str | None, port: int | None) -> Exit:
@@ -79,7 +78,4 @@ def _opened(configuration: Configuration, host: str, port: int) -> None:
 
 def address(host: str, port: int) -> str:
     """Return the address to give to a client on this machine."""
-    if host in EVERY_ADDRESS:
-        host = "127.0.0.1"
-    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"http://{shown}:{port}/mcp"
+    return f"{local_origin(host, port)}/mcp"

@@ -16,7 +16,7 @@ from isthmus.cli.sources import configuration_of
 from isthmus.config.findings import Place
 from isthmus.config.lines import Keys, keys_of, lines_of
 from isthmus.config.redaction import secrets_of
-from isthmus.config.settings import Configuration, Origin
+from isthmus.config.settings import Configuration, Origin, RelayParts
 from isthmus.core.catalog.rules import CACHE_SECONDS, Rules
 from isthmus.model.callers import Caller
 from isthmus.upstream.settings import (
@@ -78,12 +78,23 @@ def _of_all(configuration: Configuration) -> Iterator[Pair]:
     yield from ((f"a2a.{name}", getattr(configuration.a2a, name)) for name in _names(configuration.a2a))
     yield from ((f"targets.{name}", getattr(configuration.targets, name)) for name in _names(configuration.targets))
     yield "storage.url", configuration.storage.shown
+    yield from _of_relay(configuration.relay)
     for server in configuration.servers:
         place = Place(None, "servers").at(server.name)
         yield from ((place.at(key).path, value) for key, value in _of_server(server))
     for _, caller in configuration.callers:
         place = Place(None, "callers").at(caller.name)
         yield from ((place.at(key).path, value) for key, value in _of_caller(caller))
+
+
+def _of_relay(relay: RelayParts) -> Iterator[Pair]:
+    # Without a key here, one is in the state folder, where `isthmus token` finds it too.
+    yield "relay.key", None if relay.tokens.key is None else HIDDEN
+    for part in (relay.tokens, relay.face, relay.dialin):
+        yield from ((f"relay.{name}", getattr(part, name)) for name in _names(part) if name not in ("key", "agents"))
+    for agent, rules in relay.face.agents.items():
+        place = Place(None, "relay.agents").at(agent)
+        yield from ((place.at(name).path, value) for name, value in msgspec.structs.asdict(rules).items())
 
 
 def _names(settings: object) -> list[str]:

@@ -125,6 +125,7 @@ def test_each_reason_has_its_code_and_what_mends_it(reason: str | None, reach: R
 def test_of_a_running_hub_only_general_advice_can_be_given() -> None:
     assert told(Patient("a", "retrying", "exited with code 1")) == [("ISD-101", module.DIED.mend)]
     assert told(Patient("a", "starting", "it has not answered yet")) == [("ISD-109", module.NO_ANSWER.mend)]
+    assert told(Patient("a", "away", "exited with code 1")) == [("ISD-115", module.AWAY.mend)]
 
 
 @pytest.mark.parametrize(

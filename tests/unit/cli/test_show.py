@@ -91,6 +91,7 @@ def test_every_value_is_shown_and_no_secret(capsys: pytest.CaptureFixture[str]) 
     assert values["servers.helper.agent"] == '"https://a.example/?token=***"'
     assert values["servers.helper.origins"] == '["https://b.example"]'
     assert values["callers.planner.key"] == '"***"'
+    assert values["relay.key"] == "null"
     for secret in ("hunter22", "hunter23", "abc", "s3cret-value", "k3y-of-the-planner-0123"):
         assert secret not in shown.out + shown.err
     assert "1 finding: `isthmus config check` says more." in shown.err
@@ -122,6 +123,21 @@ def test_what_callers_have_comes_from_somewhere_too(folder: Path, capsys: pytest
     assert f'"***" {file}:{line} callers."the other".key, with TOKEN' in " ".join(shown.split())
     assert f'"blue" {file}:{line + 2} callers."the other".tenant' in " ".join(shown.split())
     assert rows(shown)["callers.planner.tenant"] == '"default" default'
+
+
+def test_the_relay_is_shown_without_its_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = '\n[relay]\nkey = "${TOKEN}"\nwait = 2\n[relay.agents."acme/kitchen"]\ndeny = ["x"]\n'
+    (folder / "isthmus.toml").write_text(FILE + table)
+    assert main(["config", "show", "--origin"]) == Exit.WELL
+    shown = capsys.readouterr().out
+    file, line = folder / "isthmus.toml", len(FILE.splitlines()) + 3
+    values = rows(shown)
+    assert values["relay.key"] == f'"***" {file}:{line} relay.key, with TOKEN'
+    assert values["relay.wait"] == f"2 {file}:{line + 1} relay.wait"
+    assert values["relay.forget"] == "86400.0 default"
+    assert values["relay.compatible"] == "true default"
+    assert f'["x"] {file}:{line + 3} relay.agents."acme/kitchen".deny' in " ".join(shown.split())
+    assert "s3cret-value" not in shown
 
 
 def test_passwords_in_addresses_and_numbers_are_hidden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

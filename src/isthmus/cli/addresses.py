@@ -1,0 +1,74 @@
+"""Where a hub is spoken to: by programs of this machine, and by the relay's servers and devices."""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, quote, urlsplit
+
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.config.settings import HubSettings
+
+EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - only recognised, never chosen
+
+RELAY_PATH = "/mcp_endpoint"
+
+_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+
+
+def local_origin(host: str, port: int) -> str:
+    """Return where a client on this machine finds a hub that listens there."""
+    if host in EVERY_ADDRESS:
+        host = "127.0.0.1"
+    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"http://{shown}:{port}"
+
+
+def configured_origin(settings: HubSettings) -> str:
+    """Return where the hub of a configuration is, as far as that says it.
+
+    Raises:
+        CommandFailed: its port is only known once it runs.
+    """
+    if settings.port == 0:
+        said = "the configuration leaves the port open, so that nobody knows where the hub is"
+        raise CommandFailed(Exit.USAGE, said, "Name its address on the command line, or its port under [hub].")
+    return local_origin(settings.host, settings.port)
+
+
+def relay_base(url: str) -> str:
+    """Return what the relay's addresses begin with, of any address of the hub.
+
+    Raises:
+        CommandFailed: it is no such address.
+    """
+    parts = _split(url)
+    if parts is None:
+        said = "--url must be the hub's address like ws://hub.example:8765, without a query"
+        raise CommandFailed(Exit.USAGE, said, "Write it as the servers and devices reach the hub.")
+    path = parts.path.partition(RELAY_PATH)[0].rstrip("/")
+    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{path}"
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return None
+    is_plain = not (parts.query or parts.fragment or "@" in parts.netloc or any(map(str.isspace, url)))
+    return parts if has_host and is_plain and parts.scheme in _SCHEMES else None
+
+
+def server_address(base: str, token: str, server_id: str | None = None) -> str:
+    """Return what a server dials."""
+    named = "" if server_id is None else f"&server_id={quote(server_id, safe='')}"
+    return f"{base}{RELAY_PATH}/mcp/?token={quote(token, safe='')}{named}"
+
+
+def health_address(base: str, key: str) -> str:
+    """Return where a manager asks how the relay is; it holds the key that makes tokens."""
+    return f"http{base.removeprefix('ws')}{RELAY_PATH}/health?key={quote(key, safe='')}"
+
+
+def device_address(base: str, token: str) -> str:
+    """Return what a device calls."""
+    return f"{base}{RELAY_PATH}/call/?token={quote(token, safe='')}"

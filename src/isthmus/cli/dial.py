@@ -1,0 +1,263 @@
+"""`isthmus dial`: bring local servers to a hub elsewhere, until told to end."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from urllib.parse import urlsplit
+
+from isthmus.app.dial import Dialler, Plan
+from isthmus.app.dial_address import BadAddress, BadToken, HubAddress, read_address
+from isthmus.app.dial_line import HubRefused
+from isthmus.app.dial_talk import Offer
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.output import say
+from isthmus.cli.running import run_service
+from isthmus.cli.sources import configuration_of
+from isthmus.config.findings import Finding
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.config.variables import ENV_NAME, seen_from
+from isthmus.model.names import ServerName, parse_server_name
+from isthmus.telemetry.logs import configure
+from isthmus.upstream.settings import HttpSettings, Reach, ServerSettings, StdioSettings
+
+TOKEN_VARIABLE = "ISTHMUS_RELAY_TOKEN"  # noqa: S105 - a variable's name
+ENDPOINT_VARIABLE = "MCP_ENDPOINT"
+CONFIG_VARIABLE = "MCP_CONFIG"
+CONFIG_NAME = "mcp_config.json"
+"""The last three are those of the pipe that people used before, which finds them in `./.env`, too."""
+
+SECRET_VARIABLES = frozenset({TOKEN_VARIABLE, ENDPOINT_VARIABLE})
+"""Local servers are not told by which token they are brought to the hub."""
+
+SERVER_ID_LENGTH_MAX = 64
+
+RUNNERS = frozenset({"bun", "bunx", "deno", "node", "npx", "pipx", "python", "python3", "run", "tsx", "uv", "uvx"})
+"""Programs that only start others: what they start says what the server is."""
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    words: tuple[str, ...]
+    """The hub's address, and the command of one server."""
+    url: str | None = None
+    config: Path | None = None
+    server_id: str | None = None
+    only: tuple[str, ...] = ()
+    token_file: Path | None = None
+    is_compatible: bool = False
+    is_plain: bool = False
+
+
+def dial_hub(wanted: Wanted) -> Exit:
+    """Bring local servers to a hub until SIGTERM or SIGINT.
+
+    Raises:
+        CommandFailed: what was asked for cannot be done, or the hub does not want it.
+    """
+    plan = plan_of(wanted, os.environ)
+    is_watched = sys.stderr.isatty() and not wanted.is_plain
+    configure("error" if is_watched else plan.configuration.hub.log_level, plan.configuration.hub.log_format)
+    environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    try:
+        run_service(_run(plan, environment, is_watched=is_watched))
+    except HubRefused as refused:
+        raise _refused(plan.address, refused) from refused
+    return Exit.WELL
+
+
+async def _run(plan: Plan, environment: Mapping[str, str], *, is_watched: bool) -> None:
+    dialler = Dialler(plan, environment)
+    if not is_watched:
+        await dialler.run()
+        return
+    from isthmus.cli.dial_view import DialView
+
+    view = DialView(dialler, sys.stderr)
+    with view:
+        await dialler.run()
+
+
+def _refused(address: HubAddress, refused: HubRefused) -> CommandFailed:
+    if refused.is_missing:
+        advice = "Look at the address: it is the one that `isthmus token relay` prints at the hub."
+        return CommandFailed(Exit.UNREACHABLE, f"{address} is no relay: {refused}", advice)
+    advice = "Ask for a new token: `isthmus token relay AGENT` makes one at the hub."
+    why = _why(str(refused))
+    return CommandFailed(Exit.NOT_ALLOWED, f"{address} refused the connection: {refused}{why}", advice)
+
+
+def _why(words: str) -> str:
+    """What a hub's words on a token mean, where they are those of the protocol."""
+    from isthmus.cli.token import WHY
+    from isthmus.faces.relay.http import NO_LONGER_GOOD, WRONG_ROLE
+
+    known = {**WHY, WRONG_ROLE: "it is a device's, and opens no server's end", NO_LONGER_GOOD: "it is good no more"}
+    return f" (the token: {known[words]})" if words in known else ""
+
+
+# -- from words to a plan --------------------------------------------------------------------------------------------
+
+
+def plan_of(wanted: Wanted, environment: Mapping[str, str]) -> Plan:
+    """Return what to bring where.
+
+    Raises:
+        CommandFailed: it cannot be told, or makes no sense.
+    """
+    environment, odd = seen_from(Path(CONFIG_NAME), environment)
+    url, command = _split(wanted.words, environment, odd)
+    address = _address(url, _token(wanted.token_file, environment))
+    configuration = _configuration(wanted, command, address.server_id, environment)
+    servers = _chosen(configuration, wanted.only)
+    ids = {server.name: str(server.name) for server in servers}
+    given = wanted.server_id if wanted.server_id is not None else address.server_id
+    if len(servers) == 1 and given is not None:
+        ids = {servers[0].name: _server_id(given)}
+    elif wanted.server_id is not None:
+        names = ", ".join(ids)
+        raise CommandFailed(Exit.USAGE, f"--server-id names one server, and there are several: {names}")
+    offers = tuple(Offer(server.name, ids[server.name]) for server in servers)
+    return Plan(address, replace(configuration, servers=servers), offers, wanted.is_compatible)
+
+
+def _split(words: Sequence[str], environment: Mapping[str, str], odd: Sequence[Finding]) -> tuple[str, tuple[str, ...]]:
+    """Tell the hub's address from a server's command; `odd` is what of the variables could not be read."""
+    if words and "://" in words[0]:
+        return words[0], _command(words[1:])
+    url = environment.get(ENDPOINT_VARIABLE, "")
+    if not url:
+        text = f"no hub to dial: name its address first, or set {ENDPOINT_VARIABLE}, also in ./{ENV_NAME}"
+        told = "".join(f"\n  {finding}" for finding in odd)
+        raise CommandFailed(Exit.USAGE, text + told, "For example: isthmus dial wss://hub.example -- python server.py")
+    return url, _command(words)
+
+
+def _command(words: Sequence[str]) -> tuple[str, ...]:
+    """What starts a server; a script alone is run by Python, as the pipe does, unless it is a command."""
+    is_script = len(words) == 1 and words[0].endswith(".py") and Path(words[0]).is_file()
+    return ("python3", words[0]) if is_script and shutil.which(words[0]) is None else tuple(words)
+
+
+def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    if file is None:
+        return environment.get(TOKEN_VARIABLE) or None
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise CommandFailed(Exit.CONFIGURATION, f"the token cannot be read from {file}: {why}") from error
+
+
+def _address(url: str, token: str | None) -> HubAddress:
+    try:
+        return read_address(url, token)
+    except BadToken as error:
+        advice = f"A token may be part of the address, or come by {TOKEN_VARIABLE} or --token-file."
+        raise CommandFailed(Exit.USAGE, str(error), advice) from None
+    except BadAddress as error:
+        advice = "`isthmus token relay AGENT` at the hub prints the address at which servers dial in."
+        raise CommandFailed(Exit.USAGE, str(error), advice) from None
+
+
+def _configuration(
+    wanted: Wanted, command: tuple[str, ...], server_id: str | None, environment: Mapping[str, str]
+) -> Configuration:
+    """The servers: one that a command starts, one at an address, or those of a file."""
+    sources = [name for name, value in _sources(wanted, command) if value]
+    if len(sources) > 1:
+        raise CommandFailed(Exit.USAGE, f"{' and '.join(sources)} exclude each other: name servers in one way")
+    if wanted.config is not None or not sources:
+        return _of_file(wanted.config or _found(environment))
+    reach, name = _reach(wanted.url, command)
+    name = wanted.server_id or server_id or name
+    try:
+        server = ServerSettings(as_name(name), reach)
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, str(error)) from None
+    return Configuration(None, HubSettings(), (server,))
+
+
+def _sources(wanted: Wanted, command: tuple[str, ...]) -> tuple[tuple[str, object], ...]:
+    return (("a command", command), ("--url", wanted.url), ("--config", wanted.config))
+
+
+def _found(environment: Mapping[str, str]) -> Path | None:
+    """The file that the pipe would have read; None for the usual places."""
+    named = environment.get(CONFIG_VARIABLE, "")
+    if named:
+        return Path(named)
+    return Path(CONFIG_NAME) if Path(CONFIG_NAME).is_file() else None
+
+
+def _of_file(file: Path | None) -> Configuration:
+    configuration = configuration_of(file)
+    for finding in configuration.warnings:
+        say(str(finding))
+    return configuration
+
+
+def _reach(url: str | None, command: tuple[str, ...]) -> tuple[Reach, str]:
+    try:
+        if url is not None:
+            return HttpSettings(url), name_of_url(url)
+        return StdioSettings(command[0], tuple(command[1:])), name_of_command(command)
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, str(error)) from None
+
+
+def _chosen(configuration: Configuration, only: tuple[str, ...]) -> tuple[ServerSettings, ...]:
+    enabled = {server.name: server for server in configuration.servers if not server.disabled}
+    unknown = [name for name in only if name not in enabled]
+    if unknown:
+        known = ", ".join(enabled) or "none"
+        raise CommandFailed(Exit.USAGE, f"there is no server {unknown[0]!r} to bring; there is {known}")
+    servers = tuple(server for name, server in enabled.items() if not only or name in only)
+    if not servers:
+        where = configuration.file or "the configuration"
+        advice = "Name one: isthmus dial URL -- COMMAND, --url http://…, or --config FILE with servers in it."
+        raise CommandFailed(Exit.CONFIGURATION, f"no server to bring to the hub in {where}", advice)
+    return servers
+
+
+def _server_id(text: str) -> str:
+    if not 0 < len(text) <= SERVER_ID_LENGTH_MAX or not text.isprintable():
+        raise CommandFailed(
+            Exit.USAGE, f"a server id must be 1 to {SERVER_ID_LENGTH_MAX} printable characters, not {text!r}"
+        )
+    return text
+
+
+# -- what servers are called -----------------------------------------------------------------------------------------
+
+
+def name_of_command(command: Sequence[str]) -> str:
+    """What to call a server that a command starts: by the program, or by what an interpreter or a runner starts."""
+    for word in command:
+        stem = PurePath(word).name if word.startswith("@") else PurePath(word).stem
+        is_version = stem.startswith("python") and stem.strip("python0123456789.") == ""
+        if not word.startswith("-") and stem not in RUNNERS and not is_version:
+            return stem
+    return PurePath(command[0]).stem
+
+
+def name_of_url(url: str) -> str:
+    """What to call a server at an address: by its host, or by its port where the host is only this machine."""
+    parts = urlsplit(url)
+    host = parts.hostname or "server"
+    is_number = host.replace(".", "").isdigit() or ":" in host
+    return f"http-{parts.port or 80}" if is_number or host == "localhost" else host
+
+
+def as_name(text: str) -> ServerName:
+    """Return a text as the name that the server has here."""
+    return parse_server_name(_NOT_IN_NAMES.sub("-", text).strip("-")[:50] or "server")
