@@ -19,7 +19,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo test conformance soak cover lint format bench agents gate lock clean
+.PHONY: help serve demo devices test conformance soak cover lint format bench agents crowd relayed gate lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -30,6 +30,9 @@ serve: $(VENV)/.serve ## run the hub; ARGS="--config mcp.json --port 8765"
 
 demo: $(VENV)/.serve ## play the examples with A2A agents, from the card to a hub that is killed
 	@$(VENV)/bin/python examples/a2a/demo.py
+
+devices: $(VENV)/.serve ## play the relay: three servers behind NAT, and a device
+	@$(VENV)/bin/python examples/relay/demo.py
 
 test: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
@@ -58,6 +61,12 @@ bench: $(VENV)/.test ## measure a call through the hub beside a direct one and a
 
 agents: $(VENV)/.test $(A2A10)/.ready ## measure a task of the hub's agent beside one of the official SDK's
 	$(VENV)/bin/python -m bench.agents $(ARGS)
+
+crowd: $(VENV)/.test ## measure what ten thousand servers cost that have dialled in
+	$(VENV)/bin/python -m bench.crowd $(ARGS)
+
+relayed: $(VENV)/.test ## measure calls over the relay beside a direct WebSocket
+	$(VENV)/bin/python -m bench.relayed $(ARGS)
 
 gate: $(VENV)/.test ## fail when a call has become 15 % dearer than the committed baseline
 	$(VENV)/bin/python -m bench.gate $(ARGS)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from time import clock_gettime, monotonic, sleep
 from typing import Self
 
@@ -28,6 +29,9 @@ PORT_PRINTED = re.compile(r"^PORT (\d+)$", re.MULTILINE)
 
 PORT_LOGGED = re.compile(r"http://127\.0\.0\.1:(\d+)")
 """How the hub says its port, somewhere in a log line."""
+
+RESIDENT = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
+"""How the system says what memory a process has."""
 
 
 class NotStarted(Exception):
@@ -55,13 +59,17 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+        self._output.close()
+
+    def end(self) -> None:
+        """End it, if it has not ended."""
         self._process.terminate()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._output.close()
 
     def port(self, said: re.Pattern[str], *, besides: Collection[int] = ()) -> int:
         """Wait for the words that `said` matches and return the port in them.
@@ -85,9 +93,25 @@ class Program:
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
 
+    def is_running(self) -> bool:
+        """Say whether it has not ended by itself."""
+        return self._process.poll() is None
+
     def cpu_seconds(self) -> float:
         """Return the CPU time, user and system, that this process alone has used."""
         return clock_gettime(cpu_clock_of(self._process.pid))
+
+    def memory_bytes(self) -> int:
+        """Return the memory that this process has, what it shares with others included."""
+        return resident_bytes(Path(f"/proc/{self._process.pid}/status").read_text())
+
+
+def resident_bytes(status: str) -> int:
+    """Return what the `status` of a process in /proc says of its memory."""
+    found = RESIDENT.search(status)
+    if found is None:
+        raise NotStarted("a process that has ended has no memory to weigh")
+    return int(found[1]) * 1024
 
 
 def cpu_clock_of(pid: int) -> int:
