@@ -77,6 +77,27 @@ async def test_the_scene_with_agents_plays_to_its_end() -> None:
     assert re.search(r"a new hub says of \w+: TASK_STATE_FAILED", said)
 
 
+async def test_the_scene_with_a_device_plays_to_its_end() -> None:
+    code, said = await run(sys.executable, str(EXAMPLES / "relay" / "demo.py"))
+    assert code == 0, said
+    for line in (
+        "it is ready, with 0 tools",
+        "calculator                   calculator_server",
+        "2 + 3 * 4 = 14",
+        "Oslo: snow, snow",
+        "晴 雨",
+        "the tool says no: KeyError: 'Atlantis'",
+        "failed (-32601): 工具 'nonexistent_tool' 不存在",
+        "6 * 7 = 42",
+        "calculator: failed (-32001): 工具端未连接",
+        "calculator: 2",
+        "weather: failed (-32001): 工具端未连接",
+    ):
+        assert line in said.splitlines(), said
+    clashing = {"languages", "weather_server.languages", "translator_server.languages"}
+    assert len(clashing & {line.split()[0] for line in said.splitlines() if line.strip()}) == 2, said
+
+
 async def test_the_example_for_agents_is_a_good_configuration() -> None:
     code, said = await run(*isthmus("config", "check", str(EXAMPLES / "a2a" / "isthmus.toml")))
     assert code == 0, said

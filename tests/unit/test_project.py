@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "isthmus"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 REQUIREMENTS = sorted((ROOT / "requirements").glob("*.txt"))
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -155,6 +156,14 @@ def test_no_requirement_file_names_where_to_fetch_from(path: Path) -> None:
 def test_one_environment_can_serve_and_test(smaller: str, larger: str) -> None:
     small, large = (pins_in(ROOT / "requirements" / f"{name}.txt") for name in (smaller, larger))
     assert small.items() <= large.items()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_table_of_a_document_is_whole(path: Path) -> None:
+    """Rows without a heading, after a blank line say, are shown as text."""
+    lines = ["", *path.read_text(encoding="utf-8").splitlines(), ""]
+    begun = [at for at in range(1, len(lines)) if lines[at].startswith("|") and not lines[at - 1].startswith("|")]
+    assert [lines[at] for at in begun if not re.match(r"\|[ :|-]+\|$", lines[at + 1])] == []
 
 
 def test_dependencies_have_floors_and_no_caps() -> None:

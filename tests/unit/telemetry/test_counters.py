@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from isthmus.model.faults import TimedOut, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
+from isthmus.telemetry import counters as module
 from isthmus.telemetry.counters import Counters, ServerCounts
 from tests.unit.core.doubles import DONE, SERVER, call
 
@@ -33,3 +35,11 @@ def test_servers_that_come_and_go_can_be_counted_as_one() -> None:
     together.ended(call(), None, UnknownTool("x"), 0.0)
     assert {*counters.servers} == {"#", None}
     assert counters.servers[ServerName("#")] == ServerCounts(calls=2, seconds=1.0, late=2, outcomes={"result": 2})
+
+
+def test_ever_new_names_are_counted_as_others_from_some_number_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SERVERS_MAX", 2)
+    counters = Counters()
+    for name in ("a", "b", "c", "d", "a"):
+        counters.ended(call(), ServerName(name), DONE, 0.5)
+    assert {name: counts.calls for name, counts in counters.servers.items()} == {"a": 2, "b": 1, module.OTHERS: 2}

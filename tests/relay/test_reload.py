@@ -1,0 +1,91 @@
+"""What is said of the relay holds as soon as the file says it, for whoever is connected already."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.faults.watching import eventually
+from tests.hubs import HubProcess, serving, write_config
+from tests.relay.peers import Manner, agent_call_url, agent_url, device, raw_server, wired
+from tests.relay.tokens import KEY
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("relay")]
+
+
+async def reload(hub: HubProcess, folder: Path, **relay: Any) -> None:
+    """Write the table anew and wait until the hub has taken it."""
+    before = len(hub.said)
+    write_config(folder, {}, relay={"key": KEY, **relay})
+    hub.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: "configuration reloaded" in "".join(hub.said[before:]), "the table is taken")
+
+
+async def test_rules_limits_and_tokens_change_under_who_is_connected(tmp_path: Path) -> None:
+    async with serving(tmp_path, relay={"key": KEY}) as hub, raw_server(hub.port, "kitchen", "oven") as server:
+        async with device(hub.port, "kitchen") as it:
+            await it.ready()
+
+            async def listed() -> set[str]:
+                return {tool["name"] for tool in (await it.ask("tools/list", id=77))["result"]["tools"]}
+
+            async def is_listed(names: set[str]) -> bool:
+                return await listed() == names
+
+            assert await listed() == {"echo"}
+            await reload(hub, tmp_path, agents={"kitchen": {"allow": ["builtin.timestamp"]}})
+            assert await listed() == {"echo", "timestamp"}
+            await reload(hub, tmp_path, agents={"kitchen": {"deny": ["kitchen_oven.echo"]}})
+            assert await listed() == set()
+            # A slip in an entry that forbids something must not allow it.
+            await reload(hub, tmp_path, agents={"kitchen": {"deny": ["kitchen_oven.echo"], "grce": 1}})
+            assert await listed() == set()
+            await reload(hub, tmp_path, agents={"kitchen": {"grce": 1}})
+            assert await listed() == {"echo"}
+            await server.change("echo", "more")
+            await eventually(partial(is_listed, {"echo", "more"}), "the server has another tool")
+            await reload(hub, tmp_path, max_tools=1)
+            assert await listed() == {"echo"}
+            await reload(hub, tmp_path, max_tools=2)
+            await eventually(partial(is_listed, {"echo", "more"}), "there is room for both")
+            await server.change("echo")
+            await eventually(partial(is_listed, {"echo"}), "the server has one tool")
+            await reload(hub, tmp_path, max_agent_connections=2)
+            async with wired(agent_call_url(hub.port, "kitchen")) as third:
+                assert (await third.ended()).code in {1008, 1013}
+            async with raw_server(hub.port, "cellar", "rack"):  # the limit is each agent's own
+                assert it.is_open
+            await reload(hub, tmp_path, enabled=False)
+            assert "relay.enabled" in "".join(hub.said)
+            assert await listed() == {"echo"}
+            await reload(hub, tmp_path, compatible=False)
+            assert (await it.ended()).code == 1008
+        assert (await server.ended()).code == 1008
+        async with wired(agent_url(hub.port, "kitchen")) as refused:
+            ending = await refused.ended()
+            assert (ending.code, ending.reason) == (1008, "不接受兼容token")
+        assert KEY not in "".join(hub.said)
+
+
+async def test_limits_hold_for_servers_that_dialled_in_before(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, relay={"key": KEY}) as hub,
+        raw_server(hub.port, "kitchen", "oven", manner=Manner(tools=("hold",))),
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=20) as rest,
+    ):
+
+        async def is_listed() -> bool:
+            return bool((await rest.get("/v1/servers/kitchen_oven")).json().get("state") == "ready")
+
+        await eventually(is_listed, "the oven is there")
+        before = len(hub.said)
+        write_config(tmp_path, {}, relay={"key": KEY}, limits={"call_seconds": 0.2})
+        hub.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "configuration reloaded" in "".join(hub.said[before:]), "the table is taken")
+        told = (await rest.post("/v1/tools/kitchen_oven.hold", json={})).json()
+        assert told["detail"] == "Server kitchen_oven did not answer within 0.2 s"
