@@ -9,6 +9,12 @@ from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome
 
+SERVERS_MAX = 20_000
+"""Servers that are counted each by itself: those that dial in may have ever new names."""
+
+OTHERS = ServerName("#others")
+"""What all further ones are counted as; no server has such a name."""
+
 
 @dataclass(slots=True)
 class ServerCounts:
@@ -47,7 +53,8 @@ class Counters:
     def _of(self, server: ServerName | None) -> ServerCounts:
         counts = self.servers.get(server)
         if counts is None:
-            counts = self.servers[server] = ServerCounts()
+            known = server if len(self.servers) < SERVERS_MAX else OTHERS
+            counts = self.servers.setdefault(known, ServerCounts())
         return counts
 
 
