@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import re
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -100,7 +101,7 @@ async def test_on_a_terminal_it_shows_the_hub_and_each_server_and_ends_on_an_int
     text = shown.decode()
     assert f"ws://127.0.0.1:{hub.port}/mcp_endpoint/mcp/" in text
     assert "connected for" in text
-    assert "7 tools" in text
+    assert re.search(r"\b[1-9]\d* tools", text)
     assert "a%2Bb" not in text
     assert '"event"' not in text
 
