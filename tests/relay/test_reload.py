@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from isthmus.identity.relay import RelayTokens, TokenSettings
+from isthmus.model.relay import Claim
 from tests.faults.watching import eventually
 from tests.hubs import HubProcess, serving, write_config
-from tests.relay.peers import Manner, agent_call_url, agent_url, device, raw_server, wired
+from tests.relay.peers import Manner, agent_call_url, agent_url, device, device_url, raw_server, wired
 from tests.relay.tokens import KEY
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("relay")]
@@ -21,7 +24,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group
 async def reload(hub: HubProcess, folder: Path, **relay: Any) -> None:
     """Write the table anew and wait until the hub has taken it."""
     before = len(hub.said)
-    write_config(folder, {}, relay={"key": KEY, **relay})
+    table = {"key": KEY, **relay}
+    write_config(folder, {}, relay={name: value for name, value in table.items() if value is not None})
     hub.process.send_signal(signal.SIGHUP)
     await eventually(lambda: "configuration reloaded" in "".join(hub.said[before:]), "the table is taken")
 
@@ -89,3 +93,35 @@ async def test_limits_hold_for_servers_that_dialled_in_before(tmp_path: Path) ->
         await eventually(lambda: "configuration reloaded" in "".join(hub.said[before:]), "the table is taken")
         told = (await rest.post("/v1/tools/kitchen_oven.hold", json={})).json()
         assert told["detail"] == "Server kitchen_oven did not answer within 0.2 s"
+
+
+async def test_files_in_the_state_folder_that_cannot_be_read_cost_nobody_the_connection(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "relay"
+    folder.mkdir(parents=True)
+    (folder / "key").write_text(KEY)
+    async with serving(tmp_path, relay={}) as hub, raw_server(hub.port, "kitchen", "oven") as server:
+        made = RelayTokens(KEY, TokenSettings(), time.time, lambda _: False).mint(Claim("kitchen"))
+        async with device(hub.port, "kitchen", url=device_url(hub.port, made)) as it:
+            await it.ready()
+            (folder / "key").unlink()
+            for name in ("key", "revoked"):
+                (folder / name).mkdir()
+            await reload(hub, tmp_path, key=None, max_tools=2)
+            assert await it.call("echo", {"text": "hello"})
+            assert "the relay goes on with the key it had" in "".join(hub.said)
+            assert server.is_open
+
+
+async def test_a_file_that_is_refused_for_the_key_lets_in_nobody_else(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, relay={}, callers={"planner": {"key": "k3y-of-the-planner-01234567", "allow": ["*"]}}) as hub,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=20) as rest,
+    ):
+        (tmp_path / "state" / "relay" / "key").write_text("cut")
+        before = len(hub.said)
+        other = {"key": "k3y-of-another-012345678901", "allow": ["*"]}
+        write_config(tmp_path, {}, relay={}, callers={"other": other})
+        hub.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "configuration refused" in "".join(hub.said[before:]), "the file is refused")
+        for key, status in (("k3y-of-the-planner-01234567", 200), (other["key"], 401)):
+            assert (await rest.get("/v1/servers", headers={"x-api-key": str(key)})).status_code == status

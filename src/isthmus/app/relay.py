@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from isthmus.app.collector import CrowdCollector
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
-from isthmus.app.relay_keys import Keys, Revocations
+from isthmus.app.relay_keys import Keys, NoTokens, Revocations
 from isthmus.config.settings import Configuration
 from isthmus.faces.http.gate import Gate
 from isthmus.faces.relay.http import RelayHttp
+from isthmus.faces.relay.ports import Tokens
 from isthmus.identity.relay import RelayTokens
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
@@ -27,17 +30,18 @@ class Relay:
     def __init__(self, running: RunningHub, gate: Gate) -> None:
         """Raises: ConfigError if the key in the state folder is none."""
         self._running = running
-        self._state = Path(running.configuration.hub.state)
-        self._keys = Keys(self._state)
+        state = Path(running.configuration.hub.state)
+        self._keys = Keys(state)
+        self._revocations = Revocations(state, running.configuration.relay.tokens.revoked)
         self._tokens = self._read_with(running.configuration)
         settings = running.configuration.relay.face
         self.face = RelayHttp(running.hub, running.crew, gate, self._tokens, running.dialins, settings, ME)
         self._collector = CrowdCollector(lambda: len(running.hub.lanes))
 
-    def _read_with(self, configuration: Configuration) -> RelayTokens:
+    def _read_with(self, configuration: Configuration) -> Tokens:
         settings = configuration.relay.tokens
-        revocations = Revocations(self._state, settings.revoked)
-        return RelayTokens(self._keys.key(settings.key), settings, time.time, revocations.has)
+        key = self._keys.key(settings.key)
+        return NoTokens() if key is None else RelayTokens(key, settings, time.time, self._revocations.has)
 
     async def start(self) -> None:
         """Remember who dialled in before, and look after tokens from now on."""
@@ -56,9 +60,17 @@ class Relay:
         self._running.dialins.recheck(self._tokens.is_valid)
         self.face.recheck()
 
-    def change(self, configuration: Configuration) -> None:
-        """Take what a new configuration says; raises ConfigError if the key in the state folder is none."""
-        self._tokens = self._read_with(configuration)
+    def prepare(self, configuration: Configuration) -> Callable[[], None]:
+        """Read what a new configuration rests on; what is returned takes it, and cannot fail.
+
+        Raises:
+            ConfigError: the key in the state folder is none.
+        """
+        return partial(self._change, configuration, self._read_with(configuration))
+
+    def _change(self, configuration: Configuration, tokens: Tokens) -> None:
+        self._revocations.change(configuration.relay.tokens.revoked)
+        self._tokens = tokens
         self.face.change(configuration.relay.face, self._tokens)
         self.recheck()
 

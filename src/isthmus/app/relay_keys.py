@@ -18,12 +18,16 @@ import structlog
 from isthmus.config.contents import contents_of
 from isthmus.config.findings import ConfigError, Place
 from isthmus.identity.relay import is_id
+from isthmus.model.relay import Claim
 
 log = structlog.get_logger(__name__)
 
 FOLDER = "relay"
 KEY_FILE = "key"
 REVOKED_FILE = "revoked"
+
+NO_KEY = "中继密钥暂不可用"
+"""Closes a socket while there is no key. It says nothing of the token, so that `isthmus dial` asks again later."""
 
 KEY_LENGTH_MIN = 16
 """A shorter key was not made here, or its file was cut short."""
@@ -62,24 +66,49 @@ class Keys:
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        self._passing: str | None = None
-        """Stands in where nothing can be kept; nobody else knows it, so that no token is good."""
+        self._kept: str | None = None
+        """As it was in the file last: one read that fails must not cut everybody who is connected."""
+        self._has_complained = False
 
-    def key(self, configured: str | None) -> str:
-        """The key to go by; where none can be kept, one that nobody has a token of, since a hub needs no relay to run.
+    def key(self, configured: str | None) -> str | None:
+        """The key to go by; None where none could ever be kept, since a hub needs no relay to run.
 
         Raises:
             ConfigError: the file has none in it.
         """
+        if configured is not None:
+            return configured
         try:
-            return relay_key(configured, self._state)
+            self._kept = relay_key(None, self._state)
+            self._has_complained = False
         except OSError as error:
-            if self._passing is None:
-                self._passing = secrets.token_hex(16)
-                log.warning("the relay lets nobody in: its key cannot be kept", reason=str(error))
-            return self._passing
+            self._complain(error)
         except KeyDamaged as damaged:
             raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {damaged}")) from damaged
+        return self._kept
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            nobody = "the relay lets nobody in: its key cannot be kept"
+            told = nobody if self._kept is None else "the relay goes on with the key it had: its file cannot be read"
+            log.warning(told, reason=str(error))
+
+
+class NoTokens:
+    """Stands in for `RelayTokens` where there is no key: nobody's token is good, and nobody's is said to be bad."""
+
+    def read(self, _: str) -> str:
+        """Why nobody is let in."""
+        return NO_KEY
+
+    def is_key(self, _: str) -> bool:
+        """There is none."""
+        return False
+
+    def is_valid(self, _: Claim) -> bool:
+        """Whatever proved it was given up."""
+        return False
 
 
 def _read_key(file: Path) -> str:
@@ -153,6 +182,10 @@ class Revocations:
         self._seen: tuple[int, ...] | None = None
         self._next_look = float("-inf")
         self._has_complained = False
+
+    def change(self, configured: Iterable[str]) -> None:
+        """Take what is configured now; what was read in the file stays."""
+        self._configured = frozenset(configured)
 
     def has(self, id: str) -> bool:
         """Whether the token of this id was revoked."""

@@ -336,11 +336,13 @@ def _change(
     configuration: Configuration,
 ) -> None:
     """Take what a new configuration says of who may call, of the agent and its tasks; raises as `change_access`."""
+    # Whatever may refuse it comes first: of a configuration that is refused nothing is taken.
+    take_tokens = None if relay is None else relay.prepare(configuration)
     change_access(running, gate, faces, configuration)
     agent.change(configuration.a2a)
     retention.look_again()
-    if relay is not None:
-        relay.change(configuration)
+    if take_tokens is not None:
+        take_tokens()
 
 
 def _check_stays_closed(before: Configuration, now: Configuration) -> None:

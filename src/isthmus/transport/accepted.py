@@ -423,6 +423,8 @@ class AcceptedSocket(SocketChannel):
         if self._unfinished_since and self._loop.time() - self._unfinished_since > WHOLE_SECONDS:
             self._break_off(CloseCode.POLICY_VIOLATION, SLOW)
         else:
+            if self._lag_timer is not None:
+                self._is_silent = False  # the ping is behind what it has yet to read; whether it reads is seen to
             super()._tick()
 
     def _drop_unfinished(self) -> None:
@@ -510,6 +512,8 @@ class AcceptedSocket(SocketChannel):
             if self._transport.can_write_eof():
                 self._transport.write_eof()  # its goodbye would not be noticed, so it must not wait for our end
             self._transport.resume_reading()
+        if self._last_reason is not None:
+            self._loop.call_soon(self._depart)  # what was to be heard first is not any more
 
     def _throw_away(self, late_bytes: int) -> None:
         self._late_bytes += late_bytes

@@ -9,11 +9,12 @@ the MCP dialects and by every face and link that speaks JSON-RPC.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import accumulate
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, defstruct
 
 Payload: TypeAlias = bytes | Raw
 """The text of exactly one JSON value: a part of a decoded body, or rendered by us."""
@@ -101,7 +102,6 @@ class _Envelope(Struct):
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_value = msgspec.json.Decoder(Raw).decode
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_elements = msgspec.json.Decoder(list[Raw]).decode
 _STRING = msgspec.json.Decoder(str)
 _CODE = msgspec.json.Decoder(Annotated[int, Meta(ge=-(2**53), le=2**53)])
 _encode = msgspec.json.Encoder().encode
@@ -153,8 +153,11 @@ def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> Raw | Malformed
 
 def elements(body: bytes, most: int) -> list[bytes] | None:
     """The elements of a body that `decode` found to be a `Batch`, none of which was looked at; None if over `most`."""
-    found = _decode_elements(body)
-    return None if len(found) > most else [bytes(element) for element in found]
+    try:
+        found = _elements_decoder(most).decode(body)
+    except msgspec.ValidationError:
+        return None
+    return [bytes(element) for element in msgspec.structs.astuple(found) if element]
 
 
 def object_members(raw: Payload) -> dict[str, Raw] | None:
@@ -259,6 +262,13 @@ def _has_twins(keys: Iterable[str]) -> bool:
 
 
 # Crowds. A decoder makes an object of every member before anybody can count them; a key that Python counts stops it.
+# Elements of an array are read into so many places, of which a decoder knows when they are taken.
+
+
+@cache
+def _elements_decoder(most: int) -> msgspec.json.Decoder[Struct]:
+    places = [(f"place{number}", Raw, _ABSENT) for number in range(most)]
+    return msgspec.json.Decoder(defstruct("_Elements", places, array_like=True, forbid_unknown_fields=True))
 
 
 class _Key(str):

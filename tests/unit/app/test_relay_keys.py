@@ -12,8 +12,19 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from isthmus.app.relay_keys import LOOK_SECONDS, KeyDamaged, Keys, Revocations, relay_key, revoke, revoked_file
+from isthmus.app.dial_line import Lost, verdict_on
+from isthmus.app.relay_keys import (
+    LOOK_SECONDS,
+    KeyDamaged,
+    Keys,
+    NoTokens,
+    Revocations,
+    relay_key,
+    revoke,
+    revoked_file,
+)
 from isthmus.config.findings import ConfigError
+from isthmus.model.relay import Claim
 
 pytestmark = pytest.mark.usefixtures("plain_logs")
 
@@ -87,14 +98,33 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_system(tmp_path: Path) 
         relay_key(None, tmp_path / "state")
 
 
-def test_a_hub_that_can_keep_no_key_runs_on_with_one_that_nobody_has_a_token_of(tmp_path: Path) -> None:
+def test_a_hub_that_can_keep_no_key_runs_on_without_one(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     keys = Keys(tmp_path / "state")
     with capture_logs() as logs:
-        assert keys.key(None) == keys.key(None)
+        assert [keys.key(None), keys.key("configured"), keys.key(None)] == [None, "configured", None]
     assert [entry["event"] for entry in logs] == ["the relay lets nobody in: its key cannot be kept"]
-    assert Keys(tmp_path / "state").key(None) != keys.key(None)
-    assert keys.key("configured") == "configured"
+    (tmp_path / "state").unlink()
+    assert keys.key(None) == relay_key(None, tmp_path / "state")
+
+
+def test_the_key_that_was_read_stays_while_its_file_cannot_be(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    key, file = keys.key(None), tmp_path / "relay" / "key"
+    file.rename(tmp_path / "aside")
+    file.mkdir()
+    with capture_logs() as logs:
+        assert [keys.key(None), keys.key(None)] == [key, key]
+    assert [entry["event"] for entry in logs] == ["the relay goes on with the key it had: its file cannot be read"]
+    file.rmdir()
+    assert keys.key(None) not in (None, key)
+
+
+def test_who_is_turned_away_for_want_of_a_key_is_not_told_of_the_token() -> None:
+    told = NoTokens().read("any")
+    assert verdict_on(Lost("closed", 1008, told)) is None
+    assert not NoTokens().is_key("")
+    assert not NoTokens().is_valid(Claim("kitchen"))
 
 
 def test_a_hub_with_a_damaged_key_is_told_so(tmp_path: Path) -> None:
@@ -146,6 +176,14 @@ def test_what_was_known_stays_known_while_the_file_cannot_be_read(tmp_path: Path
     with capture_logs() as logs:
         assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
     assert [entry["event"] for entry in logs] == ["the list of revoked tokens cannot be read"]
+
+
+def test_what_is_configured_changes_and_what_was_read_stays(tmp_path: Path) -> None:
+    revocations = Revocations(tmp_path, (NOTED,), Clock())
+    assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
+    revoked_file(tmp_path).mkdir(parents=True)
+    revocations.change((OTHER,))
+    assert [revocations.has(id) for id in (NOTED, OTHER)] == [False, True]
 
 
 def test_a_list_that_was_never_read_vouches_for_nobody(tmp_path: Path) -> None:

@@ -516,6 +516,16 @@ async def test_a_silent_peer_is_given_up_and_one_that_answers_pings_is_not() -> 
         assert await pair.ear.reason() == "it did not answer a ping within 0.05 s"
 
 
+async def test_a_peer_that_reads_slowly_is_not_taken_for_silent() -> None:
+    async with accepted(receive_bytes=4096, ping_seconds=30.0) as pair:
+        pair.socket.send(b"x" * 900_000)
+        await turns()
+        for _ in range(3):
+            await pair.peer.reader.readexactly(20_000)
+            pair.socket._tick()  # its ping is behind what has yet to be read
+        assert pair.ear.reasons == []
+
+
 async def test_a_peer_that_pings_and_does_not_read_is_given_up() -> None:
     async with accepted(receive_bytes=4096) as pair:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -754,3 +764,31 @@ async def test_a_peer_that_goes_while_it_is_seen_off_is_let_go_at_once() -> None
         pair.peer.writer.write_eof()
         async with asyncio.timeout(CLOSE_SECONDS / 2):
             await pair.closed.wait()
+
+
+async def test_a_peer_that_has_gone_is_let_go_though_the_hub_closes_before_all_is_heard() -> None:
+    closed = asyncio.Event()
+    made = AcceptedSocket(client=None, cork=Cork(), limit_bytes=LIMIT_BYTES, share=Shares().of(None))
+    made.begin(_Leaving(), partial(_give, Ear()))
+    made.on_closed = closed.set
+    made.data_received(Frame(Opcode.TEXT, b"x" * 200).serialize(mask=True) * 200)
+    made.connection_lost(None)
+    made.close(1000, "another connection took its place")
+    async with asyncio.timeout(CLOSE_SECONDS / 2):
+        await closed.wait()
+
+
+class _Leaving(_Transport):
+    """A connection whose peer has gone."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -120,6 +120,7 @@ def test_an_array_is_a_batch_for_the_caller_to_judge() -> None:
     assert jsonrpc.elements(b'[{"a": 1} , [2], "x"]', 3) == [b'{"a": 1}', b"[2]", b'"x"']
     assert jsonrpc.elements(b"[]", 3) == []
     assert jsonrpc.elements(b"[1,2,3,4]", 3) is None
+    assert jsonrpc.elements(b" [1, 2, 3] ", 3) == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize(
@@ -324,6 +325,18 @@ def test_nothing_is_made_of_members_or_elements_beyond_counting_them(body: bytes
     finally:
         tracemalloc.stop()
     assert peak < 3 * len(body), "an object for each of them takes ten times as much"
+
+
+def test_elements_beyond_the_most_are_not_made() -> None:
+    body = b"[%b1]" % (b"1," * 100_000)
+    jsonrpc.elements(body, 100)  # what is made once, for all batches, is not counted
+    tracemalloc.start()
+    try:
+        assert jsonrpc.elements(body, 100) is None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(body), "a list of them takes fifty times as much"
 
 
 @given(st.binary(max_size=64) | st.text(max_size=64).map(lambda text: text.encode(errors="replace")))

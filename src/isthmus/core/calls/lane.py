@@ -169,8 +169,8 @@ class Lane:
         self._link = link
         self.answered = 0
         self._breaker.reset()
+        self._stop_patience()
         if self._queue or self._outside:
-            self._stop_patience()
             self._send_waiting()
             self._tell_outside()
 
@@ -351,8 +351,14 @@ class Lane:
             if self._waiting:
                 self._loop.call_soon(self._relieve)
         else:
+            self._left_unsent(inflight)
             return Overloaded(self.server, self.running, self.queued)
         return None
+
+    def _left_unsent(self, inflight: InFlight) -> None:
+        """If it was to be the breaker's probe, the next one may be."""
+        if self._breaker.open_until and inflight.call.kind != "method":
+            self._breaker.gave_up()
 
     def released(self, inflight: InFlight, outcome: Outcome) -> None:
         """A call of this lane has ended: take its slot back and let the next one go."""
@@ -360,6 +366,7 @@ class Lane:
             self._forget_lasting(inflight)
         if inflight.link is None:
             self._leave_queue(inflight)
+            self._left_unsent(inflight)
             if inflight.call.sharer:
                 self._call_up(inflight.call.sharer)
         else:

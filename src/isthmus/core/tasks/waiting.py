@@ -81,7 +81,12 @@ class Waits:
         if live.call is None or inflight.lane is None or live.record.is_ended:
             return None
         self._wait(live, inflight.lane, self._seconds_left(live, live.call))
-        return self._pending(live, inflight)
+        pending, server = self._pending(live, inflight), inflight.lane.server
+        if pending.server == server:
+            return pending
+        # It was renamed while the call was queued.
+        pending = msgspec.structs.replace(pending, agent=self._agent_of(server))
+        return self.rename(live, pending, server)
 
     def _pending(self, live: Live, inflight: InFlight) -> Pending:
         server = inflight.target.feature.server

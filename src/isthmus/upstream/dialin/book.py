@@ -203,7 +203,7 @@ class DialIns:
 
     def _seat(self, agent: Agent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
         """Raises `ConnectFailed` if there is no seat for it."""
-        if link.lost.done() or self._is_closing:
+        if link.lost.done() or link.is_leaving or self._is_closing:
             return
         seat = agent.seat(server_id)
         if seat is not None and seat.keeper.link is not None and seat.keeper.link.number > link.number:

@@ -203,22 +203,21 @@ class DialInKeeper(Keeper):
     # -- going -----------------------------------------------------------------------------------------------------
 
     def _leaves(self) -> None:
-        """Its client is ending: who calls from now on waits for the next one, as if it were away already."""
-        reason = "its client is ending"
-        self._stop_work()
-        self.lane.detach(reason, is_failure=False)
-        self._stand(state=self.absent, reason=_in_words(reason))
+        """Its client is ending: from now on it is away, and the link is left to answer what was sent on it."""
+        self._be_away("its client is ending", is_failure=False)
 
     def _went(self, reason: str) -> None:
         self._give_up(reason, None)
 
     def _give_up(self, reason: str, last_words: str | None, login: str | None = None) -> None:
         """It went: calls and listings hear why."""
+        self._be_away(reason[:REASON_LENGTH_MAX], is_failure=True)
+
+    def _be_away(self, reason: str, *, is_failure: bool) -> None:
         self._part_from(self.link)
         self._link = None
-        reason = reason[:REASON_LENGTH_MAX]
         log.info("server away", server=self.settings.name, reason=reason)
-        self.lane.detach(reason, is_failure=True)
+        self.lane.detach(reason, is_failure=is_failure)
         self._variants.close()
         self._hub.subscriptions.attach(self.settings.name, None)
         self._stand(state=self.absent, reason=_in_words(reason))

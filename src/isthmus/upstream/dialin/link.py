@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Set
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -48,6 +49,11 @@ NUDGE_SECONDS = 0.3
 """How long a call goes unanswered until its server is nudged. A pipe whose program has died finds that out when it is
 to write to it, and only then closes its socket; whoever waits must not wait for long."""
 
+NUDGE_GROWTH = 1.125
+"""By how much longer the pause is for each nudge that was not read. A tool that keeps its program from reading for ten
+minutes leaves fewer than 50 of them in its pipe, not 3 KB: a full one would stop whoever writes to it, who would then
+answer no WebSocket ping either, and be taken for gone."""
+
 HEARING_SECONDS = 0.25
 """How long a server may take to say that it tells of changes before it is listed."""
 
@@ -81,6 +87,12 @@ class DialInLink(CorkedLink):
     _nudge: asyncio.TimerHandle | None = None
     _nudged_id = 0
     """The last request when it was last looked whether a call waits."""
+    _nudged_at = 0.0
+    _unread: tuple[int, ...] = ()
+    """Nudges of which it has not shown that it has read them."""
+
+    is_leaving = False
+    """Its client has said that it is about to end."""
 
     _strayed: frozenset[bytes] = frozenset()
     """Ids of calls that were given up, of which nothing was heard since."""
@@ -238,15 +250,28 @@ class DialInLink(CorkedLink):
         self._nudge = asyncio.get_running_loop().call_later(NUDGE_SECONDS, self._nudge_if_waiting)
 
     def _nudge_if_waiting(self) -> None:
-        """Say something if a call has been on its way since the last look; whether it is answered is no matter."""
+        """Say something if a call has been on its way since the last look; unread, it is said less and less often."""
         calls = (id for id, sent in self._pending.items() if isinstance(sent.waiter, CallWaiter))
         oldest = next(calls, None)
         if oldest is None or self.lost.done():
             self._nudge = None
             return
-        if oldest <= self._nudged_id and self._can_reply():
-            self._say(jsonrpc.request(self.next_id(), self.dialect.probe, self.dialect.params()))
+        if oldest <= self._nudged_id and self._is_nudge_due() and self._can_reply():
+            id = self.next_id()
+            self._unread += (id,)
+            self._nudged_at = asyncio.get_running_loop().time()
+            self._say(jsonrpc.request(id, self.dialect.probe, self.dialect.params()))
         self._nudge_later()
+
+    def _is_nudge_due(self) -> bool:
+        pause = NUDGE_SECONDS * NUDGE_GROWTH ** len(self._unread)
+        return not self._unread or asyncio.get_running_loop().time() - self._nudged_at >= pause
+
+    def _has_read(self, id: Payload) -> None:
+        """What it answers it has read, and with that whatever was written before."""
+        with suppress(ValueError):
+            answered = int(bytes(id))
+            self._unread = tuple(nudge for nudge in self._unread if nudge > answered)
 
     def _stray(self, inflight: InFlight) -> None:
         super()._stray(inflight)
@@ -269,6 +294,8 @@ class DialInLink(CorkedLink):
 
     def _answered(self, id: Payload | None) -> Held | None:
         sent = super()._answered(id)
+        if id is not None and self._unread:
+            self._has_read(id)
         if sent is None and id is not None and self.strays is not None:
             self._answered_late(bytes(id))
         return sent
@@ -299,6 +326,7 @@ class DialInLink(CorkedLink):
 
     def leaves(self) -> None:
         """Its client is about to end: what was sent is still answered, and nothing more is to be sent."""
+        self.is_leaving = True
         if not self.lost.done() and self.on_leaving is not None:
             self.on_leaving()
 

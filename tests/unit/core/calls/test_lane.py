@@ -193,6 +193,18 @@ async def test_links_lost_five_times_in_a_row_close_the_way_until_one_starts_wel
     assert not stage.start()[1].ends
 
 
+async def test_a_probe_that_is_never_sent_leaves_its_place_to_the_next() -> None:
+    stage = Stage(limits=Limits(breaker_failures=1, breaker_open_seconds=0.01, max_calls=4, max_queued=1))
+    running = [stage.start(of("pot"))[0], stage.start()[0]]
+    running[1].finish(TimedOut(SERVER, 1.0, executed="unknown"))
+    assert isinstance(stage.start()[1].fault, BreakerOpen)
+    await asyncio.sleep(0.02)
+    held, listener = stage.start(of("pot"))
+    assert (held.link, listener.ends) == (None, [])
+    held.cancel("the device left")
+    assert not stage.start()[1].ends
+
+
 async def test_where_to_log_in_is_told_to_who_calls_meanwhile() -> None:
     stage = Stage(limits=SMALL)
     waiting = [stage.start()[1] for _ in range(3)][2]
@@ -593,6 +605,17 @@ async def test_calls_wait_for_a_server_that_has_just_gone_and_are_sent_in_order_
     stage.lane.attach(back)
     assert back.sent == started
     assert (stage.link.sent, stage.lane.queued) == ([], 0)
+
+
+async def test_a_server_that_is_back_is_not_taken_for_away_when_the_grace_would_have_been_over() -> None:
+    stage = patient(0.02, limits=Limits(max_calls=1))
+    take_back = stage.lane.tell_of_link(lambda _lane: None)
+    take_back()
+    stage.lane.attach(stage.link)
+    stage.start()
+    _, waiting = stage.start()
+    await asyncio.sleep(0.03)
+    assert not waiting.ends
 
 
 async def test_what_waited_for_a_slot_goes_on_to_wait_for_the_next_link() -> None:

@@ -224,6 +224,25 @@ async def test_a_server_that_is_called_otherwise_now_is_waited_for_by_that_name(
     assert other.sent == []
 
 
+async def test_a_task_that_waits_for_a_slot_follows_its_server_to_its_new_name_and_waits_on_there() -> None:
+    shop = Workshop()
+    hub, lane = shop.stage.hub, shop.stage.lane
+    lane.grace, lane.max_calls = GRACE, 1
+    await shop.begin(numbered(1))
+    second = await shop.begin(numbered(2))
+    heir = Lane(ServerName("papers"), hub.limits, max_calls=1)
+    heir.inherit(lane)
+    hub.close_lane(SERVER)
+    hub.open_lane(heir, replace(ready(tool(server="papers")), server=ServerName("papers"), agent="a"))
+    heir.detach("it left", is_failure=True)
+    await turns()
+    pending = (await kept(shop, second)).pending
+    assert pending is not None
+    assert (pending.server, pending.agent) == ("papers", "a")
+    heir.attach(shop.link)
+    await until(lambda: len(shop.sent) == 2)
+
+
 async def test_another_agents_server_is_not_called_in_the_place_of_one_that_is_gone() -> None:
     shop = away()
     await shop.begin(id="t")

@@ -20,6 +20,7 @@ from isthmus.model.questions import NOTHING, Profile
 from isthmus.model.relay import Claim
 from isthmus.transport.websocket import Hearer
 from isthmus.upstream.dialin.book import DialIns
+from isthmus.upstream.dialin.mux import Leaver
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, Listener, Notes, call
@@ -139,6 +140,11 @@ class Dialler:
         """Have other tools, and say so."""
         self.tools = list(tools)
         self.say(method="notifications/tools/list_changed")
+
+    def say_goodbye(self) -> None:
+        """Say that it is about to leave."""
+        assert isinstance(self.hearer, Leaver)
+        self.hearer.leaves()
 
     def leave(self, reason: str = "it closed the WebSocket") -> None:
         """Break the connection."""

@@ -362,6 +362,54 @@ async def test_the_grace_is_the_agents_own_and_changes_at_once() -> None:
         assert isinstance(waiting.fault, NotConnected)
 
 
+async def test_the_next_one_takes_over_from_one_that_leaves_which_answers_what_it_was_sent() -> None:
+    async with scene(DialInSettings(grace=30.0)) as at:
+        old, new = Dialler(), Dialler()
+        old.holds_calls = True
+        await at.seat(old)
+        _, running = at.start("kitchen_clock.now")
+        await until(lambda: len(old.calls()) == 1)
+        old.say_goodbye()
+        _, waiting = at.start("kitchen_clock.now")
+        await at.seat(new)
+        await until(lambda: bool(waiting.ends))
+        assert (len(old.calls()), len(new.calls())) == (1, 1)
+        assert (at.servers(), running.ends, old.closed) == ({"kitchen_clock": "ready"}, [], [])
+        old.answer(old.calls()[0]["id"])
+        assert text_of(running) == "done"
+        old.leave()
+        assert at.servers() == {"kitchen_clock": "ready"}
+        assert (at.hub.running(), at.book.connections()) == (0, 1)
+
+
+async def test_one_that_leaves_is_away_whatever_it_says_and_whatever_it_is_called() -> None:
+    async with scene(DialInSettings(grace=30.0)) as at:
+        old = await at.seat(Dialler())
+        old.say_goodbye()
+        asked = len(old.asked)
+        old.change("now", "then")
+        at.book.change(DialInSettings(grace=30.0, agents={"kitchen": AgentRules(name="home")}))
+        _, waiting = at.start("home_clock.now")
+        await until(lambda: len(at.crew) == 0)
+        assert at.servers() == {"home_clock": "away"}
+        assert at.standing("home_clock").reason == "it is not connected: its client is ending"
+        assert (len(old.asked), old.closed, waiting.ends) == (asked, [], [])
+        await at.seat(Dialler())
+        await until(lambda: bool(waiting.ends))
+        assert text_of(waiting) == "clock: now"
+
+
+async def test_one_that_leaves_before_it_has_its_seat_gets_none() -> None:
+    async with scene() as at:
+        server = Dialler()
+        at.dial(server)
+        server.say_goodbye()
+        await at.quiet()
+        assert (at.servers(), server.closed) == ({}, [])
+        server.leave()
+        assert at.book.connections() == 0
+
+
 async def test_who_is_away_for_long_is_forgotten() -> None:
     async with scene(DialInSettings(forget=0.05)) as at:
         early, late = await at.seat(Dialler("early")), await at.seat(Dialler("late"))

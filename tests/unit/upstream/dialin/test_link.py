@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -281,6 +284,33 @@ async def test_a_server_is_nudged_while_a_call_waits_and_need_not_answer(monkeyp
         link = kept(at)
         await until(lambda: link._nudge is None)
         assert len(link._pending) == 0
+
+
+async def looks(link: module.DialInLink, times: int) -> None:
+    """Wait until it was looked so often whether a call waits."""
+    for _ in range(times):
+        await until(partial(_has_looked, link, link._nudge))
+
+
+def _has_looked(link: module.DialInLink, before: asyncio.TimerHandle | None) -> bool:
+    return link._nudge is not before
+
+
+async def test_a_server_that_is_too_busy_to_read_is_nudged_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUDGE_SECONDS", 0.004)
+    async with scene() as at:
+        server = await holding(at)
+        at.start(NOW)
+        await sent(server)
+        server.is_mute = True
+        link = kept(at)
+
+        await looks(link, 80)
+        unread = pings(server)
+        assert 5 <= unread <= 60
+        server.say(id=server.asked[-1]["id"], result={})  # which shows that it has read those before, too
+        await looks(link, 8)
+        assert pings(server) - unread >= 3
 
 
 async def test_a_server_that_does_not_read_is_not_nudged(monkeypatch: pytest.MonkeyPatch) -> None:
