@@ -41,7 +41,10 @@ class Gate:
 
     def admit(self, fields: Fields) -> Caller | Denied:
         """The caller, or why there is none."""
-        return self.place(fields) or self.know(fields)
+        refusal = self._origins.check(fields)
+        if refusal is not None:
+            return Denied(refusal.status, refusal.message)
+        return self.know(fields)
 
     def place(self, fields: Fields) -> Denied | None:
         """Why nobody comes in from where this does; None if one may, whose credential is for the face to ask."""
