@@ -456,14 +456,16 @@ async def test_a_server_that_does_not_read_is_cut_and_nobody_notices(hub: HubPro
     ):
         await neighbour.ready()
         await eventually(lambda: lists_all(caller, {"echo", "quick"}), "both are listed")
+        # For good: the library goes on to read by itself once what it has was taken.
         mute.socket.transport.pause_reading()
+        mute.socket.transport.resume_reading = lambda: None  # type: ignore[method-assign]
         calls = [asyncio.ensure_future(caller.call("echo", {"text": "x" * 900_000})) for _ in range(24)]
         for _ in range(20):
             assert await neighbour.call("echo", {"text": "so"}, within=5) == "so"
         assert await caller.call("quick", {"text": "so"}, within=5) == "so"
         async with at_once(LAG_SECONDS + 5.0):  # long before the calls would have run out of time
             ends = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(end, CallFailed) for end in ends), "nothing of it was a success"
+        assert [end for end in ends if not isinstance(end, CallFailed)] == [], "nothing of it was a success"
         assert sibling.is_open
         assert await caller.call("quick", {"text": "so"}, within=5) == "so"
         mute.socket.transport.abort()

@@ -238,6 +238,8 @@ async def serve(
         if has_told_all:
             await running.tasks.close()
         await journal.aclose()
+        # Not before: a signal that nobody takes would end the hub at once, and leave its servers or its journal behind.
+        signals.close()
 
 
 async def _recover(running: RunningHub) -> Sequence[Untold]:
@@ -423,8 +425,6 @@ async def _end(running: RunningHub, signals: Signals) -> None:
     again = crew.spawn("second signal", signals.wait_for(2))
     await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)
     await crew.aclose()
-    # Not before: a signal that nobody takes would end the hub at once, and leave its servers behind.
-    signals.close()
 
 
 class Signals:
