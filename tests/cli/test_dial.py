@@ -70,7 +70,7 @@ async def brings_both(hub: StandIn, folder: Path) -> None:
 
 async def test_on_a_terminal_it_shows_the_hub_and_each_server_and_ends_on_an_interrupt() -> None:
     ours, theirs = pty.openpty()
-    shown = bytearray()
+    screen = Screen()
     async with standing_in(shares=True) as hub:
         process = await asyncio.create_subprocess_exec(
             *isthmus("dial", hub.url, "--server-id", "calc", "--", *child("one")),
@@ -80,16 +80,16 @@ async def test_on_a_terminal_it_shows_the_hub_and_each_server_and_ends_on_an_int
             env=environment({"TERM": "xterm", "COLUMNS": "100"}),
         )
         os.close(theirs)
-        asyncio.get_running_loop().add_reader(ours, _keep, ours, shown)
+        asyncio.get_running_loop().add_reader(ours, screen.read, ours)
         try:
             guest = await hub.arrives()
             number, _ = await guest.opened()
             await guest.greet(number)
             assert await guest.call("echo", channel=number, text="x") == "x"
             await guest.tell({"opened": number, "server": "robot_calc"})
-            await until_shown(shown, "1 call", "as robot_calc")
+            await screen.until("1 call", "as robot_calc")
             await guest.tell({"closed": number, "code": 1000, "reason": "新连接替换"})
-            await until_shown(shown, "refused", "again in 60 s: another connection has this server id", "--server-id")
+            await screen.until("refused", "again in 60 s: another connection has this server id", "--server-id")
             process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         finally:
@@ -98,7 +98,7 @@ async def test_on_a_terminal_it_shows_the_hub_and_each_server_and_ends_on_an_int
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    text = shown.decode()
+    text = screen.shown.decode()
     assert f"ws://127.0.0.1:{hub.port}/mcp_endpoint/mcp/" in text
     assert "connected for" in text
     assert re.search(r"\b[1-9]\d* tools", text)
@@ -106,12 +106,20 @@ async def test_on_a_terminal_it_shows_the_hub_and_each_server_and_ends_on_an_int
     assert '"event"' not in text
 
 
-async def until_shown(shown: bytearray, *words: str) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not all(word.encode() in shown for word in words):  # noqa: ASYNC110 - it cannot tell us
-            await asyncio.sleep(0.01)
+class Screen:
+    """Everything that a terminal was sent."""
 
+    def __init__(self) -> None:
+        self.shown = bytearray()
+        self._more = asyncio.Event()
 
-def _keep(descriptor: int, shown: bytearray) -> None:
-    with suppress(OSError):  # the other end is closed
-        shown.extend(os.read(descriptor, 65536))
+    def read(self, descriptor: int) -> None:
+        with suppress(OSError):  # the other end is closed
+            self.shown += os.read(descriptor, 65536)
+        self._more.set()
+
+    async def until(self, *words: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not all(word.encode() in self.shown for word in words):
+                self._more.clear()
+                await self._more.wait()

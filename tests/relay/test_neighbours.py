@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from statistics import median
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -173,15 +174,21 @@ async def maker(hub: HubProcess) -> AsyncIterator[Maker]:
 # -- what the hub keeps ------------------------------------------------------------------------------------------------
 
 
-async def connections(hub: HubProcess) -> int:
-    """How many sockets the relay has, as the health address tells."""
+class Kept(NamedTuple):
+    sockets: int
+    tasks: int
+
+
+async def kept(hub: HubProcess) -> Kept:
+    """How many sockets the relay and background tasks the hub has, as the health address tells."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hub.port)
     writer.write(b"GET /mcp_endpoint/health?key=%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % KEY.encode())
     head = await reader.readuntil(b"\r\n\r\n")
     size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
     document: Json = json.loads(await reader.readexactly(size))
     writer.transport.abort()
-    return int(document["result"]["connections"]["total_connections"])
+    told = document["result"]
+    return Kept(told["connections"]["total_connections"], told["isthmus"]["tasks"])
 
 
 async def compare(
@@ -189,10 +196,11 @@ async def compare(
 ) -> Comparison:
     """Rounds in quiet and in trouble, until it is certain that the trouble is nobody else's."""
     found = Comparison()
-    usual = await connections(hub)
+    usual = await kept(hub)
 
     async def is_quiet() -> bool:
-        return await connections(hub) == usual
+        now = await kept(hub)
+        return now.sockets == usual.sockets and now.tasks <= usual.tasks
 
     while len(found.pairs) < ROUNDS or (len(found.pairs) < MOST_ROUNDS and not found.is_within()):
         quiet = [await call() for _ in range(CALLS)]
@@ -203,7 +211,7 @@ async def compare(
             loud.append(await call())
         await stopping
         found.pairs.append((quiet, loud))
-        await eventually(is_quiet, "the sockets of the trouble are gone")
+        await eventually(is_quiet, "the sockets and tasks of the trouble are gone")
     return found
 
 

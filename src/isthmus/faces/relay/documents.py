@@ -30,6 +30,8 @@ class Counts(msgspec.Struct, frozen=True):
     connections: int
     """Sockets of servers."""
     calls: int
+    tasks: int
+    """What the hub does in the background."""
     uptime: float
     version: str
 
@@ -51,6 +53,7 @@ def health(servers: Sequence[DialledServer], devices: Sequence[Device], counts: 
         "version": counts.version,
         "away": _by_agent([server for server in servers if server.state == "away"], _missed),
         "calls": counts.calls,
+        "tasks": counts.tasks,
         "uptime": round(counts.uptime, 3),
     }
     return _result({"status": "success", "connections": connections, "isthmus": own})

@@ -192,7 +192,8 @@ class RelayHttp:
         if len(keys) != 1 or not self._tokens.is_key(keys[0]):
             return documents.bad_key()
         uptime = self._hub.now() - self._began
-        counts = documents.Counts(self._dialins.connections(), self._hub.running(), uptime, self._me.version)
+        sockets, calls, tasks = self._dialins.connections(), self._hub.running(), len(self._crew)
+        counts = documents.Counts(sockets, calls, tasks, uptime, self._me.version)
         return documents.health(self._dialins.servers(), self.devices(), counts)
 
     # -- WebSockets ------------------------------------------------------------------------------------------------

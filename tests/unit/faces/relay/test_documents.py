@@ -30,7 +30,7 @@ def test_a_bad_key_is_told_as_the_original_does() -> None:
 
 
 def test_the_statistics_are_the_originals_with_ours_beside_them() -> None:
-    told = health([CALC, WEATHER], [ROBOT, ROBOT], Counts(1, 4, 12.3456, "1.2.3"))
+    told = health([CALC, WEATHER], [ROBOT, ROBOT], Counts(1, 4, 9, 12.3456, "1.2.3"))
     info = {"title": "Calculator 3.4.10", "name": "my_agent_calculator", "state": "ready", "since": 10.0}
     described = {"tools_count": 2, "tools": ("add", "sub"), "server_info": info}
     assert told["result"]["status"] == "success"
@@ -45,5 +45,6 @@ def test_the_statistics_are_the_originals_with_ours_beside_them() -> None:
         "available_agents": ["my_agent"],
     }
     away = {"weather": {"since": 20.0, "reason": "it is not connected", "tools_count": 1}}
-    assert told["result"]["isthmus"] == {"version": "1.2.3", "away": {"my_agent": away}, "calls": 4, "uptime": 12.346}
+    own = {"version": "1.2.3", "away": {"my_agent": away}, "calls": 4, "tasks": 9, "uptime": 12.346}
+    assert told["result"]["isthmus"] == own
     assert told.keys() == {"result", "id", "jsonrpc"}
