@@ -21,6 +21,7 @@ from isthmus.faces.relay.broadcast import Asked, Broadcast
 from isthmus.faces.relay.exchange import DeviceExchange
 from isthmus.faces.relay.faults import NO_NAME, fault_reply, no_such_method, no_such_tool, refusal
 from isthmus.faces.relay.ports import DeviceSocket
+from isthmus.faces.relay.table import Entry
 from isthmus.faces.relay.waiting import Waiting
 from isthmus.model.calls import Call
 from isthmus.model.faults import Bug, Executed, Fault
@@ -304,46 +305,54 @@ class DeviceLine:
     def _call(self, request: Request, size: int) -> None:
         asked = read_request(CALL, request.params)
         if isinstance(asked, str):
-            forgiven = _forgiven(request)
-            if isinstance(forgiven, str):
-                self._say(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, forgiven))
+            asked = _forgiven(request)
+            if isinstance(asked, str):
+                self._say(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, asked))
                 return
-            asked = forgiven
         entry = self._agent.table().entries.get(asked.name)
         if entry is None:
             self._say(_unknown(request.id, asked.name))
-        elif len(self._calls) >= CALLS_MAX:
-            self._refuse(request.id, f"{CALLS_MAX} calls of this device are under way already; call again later")
-        elif self._held_bytes + size > HELD_BYTES_MAX:
-            self._refuse(request.id, TOO_MUCH)
-        elif self._socket.buffered_bytes() > UNREAD_FRAMES * self._agent.settings.frame_bytes // 2:
-            self._refuse(request.id, "this device has too many answers unread; call again when it has read them")
+        elif (why := self._why_too_much(size)) is not None:
+            self._refuse(request.id, why)
         else:
-            token = asked.meta.get(PROGRESS_TOKEN)
-            exchange = DeviceExchange(self, request.id, asked.name, token, size)
-            self._calls.add(exchange)
-            self._held_bytes += size
-            call = Call(  # by position: by name it takes three times as long, and every call comes through here
-                self._agent.caller,
-                entry.surface,
-                entry.tool,
-                asked.arguments,
-                passed_meta(asked.meta, _nobodys) if asked.meta else {},
-                passed_extra(asked.extra, NOT_FOR_SERVERS) if asked.extra else {},
-                token is not None,
-                "tool",
-                None,
-                NOTHING,
-                "",
-                False,
-                self._agent.settings.timeout,
-                False,
-                False,
-                self.id,
-            )
-            inflight = self._agent.hub.start(call, exchange)
-            if inflight.outcome is None:
-                exchange.inflight = inflight
+            self._start(request, asked, entry, size)
+
+    def _why_too_much(self, size: int) -> str | None:
+        """Why a call of this size is not made now; None if it is."""
+        if len(self._calls) >= CALLS_MAX:
+            return f"{CALLS_MAX} calls of this device are under way already; call again later"
+        if self._held_bytes + size > HELD_BYTES_MAX:
+            return TOO_MUCH
+        if self._socket.buffered_bytes() > UNREAD_FRAMES * self._agent.settings.frame_bytes // 2:
+            return "this device has too many answers unread; call again when it has read them"
+        return None
+
+    def _start(self, request: Request, asked: CallRequest, entry: Entry, size: int) -> None:
+        token = asked.meta.get(PROGRESS_TOKEN)
+        exchange = DeviceExchange(self, request.id, asked.name, token, size)
+        self._calls.add(exchange)
+        self._held_bytes += size
+        call = Call(  # by position: by name it takes three times as long, and every call comes through here
+            self._agent.caller,
+            entry.surface,
+            entry.tool,
+            asked.arguments,
+            passed_meta(asked.meta, _nobodys) if asked.meta else {},
+            passed_extra(asked.extra, NOT_FOR_SERVERS) if asked.extra else {},
+            token is not None,
+            "tool",
+            None,
+            NOTHING,
+            "",
+            False,
+            self._agent.settings.timeout,
+            False,
+            False,
+            self.id,
+        )
+        inflight = self._agent.hub.start(call, exchange)
+        if inflight.outcome is None:
+            exchange.inflight = inflight
 
     def call_ended(self, exchange: DeviceExchange, outcome: Outcome) -> None:
         """A call has ended, and is answered if the device is still there."""
