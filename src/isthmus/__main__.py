@@ -2,7 +2,7 @@
 
 import sys
 
-from isthmus.cli.main import main
+from isthmus.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

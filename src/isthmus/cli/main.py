@@ -7,6 +7,7 @@ option answer at once. What commands do is in the module of the same name.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 WAIT_SECONDS = 20.0
 """How long a command waits for servers that are only starting; a package runner may have to fetch one."""
+
+
+def program() -> int:
+    """Run `main` as the whole of this process."""
+    code = main()
+    if code == Exit.WELL:
+        # It has ended in good order; who asks for that once more must not make it look otherwise. Not in `main`:
+        # whoever calls that lives on, and the processes it starts would inherit the deafness.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

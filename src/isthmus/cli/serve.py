@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -37,8 +36,6 @@ def serve_hub(file: Path | None, host: str | None, port: int | None) -> Exit:
     try:
         opened = partial(_opened, configuration)
         run_service(serve(configuration, os.environ, source, on_open=opened))
-        # It has ended in good order; who asks for that once more must not make it look otherwise.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except ConfigError as error:
         raise refused(error) from error
     except DoorError as error:

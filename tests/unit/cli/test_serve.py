@@ -77,6 +77,13 @@ def test_it_is_said_that_there_is_no_configuration(monkeypatch: pytest.MonkeyPat
     assert "no configuration file found" in logs[0]["event"]
 
 
+def test_whoever_ran_a_hub_has_its_signals_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ignored SIGTERM would be inherited by every process that is started afterwards."""
+    ends_when_open(monkeypatch)
+    assert serve_hub(None, None, 0) == Exit.WELL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the hub told to end as soon as it is open."""
 
