@@ -473,6 +473,19 @@ class Signals:
                 waiter.set_result(None)
 
     def close(self) -> None:
-        """Give the signals back."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._loop.remove_signal_handler(number)
+        """Give the signals back, but for SIGTERM: it has done what it can, and who repeats it must not spoil the end.
+
+        It is not ignored, which every process that is started afterwards would inherit, but taken by a function. Nor
+        is there a moment in which it would kill: meanwhile it is held back.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self._loop.remove_signal_handler(number)
+            signal.signal(signal.SIGTERM, _nothing)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """The hub has ended already."""

@@ -32,8 +32,9 @@ def program() -> int:
     """Run `main` as the whole of this process."""
     code = main()
     if code == Exit.WELL:
-        # It has ended in good order; who asks for that once more must not make it look otherwise. Not in `main`:
-        # whoever calls that lives on, and the processes it starts would inherit the deafness.
+        # It has ended in good order; who asks for that once more must not make it look otherwise, and the interpreter's
+        # own end would give the signal its deadly meaning back. Not in `main`: whoever calls that lives on, and the
+        # processes that it starts would inherit the deafness.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
 

@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,14 @@ from isthmus.app.serve import serve
 from isthmus.cli import serve as module
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.serve import address, serve_hub
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A hub that has ended keeps SIGTERM to itself, and the process that runs the tests must not."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +87,12 @@ def test_it_is_said_that_there_is_no_configuration(monkeypatch: pytest.MonkeyPat
     assert "no configuration file found" in logs[0]["event"]
 
 
-def test_whoever_ran_a_hub_has_its_signals_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ignored SIGTERM would be inherited by every process that is started afterwards."""
+def test_who_asks_again_does_not_spoil_the_end_and_no_child_inherits_that(monkeypatch: pytest.MonkeyPatch) -> None:
     ends_when_open(monkeypatch)
     assert serve_hub(None, None, 0) == Exit.WELL
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    os.kill(os.getpid(), signal.SIGTERM)
+    script = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "True\n"
 
 
 def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
