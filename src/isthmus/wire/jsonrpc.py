@@ -8,7 +8,7 @@ the MCP dialects and by every face and link that speaks JSON-RPC.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import KeysView, Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Annotated, TypeAlias, TypeVar
@@ -252,8 +252,14 @@ def _are_unique(members: Mapping[str, Raw], text: bytes) -> bool:
     return b"\\u0022" not in text and left == sum(key.count('"') for key in members)
 
 
-def _has_twins(keys: Iterable[str]) -> bool:
+_USUAL = frozenset({"name", "arguments", "_meta", "uri", "cursor", "task"})
+"""Members of `params` that nearly all requests consist of, no two of which differ only in case."""
+
+
+def _has_twins(keys: KeysView[str]) -> bool:
     """Whether two keys differ only in case, which servers that ignore case would take for duplicates."""
+    if keys <= _USUAL:
+        return False
     text = "".join(keys)
     if text.isascii() and text.islower():
         return False
@@ -359,7 +365,7 @@ def _asked(envelope: _Envelope, method: str) -> Message:
     params = {} if envelope.params is UNSET else envelope.params
     if envelope.result or envelope.error:
         return _invalid("a message is either a request or an answer", envelope.id)
-    if _has_twins(params):
+    if _has_twins(params.keys()):
         return _invalid('two members of "params" differ only in case', envelope.id)
     if not envelope.id:
         return Notification(method, params)

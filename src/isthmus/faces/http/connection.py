@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
 from urllib.parse import unquote
 
 import httptools
@@ -155,6 +155,7 @@ class Connection(HttpToolsProtocol):
         self._window_bytes = 0
         self._body_bytes = 0
         self._watched: dict[bytes, bytes] = {}
+        self._target = _NO_TARGET  # Of the request before, which is mostly the next one's too.
         self._announced_bytes = 0
         self._written_bytes = 0
         self._stalled_since: float | None = None
@@ -300,17 +301,18 @@ class Connection(HttpToolsProtocol):
         self._admit(self._make_turn(scope))
 
     def _make_scope(self, version: str, method: str) -> Message:
-        raw_path, query = _split_target(self.url)
-        path = raw_path.decode("ascii")
+        if self.url != self._target.whole:
+            self._target = _split_target(self.url)
+        target = self._target
         return {
             "type": "http",
             "asgi": _ASGI,
             "http_version": version,
             "method": method,
             "scheme": self.scheme or "http",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
+            "path": target.path,
+            "raw_path": target.raw_path,
+            "query_string": target.query,
             "root_path": "",
             "headers": self.headers,
             "client": self.client,
@@ -672,9 +674,23 @@ def has_hung_up(transport: asyncio.Transport) -> bool:
     return bool(poll.poll(0))
 
 
-def _split_target(target: bytes) -> tuple[bytes, bytes]:
+class _Target(NamedTuple):
+    """What a request is for, taken apart."""
+
+    whole: bytes
+    path: str
+    raw_path: bytes
+    query: bytes
+
+
+_NO_TARGET = _Target(b"", "/", b"/", b"")
+
+
+def _split_target(target: bytes) -> _Target:
     try:
         url = httptools.parse_url(target)
     except httptools.HttpParserInvalidURLError:
         _refuse_now(400, "The request's target is not a path.")
-    return url.path or b"/", url.query or b""
+    raw_path = url.path or b"/"
+    path = raw_path.decode("ascii")
+    return _Target(target, unquote(path) if "%" in path else path, raw_path, url.query or b"")
