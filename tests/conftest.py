@@ -29,6 +29,9 @@ settings.load_profile("unhurried")
 # Whoever starts tests in the background has them ignore it, and with them every process that they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Containers often set it, and then each of the suite's many hubs compiles its whole source again: half of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
 LEFTOVER_SECONDS = 20.0
