@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,17 +68,19 @@ def imports_of(tree: ast.AST) -> set[str]:
     return found
 
 
-def parsed() -> Iterator[tuple[str, ast.Module]]:
-    for name, path in SOURCES.items():
-        yield name, ast.parse(path.read_text(encoding="utf-8"), name)
+@cache
+def read_sources() -> dict[str, tuple[set[str], set[str]]]:
+    """The words and the imports of every file."""
+    trees = ((name, ast.parse(path.read_text(encoding="utf-8"), name)) for name, path in SOURCES.items())
+    return {name: (words_of(tree), imports_of(tree)) for name, tree in trees}
 
 
 def files_that_mention(words: set[str]) -> set[str]:
-    return {name for name, tree in parsed() if words_of(tree) & words}
+    return {name for name, (mentioned, _) in read_sources().items() if mentioned & words}
 
 
 def files_that_import(modules: set[str]) -> set[str]:
-    return {name for name, tree in parsed() if imports_of(tree) & modules}
+    return {name for name, (_, imported) in read_sources().items() if imported & modules}
 
 
 def code_lines(function: ast.AST) -> int:
