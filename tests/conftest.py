@@ -6,6 +6,7 @@ Unit tests need none of them. Peers are killed by their pid (or the group they l
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -50,6 +51,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
         if group and not item.nodeid.endswith(f"@{group}"):
             item._id = item.id.parse(f"{item.nodeid}@{group}")
+
+
+def pytest_collection_finish() -> None:
+    """Take the tests themselves out of the garbage collector's sight.
+
+    It would look through all of the thousands over and over: a fifth of what the unit tests cost.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)
