@@ -18,7 +18,7 @@ from tests.faults import quick_server
 from tests.faults.scripted import EVENTS, Heard, Scripted, events
 from tests.faults.watching import Tail, eventually, watches_files
 from tests.faults.working import Working
-from tests.hubs import PATIENT, HubProcess, environment, isthmus, serving, stdio, write_config
+from tests.hubs import PATIENT, TRUSTED, HubProcess, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
 
 SECONDS = 60.0
@@ -29,7 +29,7 @@ class Agent:
     """A client of the agent that writes its requests by hand."""
 
     def __init__(self, hub: HubProcess) -> None:
-        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS)
+        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED)
 
     async def __aenter__(self) -> Agent:
         return self

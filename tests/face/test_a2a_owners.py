@@ -15,7 +15,7 @@ import pytest_asyncio
 from tests.face.test_a2a import envelope
 from tests.face.test_a2a_grpc import address, call
 from tests.faults.scripted import Heard, Scripted, reply
-from tests.hubs import PATIENT, HubProcess, serving
+from tests.hubs import PATIENT, TRUSTED, HubProcess, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -91,8 +91,8 @@ class Scene:
 
     def __init__(self, hub: HubProcess) -> None:
         at = f"http://127.0.0.1:{hub.port}"
-        self.owner = httpx2.AsyncClient(base_url=at, timeout=SECONDS, headers={"x-api-key": OWNER})
-        self.other = httpx2.AsyncClient(base_url=at, timeout=SECONDS, headers={"x-api-key": OTHER})
+        self.owner = httpx2.AsyncClient(base_url=at, timeout=SECONDS, headers={"x-api-key": OWNER}, verify=TRUSTED)
+        self.other = httpx2.AsyncClient(base_url=at, timeout=SECONDS, headers={"x-api-key": OTHER}, verify=TRUSTED)
         self.hub = hub
         self.tasks: dict[str, str] = {}
 
@@ -212,7 +212,7 @@ async def test_ids_towards_the_server_are_the_hub_s_own_whatever_callers_call_th
     async with (
         Patient() as server,
         serving(tmp_path, {"s": server.entry}, limits=PATIENT, callers=CALLERS) as hub,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS) as http,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED) as http,
         asyncio.timeout(SECONDS),
     ):
 

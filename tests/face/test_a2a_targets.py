@@ -14,7 +14,7 @@ import httpx2
 
 from tests.faults.scripted import Heard, Scripted, reply, tool
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, HubProcess, Raw, serving, write_config
+from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, serving, write_config
 from tests.peers.launch import http_peer
 
 SECONDS = 60.0
@@ -31,7 +31,9 @@ class Caller:
 
     def __init__(self, hub: HubProcess, key: str | None = None) -> None:
         headers = {} if key is None else {"x-api-key": key}
-        self._http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, headers=headers)
+        self._http = httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, headers=headers, verify=TRUSTED
+        )
         self._said = 0
 
     async def __aenter__(self) -> Caller:

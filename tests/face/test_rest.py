@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from tests.conftest import Ledger
 from tests.face.wire import connected, rendered
-from tests.hubs import CHECKOUT, PATIENT, HubProcess, serving, stdio
+from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.peers import content
 from tests.peers.launch import command
 
@@ -49,7 +49,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> Async
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def http(hub: HubProcess) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS) as client:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED) as client:
         yield client
 
 
@@ -140,7 +140,7 @@ async def test_only_who_may_use_everything_sees_what_is_the_operators(tmp_path: 
     }
     async with (
         serving(tmp_path, {"off": {"command": "x", "disabled": True}}, callers=callers) as running,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", timeout=SECONDS) as client,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", timeout=SECONDS, verify=TRUSTED) as client,
     ):
         assert (await client.get("/v1/servers")).status_code == 401
         shown = {name: await client.get("/v1/servers", headers={"x-api-key": callers[name]["key"]}) for name in callers}

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.faults.watching import eventually
-from tests.hubs import HubProcess, _keep_reading, _listening_port, environment, isthmus, stdio, write_config
+from tests.hubs import TRUSTED, HubProcess, _keep_reading, _listening_port, environment, isthmus, stdio, write_config
 
 ROUNDS = 5
 """Each with a journal of its own, so that they run side by side."""
@@ -60,7 +60,7 @@ class Load:
     """Callers that send one message after another, and remember which task each was told of."""
 
     def __init__(self, hub: HubProcess, number: int) -> None:
-        self._client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS)
+        self._client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED)
         self._round = number
         self._number = 0
         self.acknowledged: dict[str, str] = {}

@@ -29,6 +29,7 @@ from mcp_types import (
 )
 from pydantic import FileUrl
 
+from tests.hubs import TRUSTED
 from tests.peers.launch import mcp1_python
 
 Visitor: TypeAlias = Literal["sdk1", "sdk2-legacy", "sdk2-modern"]
@@ -99,7 +100,7 @@ class Mouth:
 
 async def client_of(stack: AsyncExitStack, url: str, mouth: Mouth, visitor: Visitor) -> Client:
     """A connected mcp 2.x client that says what its person can."""
-    http = httpx2.AsyncClient(trust_env=False, timeout=CALL_SECONDS)
+    http = httpx2.AsyncClient(trust_env=False, timeout=CALL_SECONDS, verify=TRUSTED)
     await stack.enter_async_context(http)
     return await stack.enter_async_context(_client(streamable_http_client(url, http_client=http), mouth, visitor))
 

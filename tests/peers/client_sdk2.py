@@ -20,6 +20,8 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ToolListChangedNotification
 
+from tests.hubs import TRUSTED
+
 Mode = Literal["legacy", "auto", "2026-07-28"]
 Progress = tuple[float, float | None, str | None]
 Hear = MessageHandlerFnT
@@ -54,7 +56,9 @@ async def client_over_http(
     """A connected client for a Streamable HTTP address."""
     async with AsyncExitStack() as stack:
         # The SDK's own client reads proxies from the environment, which a test must not depend on.
-        http = httpx2.AsyncClient(headers=headers, trust_env=False, timeout=httpx2.Timeout(CALL_SECONDS))
+        http = httpx2.AsyncClient(
+            headers=headers, trust_env=False, timeout=httpx2.Timeout(CALL_SECONDS), verify=TRUSTED
+        )
         await stack.enter_async_context(http)
         transport = streamable_http_client(url, http_client=http)
         yield await stack.enter_async_context(_client(transport, mode, listener))
@@ -87,7 +91,7 @@ async def client_over_stdio(
 def _without_proxies(
     headers: dict[str, str] | None = None, timeout: httpx2.Timeout | None = None, auth: httpx2.Auth | None = None
 ) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(headers=headers, timeout=timeout, auth=auth, trust_env=False)
+    return httpx2.AsyncClient(headers=headers, timeout=timeout, auth=auth, trust_env=False, verify=TRUSTED)
 
 
 def _client(target: Any, mode: Mode, listener: Hear | None) -> Client:

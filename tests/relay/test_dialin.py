@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from tests.faults.watching import eventually
-from tests.hubs import HubProcess, Raw, serving, write_config
+from tests.hubs import TRUSTED, HubProcess, Raw, serving, write_config
 from tests.matrix.persons import PERSONS, Mouth, client_of
 from tests.peers import content
 from tests.peers.client_sdk2 import client_over_http
@@ -36,7 +36,7 @@ PATIENT = {"key": KEY, "grace": SECONDS}
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def rest(hub: HubProcess) -> AsyncIterator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS) as client:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED) as client:
         yield client
 
 
@@ -247,7 +247,7 @@ async def is_listed(rest: httpx2.AsyncClient, name: str) -> bool:
 
 async def test_a_configured_server_has_its_name_and_the_one_that_dialled_in_another(tmp_path: Path, agent: str) -> None:
     async with serving(tmp_path, relay=PATIENT) as hub, raw_server(hub.port, agent, "s1") as server:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS) as rest:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED) as rest:
             await stands(rest, f"{agent}_s1", "ready")
             relay = {**PATIENT, "agents": {agent: {"name": "kitchen"}}}
             write_config(tmp_path, {}, relay=relay)
@@ -320,7 +320,7 @@ async def test_after_a_hub_was_killed_its_servers_are_known_and_calls_wait_for_t
         await kill_once_it_is_known()
     async with (
         serving(tmp_path, relay=PATIENT) as hub,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS) as rest,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=SECONDS, verify=TRUSTED) as rest,
     ):
         shown = await stands(rest, name, "away")
         assert "since the hub was started" in shown["reason"]

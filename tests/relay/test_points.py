@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from tests.faults.watching import eventually, family
-from tests.hubs import HubProcess, environment, isthmus, serving, write_config
+from tests.hubs import TRUSTED, HubProcess, environment, isthmus, serving, write_config
 from tests.relay.conftest import LAG_SECONDS, WAIT_SECONDS
 from tests.relay.peers import (
     INITIALIZE,
@@ -57,7 +57,7 @@ REPLACED = Ending(1000, "新连接替换")
 
 async def statistics(hub: HubProcess) -> Json:
     """What the health address tells."""
-    async with httpx2.AsyncClient(timeout=20) as http:
+    async with httpx2.AsyncClient(timeout=20, verify=TRUSTED) as http:
         answer = await http.get(f"http://127.0.0.1:{hub.port}/mcp_endpoint/health", params={"key": KEY})
     connections: Json = answer.json()["result"]["connections"]
     return connections

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from tests.faults.watching import eventually
-from tests.hubs import HubProcess, environment, serving
+from tests.hubs import TRUSTED, HubProcess, environment, serving
 from tests.relay.peers import Manner, device, raw_server
 from tests.relay.tokens import KEY
 
@@ -24,7 +24,9 @@ OPERATOR_KEY = "k3y-of-the-operator-012345678"
 
 async def shown(hub: HubProcess, what: str, key: str = "", **query: str) -> Any:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", timeout=20, headers=headers) as http:
+    async with httpx2.AsyncClient(
+        base_url=f"http://127.0.0.1:{hub.port}", timeout=20, headers=headers, verify=TRUSTED
+    ) as http:
         answer = await http.get(f"/v1/relay/{what}", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -61,7 +63,7 @@ async def test_a_server_that_is_away_is_forgotten_when_an_operator_says_so(hub: 
         await it.ready()
         async with raw_server(hub.port, agent, "old", manner=Manner(tools=("burn",))):
             await eventually(partial(is_shown, hub, agent, "old", "ready"), "the other is ready")
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}") as http:
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", verify=TRUSTED) as http:
                 assert (await http.delete(f"/v1/relay/servers/{agent}_old")).status_code == 409
         await eventually(partial(is_shown, hub, agent, "old", "away"), "the other is away")
         assert await forget(hub, agent) == (0, f"forgot {agent}_old\n")
@@ -136,5 +138,5 @@ async def test_callers_see_their_own_agent_without_addresses(
             "cellar",
             "kitchen",
         ]
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}") as http:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", verify=TRUSTED) as http:
             assert (await http.get("/v1/relay/agents")).status_code == 401

@@ -25,6 +25,7 @@ from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, Claim, DialledServer
 from isthmus.transport.websocket import AcceptedSocket, Hearer
+from tests.hubs import TRUSTED
 from tests.unit.faces.http.visiting import opened
 from tests.unit.faces.relay.doubles import KITCHEN, ME, SECONDS, Room, answer, until
 
@@ -118,7 +119,7 @@ class House:
         self.port = 0
 
     def http(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=SECONDS)
+        return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=SECONDS, verify=TRUSTED)
 
     @asynccontextmanager
     async def socket(self, path: str, **more: Any) -> AsyncIterator[ClientConnection]:
