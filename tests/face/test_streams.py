@@ -11,9 +11,12 @@ from typing import Any
 
 import httpx2
 import pytest
+import pytest_asyncio
 
-from tests.hubs import PATIENT, serving, stdio
+from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.peers.launch import command
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("streams")]
 
 PLAIN = {"accept": "application/json, text/event-stream"}
 SECONDS = 30.0
@@ -98,18 +101,25 @@ def call(tool: str, arguments: Any, id: Any, **meta: Any) -> dict[str, Any]:
     return message("tools/call", {"name": tool, "arguments": arguments, "_meta": meta}, id=id)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
+    """A hub with one official server."""
+    folder: Path = tmp_path_factory.mktemp("streams")
+    async with serving(folder, {"s": stdio(command("full_sdk2"))}, limits=PATIENT) as started:
+        yield started
+
+
 @asynccontextmanager
-async def visited(folder: Path, version: str) -> AsyncIterator[Caller]:
-    """A hub with one official server, and a caller with a session there."""
-    servers = {"s": stdio(command("full_sdk2"))}
-    async with serving(folder, servers, limits=PATIENT) as hub, httpx2.AsyncClient(timeout=SECONDS) as client:
+async def visited(hub: HubProcess, version: str) -> AsyncIterator[Caller]:
+    """A caller with a session of its own there."""
+    async with httpx2.AsyncClient(timeout=SECONDS, verify=TRUSTED) as client:
         caller = Caller(hub.url, client)
         await caller.open(version)
         yield caller
 
 
-async def test_a_slow_call_is_answered_by_a_stream_that_can_be_come_back_to(tmp_path: Path) -> None:
-    async with visited(tmp_path, "2025-11-25") as caller:
+async def test_a_slow_call_is_answered_by_a_stream_that_can_be_come_back_to(hub: HubProcess) -> None:
+    async with visited(hub, "2025-11-25") as caller:
         slow = await caller.post(call("s.slow", {"seconds": 1.0, "steps": 1}, 1))
         first, *_, last = [event for event in slow.text.split("\n\n") if event and not event.startswith(":")]
         assert first.startswith("id: ")
@@ -119,14 +129,14 @@ async def test_a_slow_call_is_answered_by_a_stream_that_can_be_come_back_to(tmp_
         assert json.loads(last.partition("data: ")[2])["id"] == 1
 
 
-async def test_who_speaks_an_earlier_version_gets_plain_json_however_long_it_takes(tmp_path: Path) -> None:
-    async with visited(tmp_path, "2025-06-18") as caller:
+async def test_who_speaks_an_earlier_version_gets_plain_json_however_long_it_takes(hub: HubProcess) -> None:
+    async with visited(hub, "2025-06-18") as caller:
         slow = await caller.post(call("s.slow", {"seconds": 1.0, "steps": 1}, 1))
         assert (slow.headers["content-type"], slow.json()["id"]) == ("application/json", 1)
 
 
-async def test_ending_a_session_ends_its_streams_and_calls_at_once(tmp_path: Path) -> None:
-    async with visited(tmp_path, "2025-11-25") as caller, caller.listening() as first, caller.listening() as second:
+async def test_ending_a_session_ends_its_streams_and_calls_at_once(hub: HubProcess) -> None:
+    async with visited(hub, "2025-11-25") as caller, caller.listening() as first, caller.listening() as second:
         async with caller.calling(call("s.slow", {"seconds": 600.0, "steps": 1}, 1)) as running:
             assert await caller.delete() == 204
             assert '"error"' in await running.until("data: {")
@@ -135,9 +145,9 @@ async def test_ending_a_session_ends_its_streams_and_calls_at_once(tmp_path: Pat
         assert await caller.delete() == 404
 
 
-async def test_of_two_streams_the_later_is_told_and_after_its_end_the_earlier(tmp_path: Path) -> None:
+async def test_of_two_streams_the_later_is_told_and_after_its_end_the_earlier(hub: HubProcess) -> None:
     changed = 'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
-    async with visited(tmp_path, "2025-11-25") as caller:
+    async with visited(hub, "2025-11-25") as caller:
         await caller.post(message("tools/list", id=1))
         async with caller.listening() as first:
             async with caller.listening() as second:
@@ -152,7 +162,7 @@ async def test_of_two_streams_the_later_is_told_and_after_its_end_the_earlier(tm
 
 
 @pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18"])
-async def test_batches_are_answered_together_in_the_one_version_that_has_them(tmp_path: Path, version: str) -> None:
+async def test_batches_are_answered_together_in_the_one_version_that_has_them(hub: HubProcess, version: str) -> None:
     batch = [
         message("ping", id="a"),
         message("notifications/initialized"),
@@ -160,7 +170,7 @@ async def test_batches_are_answered_together_in_the_one_version_that_has_them(tm
         call("s.add", {"a": 3, "b": 4}, "c"),
         message("tools/list", id="d"),
     ]
-    async with visited(tmp_path, version) as caller:
+    async with visited(hub, version) as caller:
         answer = await caller.post(batch)
         if version == "2025-06-18":
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32600)
