@@ -25,6 +25,7 @@ class Cycle:
 @pytest.fixture
 def collector() -> Iterator[Crowded]:
     """A crowd that comes and goes as a test wants, where nothing is looked at but by it."""
+    gc.unfreeze()  # what the tests themselves are made of, which it is spared elsewhere
     gc.collect()
     gc.disable()
     Cycle.ended = 0
@@ -34,6 +35,7 @@ def collector() -> Iterator[Crowded]:
         gc.unfreeze()
         gc.enable()
         gc.collect()
+        gc.freeze()
 
 
 class Crowded:
