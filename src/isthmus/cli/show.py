@@ -127,6 +127,7 @@ def _of_reach(server: ServerSettings) -> Iterator[Pair]:
             yield "url", server.redact(reach.url)
             yield "type", reach.carrier
             yield "headers", _hidden("headers", reach.headers, server)
+            yield "user_headers", list(reach.user_headers)
         case SocketSettings():
             yield "url", server.redact(reach.url)
             yield "type", "ws"
@@ -134,6 +135,7 @@ def _of_reach(server: ServerSettings) -> Iterator[Pair]:
         case RpcSettings():
             yield "rpc", server.redact(reach.url)
             yield "headers", _hidden("headers", reach.headers, server)
+            yield "user_headers", list(reach.user_headers)
             yield "tools", [tool.name for tool in reach.tools]
         case AgentSettings():
             yield "agent", server.redact(reach.url)

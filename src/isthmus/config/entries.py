@@ -25,8 +25,8 @@ DEPTH_MAX = 32
 
 TRANSPORT_KEYS = ("type", "transport", "transportType")
 STDIO_KEYS = frozenset({"command", "args", "env", "cwd", "env_file"})
-URL_KEYS = frozenset({"url", "headers"})
-RPC_KEYS = frozenset({"rpc", "headers", "tools"})
+URL_KEYS = frozenset({"url", "headers", "user_headers"})
+RPC_KEYS = frozenset({"rpc", "headers", "user_headers", "tools"})
 AGENT_KEYS = frozenset({"agent", "headers", "origins"})
 PYTHON_KEYS = frozenset({"python", "path"})
 REACH_KEYS = STDIO_KEYS | URL_KEYS | RPC_KEYS | AGENT_KEYS | PYTHON_KEYS

@@ -75,6 +75,8 @@ _READ: Mapping[Way, frozenset[str]] = {
     "python": PYTHON_KEYS,
 }
 
+_OURS_ALONE = frozenset({"era", "user_headers"})
+
 
 @dataclass(frozen=True, slots=True)
 class Filled:
@@ -148,8 +150,8 @@ def _tell_of_idle_keys(filled: Filled, way: Way, word: Word | None) -> None:
     entry = filled.entry
     is_rpc = word == "rpc"
     read = (_READ[way] - {"era"}) | RPC_KEYS if is_rpc else _READ[way]
-    # In a file that other programs read too, what has no effect here may have one there; `era` only we know.
-    ours = REACH_KEYS | {"era"} if entry.dialect.is_own else {"era"}
+    # In a file that other programs read too, what has no effect here may have one there; these only we know.
+    ours = REACH_KEYS | _OURS_ALONE if entry.dialect.is_own else _OURS_ALONE
     for key in sorted(filled.fields.keys() & (ours - read)):
         beside = f'type = "{word}"' if is_rpc and way == "url" else way
         filled.findings.append(entry.at(key).finding(f"has no effect beside {beside}", code=codes.IDLE_KEY))
@@ -182,8 +184,17 @@ def _dialled(word: Word | None, filled: Filled) -> HttpSettings | SocketSettings
     if word == "rpc":
         return _rpc("url", filled)
     if word == "ws" or is_socket:
+        if "user_headers" in filled.fields:
+            told = "has no effect beside a WebSocket, which has headers only when it is opened"
+            filled.findings.append(filled.entry.at("user_headers").finding(told, code=codes.IDLE_KEY))
         return SocketSettings(url, _headers(filled.fields), _era(filled.fields))
-    return HttpSettings(url, _headers(filled.fields), _era(filled.fields), _carrier(word, url, filled))
+    return HttpSettings(
+        url,
+        _headers(filled.fields),
+        _era(filled.fields),
+        _carrier(word, url, filled),
+        user_headers=_user_headers(filled.fields),
+    )
 
 
 def _check_scheme(url: str, filled: Filled, word: Word | None, *, is_socket: bool) -> None:
@@ -232,6 +243,7 @@ def _rpc(key: str, filled: Filled) -> RpcSettings:
             url=values.text(key, filled.fields[key]),
             headers=_headers(filled.fields),
             tools=declared_tools(filled.fields, filled.entry, filled.findings),
+            user_headers=_user_headers(filled.fields),
         )
     except ValueError as error:
         text = str(error)
@@ -256,6 +268,10 @@ def _python(filled: Filled) -> PythonSettings:
 
 def _headers(fields: Mapping[str, object]) -> dict[str, str]:
     return values.table_of_words("headers", fields.get("headers", {}))
+
+
+def _user_headers(fields: Mapping[str, object]) -> tuple[str, ...]:
+    return values.texts("user_headers", fields.get("user_headers", []))
 
 
 def _era(fields: Mapping[str, object]) -> Era:

@@ -83,11 +83,11 @@ def _reach_fields(entry: Entry, server: ServerSettings) -> dict[str, object]:
             return fields | _taken(raw, "env_file")
         case HttpSettings():
             kind = {"type": reach.carrier} if reach.carrier != "auto" else {}
-            return {"url": raw["url"], **kind, **_headers(entry)}
+            return {"url": raw["url"], **kind, **_headers(entry), **_taken(raw, "user_headers")}
         case SocketSettings():
             return {"url": raw["url"], "type": "ws", **_headers(entry)}
         case RpcSettings():
-            return {"rpc": raw.get("rpc") or raw["url"], **_headers(entry), **_taken(raw, "tools")}
+            return {"rpc": raw.get("rpc") or raw["url"], **_headers(entry), **_taken(raw, "user_headers", "tools")}
         case AgentSettings():
             return {"agent": raw["agent"], **_headers(entry), **_taken(raw, "origins")}
         case PythonSettings():

@@ -132,6 +132,10 @@ class DuplexLink(BaseLink, Generic[S]):
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
+    def _say_of(self, sent: S, message: bytes) -> None:
+        """Send what has no answer and is about a request."""
+        self._say(message)
+
     def may_have_run(self, inflight: InFlight) -> bool:
         """See `core.ports.link.Link`."""
         sent = self._pending.get(_id_of(inflight))
@@ -144,7 +148,7 @@ class DuplexLink(BaseLink, Generic[S]):
             return
         if self._has_gone(sent):
             self._stray(inflight)
-            self._notify(CANCELLED, cancelled_params(str(sent.id).encode(), reason))
+            self._say_of(sent, jsonrpc.notification(CANCELLED, cancelled_params(str(sent.id).encode(), reason)))
             self._end_run(inflight)
         self._take_back(sent)
 

@@ -27,6 +27,7 @@ from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
 from isthmus.upstream.replies import ADVICE, OK, login_place
 from isthmus.upstream.settings import DeclaredTool, Era, RpcSettings
+from isthmus.upstream.user_headers import UserHeaders
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
@@ -68,6 +69,7 @@ class RpcLink(BaseLink):
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
+        self.user_headers = UserHeaders(reach.user_headers)
         self.dialect = LegacyDialect("JSON-RPC 2.0")
         self._egress = egress
         self._origin, target = parse_url(reach.url)
@@ -144,14 +146,16 @@ class RpcLink(BaseLink):
 
     def send(self, inflight: InFlight) -> None:
         """POST the call."""
-        inflight.carriage = self._post(inflight.name, inflight.call.arguments, _RpcWaiter(inflight))
+        lines = self.user_headers.lines_for(inflight) if inflight.call.headers else b""
+        if lines is not None:
+            inflight.carriage = self._post(inflight.name, inflight.call.arguments, _RpcWaiter(inflight), lines=lines)
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
         self._inquiries[waiter] = self._post(method, params, waiter, id)
 
-    def _post(self, method: str, params: Payload, waiter: Waiter, id: int | None = None) -> _Post:
+    def _post(self, method: str, params: Payload, waiter: Waiter, id: int | None = None, lines: bytes = b"") -> _Post:
         post = _Post(self, self.next_id() if id is None else id, waiter)
-        post.ticket = self._client.send(self._head, jsonrpc.request(post.id, method, params), post)
+        post.ticket = self._client.send(self._head + lines, jsonrpc.request(post.id, method, params), post)
         return post
 
     def _notify(self, method: str, params: Payload | None) -> None:

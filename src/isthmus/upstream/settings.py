@@ -37,6 +37,21 @@ HOP_HEADERS = frozenset(
 )
 """Headers that belong to a connection or to a body, which only the client itself can know."""
 
+OWN_HEADERS = HOP_HEADERS | {
+    "accept",
+    "accept-encoding",
+    "content-type",
+    "last-event-id",
+    "mcp-method",
+    "mcp-name",
+    "mcp-protocol-version",
+    "mcp-session-id",
+}
+"""Headers that the hub writes itself: a caller's would have no effect, or a wrong one."""
+
+PARAM_HEADER = "mcp-param-"
+"""How headers begin that repeat an argument of a call, which the hub writes itself too."""
+
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
@@ -72,10 +87,13 @@ class HttpSettings:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     era: Era = "auto"
     carrier: Carrier = "auto"
+    user_headers: tuple[str, ...] = ()
+    """Names of headers that a caller may have sent with its calls; of others, nothing reaches the server."""
 
     def __post_init__(self) -> None:
         _check_url("url", self.url, ("http", "https"))
         _check_headers(self.headers)
+        _check_user_headers(self.user_headers, self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +152,13 @@ class RpcSettings:
     tools: tuple[DeclaredTool, ...] = ()
     """Without any, the server is asked for them by `tools/list`."""
     era: Era = "legacy"
+    user_headers: tuple[str, ...] = ()
+    """As of `HttpSettings`."""
 
     def __post_init__(self) -> None:
         _check_url("rpc", self.url, ("http", "https"))
         _check_headers(self.headers)
+        _check_user_headers(self.user_headers, self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +253,18 @@ def _check_header(name: str, value: str) -> None:
         raise ValueError(
             f"headers.{name} must be one line of Latin-1 text, not what it is (hidden: it may be a secret)"
         )
+
+
+def _check_user_headers(names: tuple[str, ...], headers: Mapping[str, str]) -> None:
+    taken = {name.lower() for name in headers}
+    for position, name in enumerate(names):
+        key, low = f"user_headers.{position}", name.lower()
+        if _HEADER_NAME.fullmatch(name) is None:
+            raise ValueError(f"{key} must be a name that HTTP allows, not {name!r}")
+        if low in OWN_HEADERS or low.startswith(PARAM_HEADER):
+            raise ValueError(f"{key} must be none that the hub writes itself, not {name!r}")
+        if low in taken:
+            raise ValueError(f"{key} must be none that headers has as well, not {name!r}: keep one of the two")
 
 
 def _is_latin(text: str) -> bool:

@@ -22,7 +22,8 @@ from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.notices import Notices
 from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, login_place, media_type
 from isthmus.upstream.settings import Era
-from isthmus.upstream.waiters import Waiter, lost, turned_away
+from isthmus.upstream.user_headers import UserHeaders
+from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload
 from isthmus.wire.mcp.messages import Implementation
@@ -80,6 +81,7 @@ class SseLink(DuplexLink["Letter"]):
         self._notices = Notices(self._client)
         self.stays = False
         """As of `StreamableLink`; the endpoint that the stream names is the server's own affair."""
+        self.user_headers = UserHeaders()
         self._stream: _Stream | None = None
         self._head: bytes | None = None
         """The head of every POST, once the endpoint is known."""
@@ -135,12 +137,22 @@ class SseLink(DuplexLink["Letter"]):
         if self._head is None or self.lost.done():
             waiter.fail(lost(self.server, self._reason(), may_have_left=False))
             return
+        lines: bytes | None = b""
+        if isinstance(waiter, CallWaiter) and waiter.inflight.call.headers:
+            lines = self.user_headers.lines_for(waiter.inflight)
+        if lines is None:
+            return
         self._pending[id] = letter = Letter(self, id, waiter)
-        letter.ticket = self._client.send(self._head, jsonrpc.request(id, method, params), letter)
+        letter.lines = lines
+        letter.ticket = self._client.send(self._head + lines, jsonrpc.request(id, method, params), letter)
 
     def _say(self, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
             self._notices.send(self._head, message)
+
+    def _say_of(self, sent: Letter, message: bytes) -> None:
+        if self._head is not None and not self.lost.done():
+            self._notices.send(self._head + sent.lines, message)
 
     def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
         if self._head is not None and not self.lost.done():
@@ -213,7 +225,7 @@ class SseLink(DuplexLink["Letter"]):
 class Letter(Sent):
     """One request's POST, whose reply says only whether the message was accepted."""
 
-    __slots__ = ("_is_over", "_link", "_login", "_status", "_words", "ticket")
+    __slots__ = ("_is_over", "_link", "_login", "_status", "_words", "lines", "ticket")
 
     def __init__(self, link: SseLink, id: int, waiter: Waiter) -> None:
         super().__init__(id, waiter)
@@ -222,6 +234,8 @@ class Letter(Sent):
         self._status = 0
         self._login: str | None = None
         self._words = b""
+        self.lines = b""
+        """Headers that only this request has."""
         self.ticket: Ticket | None = None
 
     @property

@@ -23,6 +23,7 @@ autoApprove = ["x"]
 
 [servers.plain]
 rpc = "http://a/rpc"
+user_headers = ["X-User-Id"]
 include_tools = []
 exclude_tools = ["x"]
 cache = { tools = ["t"] }
@@ -83,6 +84,7 @@ def test_every_value_is_shown_and_no_secret(capsys: pytest.CaptureFixture[str]) 
     assert values["servers.files.extra"] == '["autoApprove"]'
     assert values["servers.search.headers"] == '{"Authorization":"***","X-Team":"blue"}'
     assert values["servers.search.type"] == '"auto"'
+    assert values["servers.plain.user_headers"] == '["X-User-Id"]'
     assert values["servers.socket.type"] == '"ws"'
     assert values["servers.plain.tools"] == '["t"]'
     assert values["servers.plain.include_tools"] == '["(none)"]'

@@ -312,6 +312,9 @@ def reach_of(fields: dict[str, object], *, is_own: bool = True) -> Reach | None:
         ({"url": "wss://a/ws"}, SocketSettings("wss://a/ws")),
         ({"url": "ws://a", "type": "websocket", "headers": {"A": "b"}}, SocketSettings("ws://a", {"A": "b"})),
         ({"rpc": URL, "headers": {"A": "b"}}, RpcSettings(URL, {"A": "b"})),
+        ({"url": URL, "user_headers": ["X-User-Id"]}, HttpSettings(URL, user_headers=("X-User-Id",))),
+        ({"rpc": URL, "user_headers": ["X-User-Id"]}, RpcSettings(URL, user_headers=("X-User-Id",))),
+        ({"url": URL, "type": "rpc", "user_headers": ["X-User"]}, RpcSettings(URL, user_headers=("X-User",))),
         ({"agent": URL, "headers": {"A": "b"}}, AgentSettings(URL, {"A": "b"})),
         ({"agent": URL, "type": "a2a", "origins": ["https://b"]}, AgentSettings(URL, origins=("https://b",))),
         ({"url": URL, "type": "rpc"}, RpcSettings(URL)),
@@ -322,6 +325,25 @@ def reach_of(fields: dict[str, object], *, is_own: bool = True) -> Reach | None:
 @pytest.mark.parametrize("is_own", [True, False])
 def test_every_way_to_a_server_is_understood(fields: dict[str, object], reach: Reach, *, is_own: bool) -> None:
     assert reach_of(fields, is_own=is_own) == reach
+
+
+def test_user_headers_may_be_written_as_other_keys_of_mcp_json_are() -> None:
+    fields: dict[str, object] = {"url": URL, "userHeaders": ["X-User-Id"]}
+    assert reach_of(fields, is_own=False) == HttpSettings(URL, user_headers=("X-User-Id",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "beside"),
+    [
+        ({"command": "a"}, "command"),
+        ({"url": "ws://a"}, "a WebSocket, which has headers only when it is opened"),
+    ],
+)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_user_headers_that_cannot_be_sent_are_told_of(fields: dict[str, Any], beside: str, *, is_own: bool) -> None:
+    server, findings = one({**fields, "user_headers": ["X-User-Id"]}, is_own=is_own)
+    assert server is not None
+    assert [told.partition(": ")[2] for told in findings] == [f"servers.a.user_headers has no effect beside {beside}"]
 
 
 def test_tools_of_a_plain_server_are_declared() -> None:

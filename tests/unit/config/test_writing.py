@@ -45,6 +45,8 @@ OWN_ENTRIES: list[dict[str, Any]] = [
     {"rpc": "http://a/rpc", "tools": {"t": {"description": "d", "input_schema": {"type": "object"}}}},
     {"url": "http://a/rpc", "type": "rpc", "era": "auto", "isolation": "call"},
     {"agent": "https://a.example", "headers": {"A": "env:TOKEN"}, "origins": ["https://b.example:8443"]},
+    {"url": "https://a.example/mcp", "user_headers": ["X-User-Id"]},
+    {"rpc": "https://a.example/rpc", "user_headers": ["X-User-Id"]},
     {"python": "a.b:c", "path": "lib", "max_calls": 2, "max_queued": 0},
     {"command": "x", "env": {"K": "env:TOKEN"}, "include_tools": [], "defaults": {"t": {"k": [1, {"z": 2.5}]}}},
     {"command": "x", "cache": {"tools": ["t"], "ttl": 5}, "extra": {"autoApprove": []}},

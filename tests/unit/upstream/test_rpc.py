@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -14,12 +15,14 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
-from isthmus.model.faults import BadReply, Cancelled, Lost, NotConnected, ServerError
+from isthmus.model.calls import Call
+from isthmus.model.faults import BadArguments, BadReply, Cancelled, Lost, NotConnected, ServerError
 from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.rpc import RpcLink
 from isthmus.upstream.settings import DeclaredTool, RpcSettings
+from isthmus.upstream.user_headers import UserHeaders
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import SERVER, Listener, Stage, call, tool
 from tests.unit.transport.doubles import Peer, Server
@@ -57,7 +60,10 @@ class Scene:
         self.doubts += 1
 
     def start(self, name: str = "files.add", arguments: dict[str, Any] | None = None) -> tuple[InFlight, Listener]:
-        return self._stage.start(call(name, arguments or {}))
+        return self.put(call(name, arguments or {}))
+
+    def put(self, asked: Call) -> tuple[InFlight, Listener]:
+        return self._stage.start(asked)
 
     async def answered(self, status: str, body: bytes) -> Listener:
         """A call that was answered like this."""
@@ -113,6 +119,21 @@ async def test_a_call_is_a_post_whose_method_is_the_tool(scene: Scene) -> None:
     assert lines[0] == b"post /rpc?v=1 http/1.1"
     assert {b"x-key: secret", b"content-type: application/json", b"accept: application/json"} <= set(lines)
     assert body == b'{"jsonrpc":"2.0","id":1,"method":"send_it","params":{"to": "ann", "amount": 1.5}}'
+
+
+async def test_a_users_header_goes_with_the_call_if_the_server_receives_it(scene: Scene) -> None:
+    scene.link.user_headers = UserHeaders(["X-User-Id"])
+    scene.put(msgspec.structs.replace(call("files.add", {}), headers={"x-user-id": "ann", "X-Key": "forged"}))
+    head = await (await scene.server.accept()).request()
+    assert b"\r\nX-User-Id: ann\r\n" in head
+    assert b"forged" not in head
+
+
+async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(scene: Scene) -> None:
+    scene.link.user_headers = UserHeaders(["X-User-Id"])
+    _, listener = scene.put(msgspec.structs.replace(call("files.add", {}), headers={"X-User-Id": "a\nb"}))
+    (fault,) = listener.ends
+    assert isinstance(fault, BadArguments)
 
 
 @pytest.mark.parametrize(

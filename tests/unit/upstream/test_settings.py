@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
+from isthmus.upstream.settings import HttpSettings, RpcSettings, ServerSettings, StdioSettings
 
 NAME = ServerName("search")
 REACH = StdioSettings("npx")
@@ -53,6 +53,22 @@ ADDRESS = "https://search.example/mcp"
         (
             lambda: HttpSettings(ADDRESS, {"A": "€"}),
             "headers.A must be one line of Latin-1 text, not what it is (hidden: it may be a secret)",
+        ),
+        (
+            lambda: HttpSettings(ADDRESS, user_headers=("X-User", "Bad Name")),
+            "user_headers.1 must be a name that HTTP allows, not 'Bad Name'",
+        ),
+        (
+            lambda: HttpSettings(ADDRESS, user_headers=("MCP-Session-Id",)),
+            "user_headers.0 must be none that the hub writes itself, not 'MCP-Session-Id'",
+        ),
+        (
+            lambda: RpcSettings(ADDRESS, user_headers=("Mcp-Param-Region",)),
+            "user_headers.0 must be none that the hub writes itself, not 'Mcp-Param-Region'",
+        ),
+        (
+            lambda: HttpSettings(ADDRESS, {"x-team": "blue"}, user_headers=("X-Team",)),
+            "user_headers.0 must be none that headers has as well, not 'X-Team': keep one of the two",
         ),
         (
             lambda: ServerSettings(NAME, REACH, timeout=0),

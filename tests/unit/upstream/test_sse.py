@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -13,15 +14,16 @@ from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.events import Log
-from isthmus.model.faults import BadReply, Lost, NotConnected
+from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream import duplex
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.sse import SseLink
+from isthmus.upstream.user_headers import UserHeaders
 from tests.conftest import Ledger, Spawn
 from tests.faults.watching import eventually
-from tests.unit.core.doubles import SERVER, Listener
+from tests.unit.core.doubles import SERVER, Listener, call
 from tests.unit.transport.doubles import Peer, Server
 from tests.unit.upstream.doubles import (
     ACCEPTED,
@@ -57,6 +59,8 @@ def dial(url: str, crew: Crew, limits: Limits | None = None, max_calls: int = 8)
 
 class Held(Scene):
     """A link to a server whose stream and connections the test holds."""
+
+    link: SseLink
 
     def __init__(self, server: Server, crew: Crew) -> None:
         self.server = server
@@ -355,6 +359,33 @@ async def test_a_withdrawn_call_is_cancelled_in_words(held: Held) -> None:
     notice = await held.taken()
     assert notice["method"] == "notifications/cancelled"
     assert notice["params"] == {"requestId": 2, "reason": "changed my mind"}
+
+
+async def test_a_users_headers_go_with_the_call_and_its_cancellation_and_with_nothing_else(held: Held) -> None:
+    held.link.user_headers = UserHeaders(["X-User-Id"])
+    await held.greeted()
+    inflight, _ = held.put(msgspec.structs.replace(call(), headers={"x-user-id": "ann", "X-Other": "1"}))
+    post = await held.server.accept()
+    head = (await post.request()).lower()
+    await post.say(ACCEPTED)
+    inflight.cancel("changed my mind")
+    notice = (await (await held.server.accept()).request()).lower()
+    assert b"\r\nx-user-id: ann\r\n" in head
+    assert b"\r\nx-user-id: ann\r\n" in notice
+    assert b"x-other" not in head + notice
+    assert b"\r\nauthorization: bearer secret\r\n" in head
+    assert b"x-user-id" not in held.asked.lower()
+
+
+async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(held: Held) -> None:
+    held.link.user_headers = UserHeaders(["X-User-Id"])
+    stream = await held.greeted()
+    _, listener = held.put(msgspec.structs.replace(call(), headers={"X-User-Id": "a\r\nb"}))
+    assert isinstance(listener.fault, BadArguments)
+    _, after = held.start()
+    assert (await held.taken())["params"]["name"] == "read"
+    await stream.say(event(answer(3)))
+    assert text_of(await over(after)) == "done"
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------

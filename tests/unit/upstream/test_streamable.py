@@ -26,6 +26,7 @@ from isthmus.upstream import watching
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.link import StreamableLink
+from isthmus.upstream.user_headers import UserHeaders
 from isthmus.upstream.waiters import CallWaiter
 from tests.conftest import Spawn
 from tests.faults.watching import eventually
@@ -656,6 +657,22 @@ async def test_a_server_in_passing_trouble_is_asked_again_and_not_for_ever(held:
         peer.close()
     fault = (await over(listener)).fault
     assert (isinstance(fault, Lost), asked["id"] in held.link._posts) == (True, False)
+
+
+async def test_a_users_headers_go_with_the_call_its_return_and_its_cancellation(held: Held) -> None:
+    held.link.user_headers = UserHeaders(["X-User-Id"])
+    await held.greeted(is_modern=False)
+    inflight, _ = held.put(msgspec.structs.replace(call(), headers={"x-user-id": "ann", "X-Other": "1"}))
+    peer = await held.server.accept()
+    heads = [await peer.request()]
+    await peer.say(STREAM + SOON)
+    peer.close()
+    heads.append(await (await held.server.accept()).request())
+    inflight.cancel("by the caller")
+    heads.append(await (await held.server.accept()).request())
+    assert [head.partition(b" ")[0] for head in heads] == [b"POST", b"GET", b"POST"]
+    assert all(b"\r\nX-User-Id: ann\r\n" in head for head in heads)
+    assert not any(b"x-other" in head.lower() for head in heads)
 
 
 async def test_a_call_that_is_withdrawn_while_its_stream_is_away_is_not_asked_for(held: Held) -> None:

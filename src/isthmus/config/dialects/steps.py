@@ -23,6 +23,7 @@ RENAMED = {
     "working_directory": "cwd",
     "envFile": "env_file",
     "http_headers": "headers",
+    "userHeaders": "user_headers",
     "protocol": "type",
     "includeTools": "include_tools",
     "enabled_tools": "include_tools",

@@ -22,6 +22,7 @@ from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.model.events import LogLevel
 from isthmus.model.faults import (
+    BadArguments,
     BadReply,
     BreakerOpen,
     Bug,
@@ -39,7 +40,7 @@ from isthmus.model.outcomes import Outcome
 log = structlog.get_logger(__name__)
 
 _FAILURES = (TimedOut, Lost, BadReply)
-_SILENT = (Cancelled, NotConnected, Overloaded)
+_SILENT = (BadArguments, Cancelled, NotConnected, Overloaded)
 """Outcomes that say nothing about whether the server works."""
 
 CROWDED = "its caller keeps most of the server waiting for answers, and others wait for the server"

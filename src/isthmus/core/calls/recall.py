@@ -1,7 +1,7 @@
 """Results that may be given again: of tools that the operator named, and of resources whose server allows it.
 
-A result belongs to one caller and exact arguments, unless its server says that it is the same for everybody. What
-was an error is never kept.
+A result belongs to one caller, exact arguments and exact headers, unless its server says that it is the same for
+everybody. What was an error is never kept.
 """
 
 from __future__ import annotations
@@ -112,7 +112,12 @@ def _cost(key: Key, result: Result) -> int:
 
 
 def _owner(call: Call) -> str:
-    return f"{call.caller.tenant}\0{call.caller.name}"
+    """Whose a result is. A caller may speak for several users, whom only headers tell from each other."""
+    owner = f"{call.caller.tenant}\0{call.caller.name}"
+    if not call.headers:
+        return owner
+    headers = sorted((name.lower(), value) for name, value in call.headers.items())
+    return f"{owner}\0{headers!r}"
 
 
 def _key(inflight: InFlight, owner: str) -> Key:

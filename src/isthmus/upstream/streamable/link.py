@@ -35,6 +35,7 @@ from isthmus.upstream.settings import Era
 from isthmus.upstream.streamable.changes import Changes
 from isthmus.upstream.streamable.post import LINGER_SECONDS, Post
 from isthmus.upstream.task_runs import waiter_for
+from isthmus.upstream.user_headers import UserHeaders
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
@@ -105,6 +106,7 @@ class StreamableLink(BaseLink):
         self._location: str | None = None
         self.stays = False
         """Whether it must be found where it was said to be: of a redirect, only to the same with or without a slash."""
+        self.user_headers = UserHeaders()
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._posts: dict[int, Post] = {}
         self._places: dict[bytes, Places] = {}
@@ -218,6 +220,9 @@ class StreamableLink(BaseLink):
 
     def send(self, inflight: InFlight) -> None:
         """POST the call."""
+        lines = self.user_headers.lines_for(inflight) if inflight.call.headers else b""
+        if lines is None:
+            return
         id = self.next_id()
         waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
         call, name = inflight.call, inflight.name
@@ -225,7 +230,8 @@ class StreamableLink(BaseLink):
         body = jsonrpc.request(id, method, self.dialect.call_params(call, name, id))
         post = Post(self, id, method, None if call.kind == "method" else name, body, waiter)
         if self.dialect.era == "modern" and (places := self._places_of(inflight.target.feature)):
-            post.lines = header_lines(param_headers(places, inflight.call.arguments))
+            lines += header_lines(param_headers(places, inflight.call.arguments))
+        post.lines = lines
         inflight.carriage = post
         self._send(post)
         if self._early:
@@ -258,8 +264,8 @@ class StreamableLink(BaseLink):
     def _notify(self, method: str, params: Payload | None) -> None:
         self._tell(method, jsonrpc.notification(method, params))
 
-    def _tell(self, method: str, message: bytes) -> None:
-        self._notices.send(self._head(method), message)
+    def _tell(self, method: str, message: bytes, lines: bytes = b"") -> None:
+        self._notices.send(self._head(method) + lines, message)
 
     def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
         self._notices.answer(self._head(""), message)
@@ -285,7 +291,7 @@ class StreamableLink(BaseLink):
         if post.session != self._session:
             post.fail(lost(self.server, "its session expired while the stream was away", may_have_left=True))
             return
-        post.ticket = self._client.send(self._listen_head(event_id), None, post)
+        post.ticket = self._client.send(self._listen_head(event_id) + post.lines, None, post)
 
     def _give_up_resumes(self) -> None:
         waiting, self._resumes = self._resumes, {}
@@ -316,7 +322,8 @@ class StreamableLink(BaseLink):
         if isinstance(post, Post):
             if self.dialect.era == "legacy" and post.may_have_left:
                 self._stray(inflight)
-                self._notify(CANCELLED, cancelled_params(str(post.id).encode(), reason))
+                params = cancelled_params(str(post.id).encode(), reason)
+                self._tell(CANCELLED, jsonrpc.notification(CANCELLED, params), post.lines)
                 self._end_run(inflight)
             post.abandon()
 

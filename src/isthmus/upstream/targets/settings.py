@@ -5,20 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from isthmus.upstream.settings import HOP_HEADERS
+from isthmus.upstream.settings import OWN_HEADERS
 from isthmus.upstream.targets.addresses import Address, read_address, read_pattern
-
-OWN_HEADERS = HOP_HEADERS | {
-    "accept",
-    "accept-encoding",
-    "content-type",
-    "last-event-id",
-    "mcp-method",
-    "mcp-name",
-    "mcp-protocol-version",
-    "mcp-session-id",
-}
-"""Headers that the hub writes itself: a caller's would have no effect, or a wrong one."""
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 

@@ -87,6 +87,15 @@ async def test_a_tool_that_is_not_named_is_always_asked() -> None:
     assert fresh(stage, call("files.write"))
 
 
+async def test_a_users_result_is_given_again_to_that_user_alone() -> None:
+    stage = Stage.of(KEPT)
+    ann, bob = ({"X-User-Id": name} for name in ("ann", "bob"))
+    answer(stage, msgspec.structs.replace(call(), headers=ann), DONE)
+    assert fresh(stage, msgspec.structs.replace(call(), headers=bob))
+    assert fresh(stage, call())
+    assert not fresh(stage, msgspec.structs.replace(call(), headers={"x-user-id": "ann"}))
+
+
 @pytest.mark.parametrize(
     "another",
     [
@@ -95,8 +104,9 @@ async def test_a_tool_that_is_not_named_is_always_asked() -> None:
         call(arguments={"path": "/"}),
         msgspec.structs.replace(call(), arguments=msgspec.Raw(b"{ }")),
         msgspec.structs.replace(call(), extra={"task": raw({})}),
+        msgspec.structs.replace(call(), headers={"X-User-Id": "ann"}),
     ],
-    ids=["another caller", "another tenant's", "other arguments", "other bytes", "more members"],
+    ids=["another caller", "another tenant's", "other arguments", "other bytes", "more members", "a user's"],
 )
 async def test_a_result_is_the_callers_own_for_these_very_arguments(another: Call) -> None:
     stage = Stage.of(KEPT)
