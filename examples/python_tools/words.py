@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
-from isthmus.upstream.functions import Context
+from isthmus.library import ToolContext
 
 
 @dataclass
@@ -36,7 +36,7 @@ def most_common(text: str, limit: int = 3) -> list[Count]:
     return [Count(word, times) for word, times in Counter(text.lower().split()).most_common(limit)]
 
 
-async def read_aloud(text: str, context: Context, pause: float = 0.0) -> str:
+async def read_aloud(text: str, context: ToolContext, pause: float = 0.0) -> str:
     """Read a text word by word, telling the caller how far it is.
 
     An asynchronous function runs on the hub's own loop: it must not block, and it is cancelled with its call.

@@ -25,8 +25,9 @@ from isthmus.upstream.targets.settings import TargetSettings
 Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")
 
-FIXED_SETTINGS = ("host", "port", "public_url", "names", "state")
-"""What callers and the system were told when the hub started; another value needs another start."""
+FIXED_SETTINGS = ("host", "port", "public_url", "names", "state", "tools")
+"""What callers and the system were told when the hub started, and what was imported; another value needs another
+start."""
 
 FIXED_A2A = ("grpc_port",)
 """What the agent listens on."""

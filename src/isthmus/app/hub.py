@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from isthmus.app.difference import Difference, between
 from isthmus.app.links import ME, Links
+from isthmus.app.tools import import_tools, marked_modules
 from isthmus.config.settings import Configuration
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Journal
 from isthmus.core.tasks.engine import Engine
@@ -24,7 +24,8 @@ from isthmus.model.questions import Profile
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.counters import Counters
 from isthmus.upstream.dialin.book import DialIns
-from isthmus.upstream.local import LocalLink, builtin_tools
+from isthmus.upstream.hub_functions import HubFunctions
+from isthmus.upstream.local import builtin_tools
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.temporary import Targets
 from isthmus.wire.mcp.messages import Implementation
@@ -74,8 +75,11 @@ class RunningHub:
             lambda: self.configuration.a2a.keep,
             time.time,
         )
-        builtin = LocalLink(BUILTIN, builtin_tools(self.journal, time.time), self.crew)
-        self.supervisor.add_local(BUILTIN, builtin, builtin.tools)
+        modules = marked_modules(configuration)
+        own = builtin_tools(self.journal, time.time)
+        self.functions = HubFunctions(self.hub, self.crew, own, is_settled=not modules)
+        if modules:
+            self.crew.spawn("import of tools", import_tools(modules, self.functions))
         self.targets = self._targets(environment)
         self.dialins = DialIns(self.hub, self.crew, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
@@ -144,4 +148,5 @@ class RunningHub:
             await self.dialins.aclose()
             await self.supervisor.aclose()
         finally:
+            self.functions.close()
             await self.crew.aclose()

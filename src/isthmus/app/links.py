@@ -35,6 +35,7 @@ from isthmus.upstream.settings import (
 from isthmus.upstream.sse import SseLink
 from isthmus.upstream.stdio import StdioLink
 from isthmus.upstream.streamable.link import StreamableLink
+from isthmus.upstream.user_headers import UserHeaders
 from isthmus.upstream.websocket import SocketLink
 from isthmus.wire.mcp.messages import Implementation
 
@@ -121,7 +122,7 @@ class Links:
 
     def _http(self, settings: ServerSettings, reach: HttpSettings, carrier: Carrier) -> BaseLink:
         kind = SseLink if carrier == "sse" else StreamableLink
-        return kind(
+        link = kind(
             settings.name,
             ME,
             self.limits,
@@ -131,6 +132,8 @@ class Links:
             crew=self._crew,
             max_calls=settings.max_calls,
         )
+        link.user_headers = UserHeaders(reach.user_headers)
+        return link
 
     def _named(self, settings: ServerSettings, reach: NamedSettings, carrier: Carrier) -> BaseLink:
         """A link to where a caller sent the hub: it goes there and nowhere else."""

@@ -24,6 +24,7 @@ _HUB_READERS: Mapping[str, Reader] = {
     "public_url": values.text,
     "names": values.text,
     "state": values.text,
+    "tools": values.texts,
     "log_level": values.text,
     "log_format": values.text,
     "allowed_hosts": values.texts,

@@ -32,6 +32,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
 _HOST = re.compile(r"[A-Za-z0-9._:%\[\]-]+")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._:\[\]-]+")
 
 
@@ -55,6 +56,8 @@ class HubSettings:
     """Host headers accepted besides the hub's own addresses."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call; a request without one is not from a page and passes."""
+    tools: tuple[str, ...] = ()
+    """Python modules that are imported for their functions, which `@tool` makes built-in tools."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -69,6 +72,7 @@ class HubSettings:
         _check_one_of("log_format", self.log_format, get_args(LogFormat))
         if self.log_file is not None and (not self.log_file.strip() or "\0" in self.log_file):
             raise ValueError(f"log_file must be the path of a file, not {self.log_file!r}")
+        _check_each("tools", self.tools, _MODULE, "package.module")
         _check_each("allowed_hosts", self.allowed_hosts, _HOST, "a host name, with its port if it has one")
         _check_each("allowed_origins", self.allowed_origins, _ORIGIN, "an origin like https://app.example")
 

@@ -1,4 +1,4 @@
-"""Tools that live in the hub itself: plain functions behind the same link as any server's.
+"""Tools that live in this process: the hub's own, and functions of the program's, behind the same link as any server's.
 
 `builtin.echo` and `builtin.timestamp` answer at once; `builtin.chat_log` keeps a caller's own lines in the journal.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Set
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,10 +15,12 @@ import msgspec
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Entry, Journal
-from isthmus.model.faults import Bug
-from isthmus.model.features import Tool
+from isthmus.model.faults import Bug, NotConnected
+from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Result
+from isthmus.upstream.runner import Runner
+from isthmus.upstream.signatures import Runnable
 
 LINES_MAX = 100
 """Lines that one reading of the chat log may ask for."""
@@ -36,31 +38,66 @@ class LocalTool(msgspec.Struct, frozen=True):
 
 
 class LocalLink:
-    """Runs functions of this process. Nothing can be lost on the way, and nothing waits in a queue."""
+    """Runs what this process has: tools of the hub's own, and functions. Nothing can be lost on the way.
 
-    def __init__(self, server: ServerName, tools: list[LocalTool], crew: Crew) -> None:
-        self._functions = {tool.name: tool for tool in tools}
+    `functions` are replaced as a whole by whoever made the link; a tool of the hub's own comes before a function.
+    """
+
+    def __init__(self, server: ServerName, tools: list[LocalTool], crew: Crew, runner: Runner) -> None:
+        self.functions: Mapping[str, Runnable] = {}
+        self._server = server
+        self._own = {tool.name: tool for tool in tools}
+        self._described = tuple(_describe(server, tool) for tool in tools)
         self._crew = crew
-        self.tools = tuple(_describe(server, tool) for tool in tools)
+        self._runner = runner
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """What can be called, the hub's own first."""
+        shown = [function for name, function in self.functions.items() if name not in self._own]
+        return (*self._described, *(Tool.of(self._server, FeatureName(f.name), f.definition()) for f in shown))
+
+    def names(self) -> Set[str]:
+        """The names of all that."""
+        return self._own.keys() | self.functions.keys()
+
+    def abilities(self) -> frozenset[Ability]:
+        """Tools, and logging if a function can."""
+        does_log = any(function.takes_context for function in self.functions.values())
+        return frozenset(("tools", "logging") if does_log else ("tools",))
 
     def send(self, inflight: InFlight) -> None:
-        """Run the function: at once, or as a member of the crew if it has to wait for something."""
-        function = self._functions[inflight.target.feature.name]
-        arguments = msgspec.json.decode(inflight.call.arguments)
-        answer = function.run(inflight.call.caller.name, arguments)
+        """Run it: a tool of the hub's own at once, or as a member of the crew if it has to wait for something."""
+        name = inflight.name
+        own = self._own.get(name)
+        if own is not None:
+            self._run_own(own, inflight)
+        elif (function := self.functions.get(name)) is not None:
+            self._runner.start(inflight, function)
+        else:
+            inflight.finish(NotConnected(self._server, f"it has no function {name} any more"))
+
+    def _run_own(self, tool: LocalTool, inflight: InFlight) -> None:
+        answer = tool.run(inflight.call.caller.name, msgspec.json.decode(inflight.call.arguments))
         if isinstance(answer, dict):
             inflight.finish(_result(answer))
         else:
-            inflight.carriage = self._crew.spawn(f"tool {function.name}", _finish(inflight, answer))
+            inflight.carriage = self._crew.spawn(f"tool {tool.name}", _finish(inflight, answer))
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """It began as soon as it was sent."""
-        return True
+        """A tool of the hub's own began as soon as it was sent."""
+        return self._runner.may_have_run(inflight)
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Cancel what still waits."""
+        """Cancel what still waits, or has not begun."""
         if isinstance(inflight.carriage, asyncio.Task):
             inflight.carriage.cancel()
+        else:
+            self._runner.withdraw(inflight)
+
+    def close(self) -> None:
+        """Give every call of a function up; threads end when their functions do."""
+        self._runner.close("closed by the hub")
 
 
 async def _finish(inflight: InFlight, answer: Awaitable[dict[str, Any]]) -> None:

@@ -1,7 +1,8 @@
 """Importing the operator's Python: a module, or one function of it, as tools.
 
 A module may fail in any way while it is imported, ask to end the process, or never come back; every such ending is
-a sentence here, with the file and the line. Called by `upstream.functions`.
+a sentence here, with the file and the line. Called by `upstream.functions`, and by `app.tools` for modules whose
+functions are built-in tools.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import inspect
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import structlog
 
 from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.registered import REGISTRY
 from isthmus.upstream.settings import PythonSettings
-from isthmus.upstream.signatures import Function, Unusable
+from isthmus.upstream.signatures import Function, Runnable, Unusable
 from isthmus.upstream.workers import ASIDE
 
 log = structlog.get_logger(__name__)
@@ -30,34 +33,60 @@ log = structlog.get_logger(__name__)
 class Loaded(NamedTuple):
     """The functions that a target names, and what had to be left out of it and why."""
 
-    functions: list[Function]
+    functions: list[Runnable]
     notes: list[str]
 
 
-_under_way: dict[PythonSettings, Future[Loaded]] = {}
+Work: TypeAlias = Callable[[PythonSettings], Loaded]
+
+_under_way: dict[tuple[Work, PythonSettings], Future[Loaded]] = {}
 """Imports that have not ended. One that hangs is waited for again, and not begun again: its thread cannot be ended."""
 
 
 def begin_to_load(reach: PythonSettings) -> Future[Loaded]:
-    """Import in a thread of its own; the future raises `ConnectFailed`, and cannot be cancelled."""
-    future = _under_way.get(reach)
+    """Import a server's functions in a thread of its own; the future raises `ConnectFailed`, and is not cancelled."""
+    return _begin(load, reach)
+
+
+def begin_to_import(reach: PythonSettings) -> Future[Loaded]:
+    """The same for a module whose functions are made tools by `@tool`, which become built-in ones by that."""
+    return _begin(import_marked, reach)
+
+
+def _begin(work: Work, reach: PythonSettings) -> Future[Loaded]:
+    key = (work, reach)
+    future = _under_way.get(key)
     if future is None:
-        future = _under_way[reach] = Future()
+        future = _under_way[key] = Future()
         future.set_running_or_notify_cancel()
-        threading.Thread(target=_load_into, args=(future, reach), name=f"import {reach.target}", daemon=True).start()
+        threading.Thread(target=_work_into, args=(future, key), name=f"import {reach.target}", daemon=True).start()
     return future
 
 
-def _load_into(future: Future[Loaded], reach: PythonSettings) -> None:
+def _work_into(future: Future[Loaded], key: tuple[Work, PythonSettings]) -> None:
     ASIDE.set(True)
+    work, reach = key
     try:
-        loaded = load(reach)
+        loaded = work(reach)
     except BaseException as error:  # noqa: BLE001 - whoever waits for the future hears it, whatever it is
-        del _under_way[reach]
+        del _under_way[key]
         future.set_exception(error)
     else:
-        del _under_way[reach]
+        del _under_way[key]
         future.set_result(loaded)
+
+
+def import_marked(reach: PythonSettings) -> Loaded:
+    """Import a module, and see that it made a tool of something.
+
+    Raises:
+        ConnectFailed: it cannot be imported, or has nothing that is marked by `@tool`.
+    """
+    name = reach.target
+    _import(name, reach.path, "it is looked for beside the configuration's file, and wherever Python looks")
+    if not REGISTRY.has_any_below(name):
+        raise ConnectFailed(f"nothing in the module {name} is marked by @tool")
+    return Loaded(REGISTRY.of_module(name), [])
 
 
 def load(reach: PythonSettings) -> Loaded:
@@ -67,9 +96,15 @@ def load(reach: PythonSettings) -> Loaded:
         ConnectFailed: there is none, it cannot be imported, or nothing in it can be a tool.
     """
     name, _, attribute = reach.target.partition(":")
+    REGISTRY.claim(name)  # before its functions are marked, or they would be built-in ones for a moment
     module = _import(name, reach.path)
+    marked = REGISTRY.of_module(name)
+    if not marked:
+        REGISTRY.release(name)
     if attribute:
         return Loaded([_single(module, attribute)], [])
+    if marked:
+        return Loaded(marked, [])
     loaded = _read_all(module)
     if not loaded.functions:
         found = "; ".join(loaded.notes) or "it defines no public function"
@@ -80,15 +115,17 @@ def load(reach: PythonSettings) -> Loaded:
 # -- importing -----------------------------------------------------------------------------------------------------
 
 
-def _import(name: str, path: str | None) -> ModuleType:
+def _import(name: str, path: str | None, where: str = "path says where to look for one") -> ModuleType:
     if path is not None:
         _search_first(path)
+    if name not in sys.modules:
+        REGISTRY.forget(name)
     importlib.invalidate_caches()  # the file may have been written since the last attempt
     try:
         module = importlib.import_module(name)
     except BaseException as error:  # `sys.exit` in a module must cost that module only
         log.warning("a Python module could not be imported", module=name, exc_info=error)
-        raise ConnectFailed(_why(name, error)) from error
+        raise ConnectFailed(_why(name, error, where)) from error
     if path is not None:
         _check_origin(module, path)
     return module
@@ -110,9 +147,9 @@ def _check_origin(module: ModuleType, path: str) -> None:
         raise ConnectFailed(f"a module called {top} was loaded from {loaded} before; give one of the two another name")
 
 
-def _why(name: str, error: BaseException) -> str:
+def _why(name: str, error: BaseException, where: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{name}.".startswith(f"{error.name}."):
-        return f"there is no Python module called {error.name}; path says where to look for one"
+        return f"there is no Python module called {error.name}; {where}"
     if isinstance(error, SystemExit):
         return f"the module {name} ended its program while it was imported{_where(error)}"
     words = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -134,7 +171,7 @@ def _is_machinery(filename: str) -> bool:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def _single(module: ModuleType, attribute: str) -> Function:
+def _single(module: ModuleType, attribute: str) -> Runnable:
     try:
         found = getattr(module, attribute)
     except AttributeError:
@@ -142,6 +179,9 @@ def _single(module: ModuleType, attribute: str) -> Function:
     if not _can_be_called(found):
         kind = "a class" if inspect.isclass(found) else f"of type {type(found).__name__}"
         raise ConnectFailed(f"{attribute} of the module {module.__name__} is {kind} and not a function")
+    marked = [known for known in REGISTRY.of_module(module.__name__) if getattr(known, "function", None) is found]
+    if marked:
+        return marked[0]
     try:
         return Function(attribute, found)
     except Unusable as unusable:

@@ -1,21 +1,22 @@
 """A Python function as a tool: its schema read from its signature, its arguments checked and converted.
 
-Decides and describes; it starts no thread and no task, which is for `upstream.functions`. `Context` is for the authors
-of functions: a parameter annotated with it is not the caller's to give.
+Decides and describes; it starts no thread and no task, which is for `upstream.runner`. A parameter annotated with
+`Context` is not the caller's to give.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from isthmus.model.events import Event, Log, LogLevel, Progress
+from isthmus.upstream.context import Context
 from isthmus.upstream.docstrings import read_docstring
 from isthmus.wire.jsonrpc import Payload
 
@@ -31,38 +32,69 @@ class BadArgument(Exception):
     """Arguments that the function's annotations refuse; the message names the one."""
 
 
-class Context:
-    """What a function may know of the call that it serves, and tell while it works on it. Safe in any thread."""
+class Runnable(Protocol):
+    """Something that can be called as a tool: a `Function`, or what looks like one."""
 
-    __slots__ = ("_emit", "caller")
+    @property
+    def name(self) -> str:
+        """What it is called among the tools of its server."""
 
-    def __init__(self, caller: str, emit: Callable[[Event], None]) -> None:
-        self.caller = caller
-        """Who calls, by the name in the configuration."""
-        self._emit = emit
+    @property
+    def is_async(self) -> bool:
+        """Whether what `call` returns is to be awaited, on the hub's loop; else it is called in a thread."""
 
-    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell the caller how far the work is, if it wants to know."""
-        told = {"progress": progress, "total": total, "message": message}
-        self._emit(Progress({key: _raw(value) for key, value in told.items() if value is not None}))
+    @property
+    def is_inline(self) -> bool:
+        """Whether it is so quick that it can be called on the hub's loop, without a thread."""
 
-    def log(self, level: LogLevel, text: str) -> None:
-        """Tell the caller something, if it listens to that level."""
-        self._emit(Log(level, {"level": _raw(level), "data": _raw(text)}))
+    @property
+    def takes_context(self) -> bool:
+        """Whether it tells or asks something while it works."""
+
+    def definition(self) -> dict[str, msgspec.Raw]:
+        """Its description as a tool."""
+
+    def read(self, arguments: Payload) -> dict[str, Any]:
+        """Convert a call's arguments; raises `BadArgument`."""
+
+    def call(self, arguments: dict[str, Any], context: Context) -> Any:
+        """Call it with what `read` gave. What it returns is the tool's result; what it raises, the tool's error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a function's author says of it beside its signature and its docstring."""
+
+    description: str | None = None
+    annotations: Mapping[str, Any] | None = None
+    """MCP's hints, such as `{"readOnlyHint": True}`."""
+    permissions: tuple[str, ...] = ()
+    """What a user of the library must have been given to use it."""
+    is_inline: bool = False
+
+
+NO_TRAITS = Traits()
+
+PERMISSIONS = "isthmus/permissions"
+"""Where a tool's description says so, below `_meta`."""
 
 
 class Function:
     """A callable, how it is described to callers, and how their arguments become its own."""
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], traits: Traits = NO_TRAITS) -> None:
         """Read the signature.
 
         Raises:
             Unusable: something about it cannot be described.
         """
         self.name = name
-        self._function = function
+        self.function = function
+        self._traits = traits
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_call_of(function))
+        if traits.is_inline and self.is_async:
+            raise Unusable("it is asynchronous, and runs on the loop in any case: leave inline out")
+        self.is_inline = traits.is_inline
         self._doc = read_docstring(inspect.getdoc(function))
         self._parameters = _read_parameters(function)
         self._context = next((p.name for p in self._parameters if p.is_context), None)
@@ -81,10 +113,15 @@ class Function:
 
     def definition(self) -> dict[str, msgspec.Raw]:
         """Its description as a tool."""
-        members: dict[str, Any] = {"name": self.name}
-        if self._doc.text:
-            members["description"] = self._doc.text
-        return {key: _raw(value) for key, value in {**members, "inputSchema": self.input_schema}.items()}
+        traits = self._traits
+        members: dict[str, Any] = {
+            "name": self.name,
+            "description": self._doc.text if traits.description is None else traits.description,
+            "inputSchema": self.input_schema,
+            "annotations": traits.annotations,
+            "_meta": {PERMISSIONS: traits.permissions} if traits.permissions else None,
+        }
+        return {key: _raw(value) for key, value in members.items() if value}
 
     def read(self, arguments: Payload) -> dict[str, Any]:
         """Convert a call's arguments, strictly; those that were not given are absent.
@@ -115,7 +152,7 @@ class Function:
         if self._context is not None:
             arguments[self._context] = context
         leading = [arguments.pop(p.name, p.default) for p in self._parameters if p.is_positional]
-        return self._function(*leading, **arguments)
+        return self.function(*leading, **arguments)
 
     def _schema(self) -> dict[str, Any]:
         described = [p for p in self._parameters if not p.is_context]

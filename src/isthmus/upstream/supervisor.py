@@ -11,8 +11,6 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.crew import Crew
-from isthmus.core.ports.link import Link
-from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from isthmus.upstream.keeper import Connect, Keeper
 from isthmus.upstream.settings import ServerSettings
@@ -76,13 +74,6 @@ class Supervisor:
         self._tasks.pop(keeper, None)
         if not keeper.tried.done():
             keeper.tried.set_result(None)  # it was given up before it had tried; nobody need wait for that
-
-    def add_local(self, server: ServerName, link: Link, tools: tuple[Tool, ...]) -> None:
-        """Add a server that lives in this process and is always there."""
-        lane = Lane(server, self._hub.limits)
-        lane.attach(link)
-        standing = Standing(server, "ready", tools=tools, abilities=frozenset({"tools"}), is_settled=True)
-        self._hub.open_lane(lane, standing)
 
     # -- changing --------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,8 @@ class Workers:
         if self._busy > self._threads:
             self._threads += 1
             threading.Thread(target=self._work, name=f"{self._name}/{self._threads}", daemon=True).start()
-        self._begun.put(job)
+        # Not now: a thread that wakes while the loop still works only waits for the interpreter's lock.
+        self._loop.call_soon(self._begun.put, job)
 
     def _work(self) -> None:
         ASIDE.set(True)

@@ -116,6 +116,7 @@ OTHER = {
     "public_url": "https://hub.example",
     "names": "llm",
     "state": "/elsewhere",
+    "tools": ("gadgets",),
 }
 
 

@@ -54,6 +54,7 @@ def test_the_defaults_listen_on_loopback() -> None:
             {"allowed_origins": ("https://a.example/path",)},
             "allowed_origins.0 must be an origin like https://app.example, not 'https://a.example/path'",
         ),
+        ({"tools": ("gadgets", "lib/gadgets.py")}, "tools.1 must be package.module, not 'lib/gadgets.py'"),
     ],
 )
 def test_a_bad_value_is_refused_by_name_rule_and_value(values: dict[str, Any], message: str) -> None:

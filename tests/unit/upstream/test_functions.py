@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from textwrap import dedent
@@ -22,7 +21,7 @@ from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.features import Tool
 from isthmus.model.outcomes import Result
-from isthmus.upstream import functions as module
+from isthmus.upstream import runner as module
 from isthmus.upstream.functions import PythonLink
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.settings import PythonSettings
@@ -385,18 +384,3 @@ async def test_a_ping_needs_no_answer_and_a_question_gets_none(scene: Scene) -> 
     scene.link.listen()
     with pytest.raises(NotConnected):
         await scene.link.ask("ping", b"{}")
-
-
-async def test_events_of_a_thread_that_floods_are_bounded() -> None:
-    heard: list[Any] = []
-    outbox = module._Outbox(asyncio.get_running_loop(), heard.append)
-
-    def pour() -> None:
-        for _ in range(10_000):
-            outbox.put(Progress({}))
-
-    flood = threading.Thread(target=pour)
-    flood.start()
-    flood.join(10)  # the loop cannot run meanwhile
-    await asyncio.sleep(0)
-    assert len(heard) == module.EVENTS_MAX

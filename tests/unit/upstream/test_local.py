@@ -10,10 +10,13 @@ from typing import Any
 import pytest_asyncio
 
 from isthmus.core.crew import Crew
+from isthmus.core.settings import Limits
 from isthmus.model.faults import Bug
 from isthmus.model.outcomes import Result
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.local import LocalLink, LocalTool, builtin_tools
+from isthmus.upstream.registered import RESERVED
+from isthmus.upstream.runner import Runner
 from tests.unit.core.doubles import SERVER, Listener, Stage, call
 
 
@@ -23,7 +26,8 @@ class Scene:
     def __init__(self, crew: Crew) -> None:
         self.has_ended = asyncio.Event()
         odd = [LocalTool("hang", "", {"type": "object"}, self._hang), LocalTool("fail", "", {"type": "object"}, _fail)]
-        self.link = LocalLink(SERVER, [*builtin_tools(MemoryJournal(), lambda: 1.5), *odd], crew)
+        runner = Runner(SERVER, Limits(), crew, 2)
+        self.link = LocalLink(SERVER, [*builtin_tools(MemoryJournal(), lambda: 1.5), *odd], crew, runner)
         self.stage = Stage(*self.link.tools)
         self.stage.lane.attach(self.link)
 
@@ -89,3 +93,7 @@ async def test_a_tool_that_waits_is_cancelled_with_its_call(scene: Scene) -> Non
 
 async def test_a_tool_that_fails_is_a_defect_of_the_hub(scene: Scene) -> None:
     assert isinstance((await scene.run("fail")).fault, Bug)
+
+
+async def test_no_function_can_take_the_name_of_what_every_hub_has() -> None:
+    assert {tool.name for tool in builtin_tools(MemoryJournal(), lambda: 1.5)} == RESERVED

@@ -11,8 +11,10 @@ from textwrap import dedent
 
 import pytest
 
+from isthmus.library import tool
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.modules import Loaded, begin_to_load, load
+from isthmus.upstream.modules import Loaded, begin_to_import, begin_to_load, load
+from isthmus.upstream.registered import REGISTRY
 from isthmus.upstream.settings import PythonSettings
 
 
@@ -24,6 +26,7 @@ def own_imports() -> Iterator[None]:
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         del sys.modules[name]
+        REGISTRY.forget(name)
 
 
 def write(folder: Path, text: str, name: str = "shop") -> Path:
@@ -169,3 +172,55 @@ def test_an_import_under_way_is_waited_for_and_not_begun_again(tmp_path: Path) -
     gate.set()
     assert names(first.result(10)) == ["buy"]
     del builtins.shop_gate  # type: ignore[attr-defined]
+
+
+# -- functions that their author marked ------------------------------------------------------------------------------
+
+MARKED = """
+    from isthmus.library import tool
+    @tool(name="purchase")
+    def buy(item: str) -> None: ...
+    @tool
+    def _count() -> int: ...
+    def sell(item: str) -> None: ...
+    """
+
+
+def test_a_module_with_marked_functions_offers_these_alone_and_they_are_not_built_in(tmp_path: Path) -> None:
+    write(tmp_path, MARKED, "own_shop")
+    assert names(load(PythonSettings("own_shop", str(tmp_path)))) == ["purchase", "_count"]
+    assert names(load(PythonSettings("own_shop", str(tmp_path)))) == ["purchase", "_count"]
+    assert REGISTRY.functions().keys().isdisjoint({"purchase", "_count"})
+
+
+def test_a_marked_function_that_is_named_has_the_name_its_author_gave_it(tmp_path: Path) -> None:
+    write(tmp_path, MARKED, "single_shop")
+    assert names(load(PythonSettings("single_shop:buy", str(tmp_path)))) == ["purchase"]
+    assert names(load(PythonSettings("single_shop:sell", str(tmp_path)))) == ["sell"]
+
+
+def test_a_marked_module_mended_since_the_last_attempt_offers_what_it_has_now(tmp_path: Path) -> None:
+    write(tmp_path, f"{dedent(MARKED)}\nraise ValueError", "mended_shop")
+    assert "ValueError" in why(tmp_path, "mended_shop")
+    write(tmp_path, "def buy(): ...  # without marks", "mended_shop")
+    assert names(load(PythonSettings("mended_shop", str(tmp_path)))) == ["buy"]
+
+
+def test_a_module_that_is_imported_for_its_marks_has_built_in_tools(tmp_path: Path) -> None:
+    write(tmp_path, MARKED, "open_shop")
+    loaded = begin_to_import(PythonSettings("open_shop", str(tmp_path))).result(10)
+    assert names(loaded) == ["purchase", "_count"]
+    assert {"purchase", "_count"} <= REGISTRY.functions().keys()
+
+
+def test_a_module_without_marks_says_so(tmp_path: Path) -> None:
+    write(tmp_path, "def buy(): ...", "plain_shop")
+    with pytest.raises(ConnectFailed, match="nothing in the module plain_shop is marked by @tool"):
+        begin_to_import(PythonSettings("plain_shop", str(tmp_path))).result(10)
+
+
+def test_a_module_without_marks_keeps_nobody_from_making_tools_of_it(tmp_path: Path) -> None:
+    write(tmp_path, "def buy(): ...", "lent_shop")
+    load(PythonSettings("lent_shop", str(tmp_path)))
+    tool(sys.modules["lent_shop"].buy)
+    assert "buy" in REGISTRY.functions()

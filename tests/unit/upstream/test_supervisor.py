@@ -12,7 +12,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import Lost, NotConnected, UnknownTool
 from isthmus.upstream import supervisor as module
 from isthmus.upstream.settings import StdioSettings
-from tests.unit.core.doubles import ANYONE, DONE, HeldLink, call, tool
+from tests.unit.core.doubles import ANYONE, DONE, call
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
 
 OTHER = StdioSettings("another")
@@ -49,15 +49,6 @@ async def test_a_disabled_server_is_known_and_not_started(kept: Kept) -> None:
     kept.keep(disabled=True)
     assert kept.standing.state == "disabled"
     assert (kept.links, kept.supervisor.keepers, len(kept.crew)) == ([], {}, 0)
-
-
-async def test_a_server_of_this_process_is_ready_at_once(kept: Kept) -> None:
-    link = HeldLink()
-    kept.supervisor.add_local(NAME, link, (tool(),))
-    inflight, _ = kept.start()
-    assert link.sent == [inflight]
-    assert kept.standing.abilities == {"tools"}
-    finish(inflight)
 
 
 # -- changing ------------------------------------------------------------------------------------------------------

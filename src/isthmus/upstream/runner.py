@@ -1,0 +1,193 @@
+"""Runs functions for calls: plain ones in threads, asynchronous ones on the loop as members of the crew.
+
+A plain function may wait or compute and holds up nobody; one that says that it is quick runs where it is, without a
+thread. Asynchronous functions are cancelled with their calls; threads cannot be: the call ends, the function goes on,
+its thread is taken until it returns, and what it returns is dropped. Used by the links to functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import structlog
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.crew import Crew
+from isthmus.core.settings import Limits
+from isthmus.model.events import Event, Progress
+from isthmus.model.faults import BadArguments, BadReply
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome
+from isthmus.upstream.context import Asker, Context
+from isthmus.upstream.signatures import BadArgument, Runnable
+from isthmus.upstream.waiters import lost
+from isthmus.upstream.workers import ASIDE, Workers
+from isthmus.wire.mcp.results import failure, plain, result_of
+
+log = structlog.get_logger(__name__)
+
+EVENTS_MAX = 256
+"""Events that may wait on their way from a thread to the loop; the oldest of more are dropped."""
+
+WORDS_LENGTH_MAX = 2_000
+"""An exception's text may quote anything; a caller needs its beginning."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Runner:
+    """Runs the functions of one server, and knows which calls it works on."""
+
+    def __init__(self, server: ServerName, limits: Limits, crew: Crew, max_calls: int) -> None:
+        self.server = server
+        self.limits = limits
+        self.loop = asyncio.get_running_loop()
+        self._crew = crew
+        self._workers = Workers(str(server), max_calls)
+        self._works: set[Work] = set()
+
+    def start(self, inflight: InFlight, function: Runnable) -> None:
+        """Run a function for a call, which it ends."""
+        try:
+            arguments = function.read(inflight.call.arguments)
+        except BadArgument as bad:
+            inflight.finish(BadArguments(inflight.call.name, str(bad)))
+            return
+        work = Work(self, inflight, function, arguments)
+        if function.is_inline:
+            inflight.finish(work.run_here())
+            return
+        inflight.carriage = work
+        self._works.add(work)
+        if function.is_async:
+            work.task = self._crew.spawn(f"function {function.name}", work.run_on_loop())
+        else:
+            self._workers.run(work.run_in_thread)
+
+    def ended(self, work: Work, outcome: Outcome) -> None:
+        """A function is done; its call may have ended before."""
+        self._works.discard(work)
+        work.inflight.carriage = None
+        work.inflight.finish(outcome)
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        """What has not begun is taken back by `withdraw`, before the loop gets to beginning it."""
+        work = inflight.carriage
+        return not isinstance(work, Work) or self._has_begun(work)
+
+    def _has_begun(self, work: Work) -> bool:
+        return work.has_begun if work.function.is_async else not self._workers.is_waiting(work.run_in_thread)
+
+    def withdraw(self, inflight: InFlight) -> None:
+        """Cancel what runs on the loop, take back what has not begun; a thread goes on."""
+        work = inflight.carriage
+        if isinstance(work, Work):
+            self._works.discard(work)
+            self._workers.take_back(work.run_in_thread)
+            if work.task is not None:
+                work.task.cancel()
+
+    def close(self, why: str) -> None:
+        """Give every call up; threads end when their functions do."""
+        works, self._works = self._works, set()
+        for work in works:
+            has_begun = self._has_begun(work)
+            self.withdraw(work.inflight)
+            self.ended(work, lost(self.server, why, may_have_left=has_begun))
+        self._workers.close()
+
+
+class Work:
+    """One call of one function."""
+
+    __slots__ = ("_arguments", "_runner", "function", "has_begun", "inflight", "task")
+
+    def __init__(self, runner: Runner, inflight: InFlight, function: Runnable, arguments: dict[str, Any]) -> None:
+        self._runner = runner
+        self._arguments = arguments
+        self.inflight = inflight
+        self.function = function
+        self.has_begun = False
+        self.task: asyncio.Task[None] | None = None
+
+    def run_here(self) -> Outcome:
+        """Call a function that neither waits nor computes for long."""
+        try:
+            return self._outcome_of(self.function.call(self._arguments, self._context(self._emit)))
+        except BaseException as error:  # noqa: BLE001 - also `SystemExit`, which would end the loop
+            return self._failed(error)
+
+    async def run_on_loop(self) -> None:
+        """Await the function; whatever it raises ends only its call, unless it is our own cancellation."""
+        self.has_begun = True
+        ASIDE.set(True)
+        try:
+            outcome = self._outcome_of(await self.function.call(self._arguments, self._context(self._emit)))
+        except BaseException as error:  # also `SystemExit`, which would end the loop
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            outcome = self._failed(error)
+        self._runner.ended(self, outcome)
+
+    def run_in_thread(self) -> Callable[[], None]:
+        """Call the function, and return what is to be done on the loop."""
+        try:
+            value = self.function.call(self._arguments, self._context(Outbox(self._runner.loop, self._emit).put))
+            outcome = self._outcome_of(value)
+        except BaseException as error:  # noqa: BLE001 - a function's failure must not cost the thread
+            outcome = self._failed(error)
+        return lambda: self._runner.ended(self, outcome)
+
+    def _context(self, emit: Callable[[Event], None]) -> Context:
+        call = self.inflight.call
+        return Context(call.caller.name, emit, call.session, Asker(self.inflight, self._runner.loop))
+
+    def _emit(self, event: Event) -> None:
+        if self.inflight.call.wants_progress or not isinstance(event, Progress):
+            self.inflight.emit(event)
+
+    def _outcome_of(self, value: Any) -> Outcome:
+        text = _encode(value)
+        if len(text) > self._runner.limits.reply_bytes:
+            return BadReply(self._runner.server, f"a result of over {self._runner.limits.reply_bytes} bytes")
+        return result_of(text) if isinstance(value, dict) else plain(text)
+
+    def _failed(self, error: BaseException) -> Outcome:
+        log.warning("a function failed", server=self._runner.server, function=self.function.name, exc_info=error)
+        return failure(f"{type(error).__name__}: {_words_of(error)}".removesuffix(": ")[:WORDS_LENGTH_MAX])
+
+
+def _words_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception's own text is code as well
+        return ""
+
+
+class Outbox:
+    """Takes events from a thread to the loop, in order: however many there are, one wake-up at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, emit: Callable[[Event], None]) -> None:
+        self._loop = loop
+        self._emit = emit
+        self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._is_woken = False
+
+    def put(self, event: Event) -> None:
+        """Take one; the oldest that still waits makes room for it."""
+        self._events.append(event)
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(RuntimeError):  # the loop is closed, and nobody listens any more
+                self._loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._is_woken = False
+        while self._events:
+            self._emit(self._events.popleft())

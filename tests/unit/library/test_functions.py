@@ -1,0 +1,308 @@
+"""Functions and objects of a program's own as tools of its hubs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from isthmus.library import (
+    ConfigurationError,
+    Questions,
+    Tool,
+    ToolContext,
+    ToolRequest,
+    ToolResult,
+    ToolService,
+    ToolStatus,
+    ToolStreamChunk,
+    UserContext,
+    UserPermissions,
+    tool,
+)
+from isthmus.library.functions import ToolFunction
+from isthmus.upstream.registered import REGISTRY
+from isthmus.upstream.signatures import BadArgument
+
+
+class Counter:
+    """Something with a method."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def count(self, by: int = 1) -> int:
+        self.total += by
+        return self.total
+
+
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+@pytest.fixture(autouse=True)
+def own_tools() -> Iterator[None]:
+    """What a test makes a tool is none after it."""
+    before = set(REGISTRY.functions())
+    yield
+    for name in set(REGISTRY.functions()) - before:
+        tool.remove(name)
+
+
+@pytest_asyncio.fixture
+async def service() -> AsyncIterator[ToolService]:
+    async with ToolService(questions=Questions(elicitation=lambda asked: {"name": asked["message"]})) as service:
+        yield service
+
+
+async def run(service: ToolService, name: str, **parameters: Any) -> ToolResult:
+    async with asyncio.timeout(10):
+        return await service.execute_tool(ToolRequest(name, parameters=parameters, session_id="s1"))
+
+
+async def test_a_function_is_a_tool_and_stays_a_function(service: ToolService) -> None:
+    @tool
+    def add(a: int, b: int = 1) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b
+
+    assert add(1, 2) == 3
+    found = await service.resolve("add")
+    assert (found.name, found.description) == ("builtin.add", "Add two numbers.")
+    assert found.parameters_schema["required"] == ["a"]
+    assert found.parameters_schema["properties"]["a"]["description"] == "The first."
+    assert (await run(service, "add", a=2)).result_data == {"result": 3}
+
+
+async def test_what_is_said_of_it_is_what_agents_are_told(service: ToolService) -> None:
+    @tool(name="sum", description="In other words", annotations={"readOnlyHint": True}, inline=True)
+    def add(a: int) -> int:
+        """Never seen."""
+        return a
+
+    found = await service.resolve("builtin.sum")
+    assert found.description == "In other words"
+    assert found.metadata["annotations"] == {"readOnlyHint": True}
+    assert (await run(service, "sum", a=2)).is_success
+    assert (await run(service, "add", a=2)).status is ToolStatus.NOT_FOUND
+
+
+async def test_a_bound_method_is_a_function_like_any_other(service: ToolService) -> None:
+    tool(Counter().count)
+    assert (await service.resolve("count")).parameters_schema["properties"].keys() == {"by"}
+    assert [(await run(service, "count", by=2)).result_data for _ in range(2)] == [{"result": 2}, {"result": 4}]
+
+
+async def test_a_tool_that_comes_and_goes_is_found_at_once(service: ToolService) -> None:
+    for _ in range(20):
+
+        @tool
+        def add(a: int) -> int:
+            return a
+
+        assert (await run(service, "add", a=2)).is_success
+        assert tool.remove(add)
+        assert (await run(service, "add", a=2)).status is ToolStatus.NOT_FOUND
+    assert not tool.remove("builtin.add")
+
+
+async def test_a_cell_that_is_run_again_replaces_what_it_made(service: ToolService) -> None:
+    for value in (1, 2):
+        space: dict[str, Any] = {"__name__": "__main__", "tool": tool}
+        exec(f"@tool\ndef cell() -> int:\n    return {value}", space)
+        assert (await run(service, "cell")).result_data == {"result": value}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: tool(name="echo")(math.sqrt), r"echo cannot be a tool: builtin\.echo is a tool that every hub has"),
+        (lambda: tool(name="taken")(math.sqrt), "'taken' is already the tool of .*taken"),
+        (lambda: tool(lambda x: x), "has no name that a tool can have: say one"),
+        (lambda: tool(functools.partial(math.sqrt, 2)), "has no name that a tool can have"),
+        (lambda: tool(name="with space")(math.sqrt), "'with space' cannot be the name of a tool"),
+        (lambda: tool(name="")(math.sqrt), "'' cannot be the name of a tool"),
+        (lambda: tool(name="x" * 129)(math.sqrt), "cannot be the name of a tool"),
+        (lambda: tool(max), "max cannot be a tool: it has no signature"),
+        (lambda: tool(Counter.count), r"count cannot be a tool: it is a method; make one of a bound one"),
+        (lambda: tool(inline=True)(asyncio.sleep), "sleep cannot be a tool: it is asynchronous"),
+    ],
+)
+def test_what_cannot_be_a_tool_says_why(make: Any, words: str) -> None:
+    @tool
+    def taken() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=words):
+        make()
+
+
+async def test_progress_questions_and_the_session_come_by_the_context(service: ToolService) -> None:
+    @tool
+    async def greet(context: ToolContext) -> str:
+        context.progress(1, 2, "asking")
+        answer = await context.ask("Ann", NAME)
+        return f"{answer} of {context.session}"
+
+    @tool
+    def greet_blocking(context: ToolContext) -> str:
+        context.progress(1, 2, "asking")
+        return f"{context.ask_blocking('Ann', NAME)} of {context.session}"
+
+    for name in ("greet", "greet_blocking"):
+        chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest(name, session_id="s1"))]
+        assert [chunk.chunk_type for chunk in chunks] == ["progress", "data", "complete"]
+        assert chunks[-1].content == {"result": "{'name': 'Ann'} of s1"}
+
+
+async def test_a_program_that_answers_no_questions_is_told_so_by_the_tool() -> None:
+    @tool
+    async def greet(context: ToolContext) -> Any:
+        return await context.ask("Who?", NAME)
+
+    async with ToolService() as service:
+        result = await run(service, "greet")
+    assert (result.status, result.error_message) == (ToolStatus.ERROR, "NoAnswerError: This caller cannot be asked")
+
+
+async def test_what_a_function_raises_and_what_it_refuses_have_each_their_status(service: ToolService) -> None:
+    @tool
+    def fail(words: str) -> None:
+        raise ValueError(words)
+
+    failed = await run(service, "fail", words="no such thing")
+    assert (failed.status, failed.error_message) == (ToolStatus.ERROR, "ValueError: no such thing")
+    assert (await run(service, "fail", words=7)).status is ToolStatus.INVALID_PARAMETERS
+
+
+async def test_a_function_may_demand_what_a_user_must_have_been_given(service: ToolService) -> None:
+    @tool(permissions="admin")
+    def wipe() -> str:
+        return "done"
+
+    async def status(*permissions: str, roles: tuple[str, ...] = ()) -> ToolStatus:
+        user = UserContext("u1", permissions=UserPermissions(list(permissions), list(roles)))
+        assert ("builtin.wipe" in await service.list_tools(user)) is (bool(roles) or len(permissions) > 1)
+        return (await service.execute_tool(ToolRequest("wipe", user_context=user))).status
+
+    assert await status() is ToolStatus.UNAUTHORIZED
+    assert await status("builtin.*") is ToolStatus.UNAUTHORIZED
+    assert await status("builtin.*", "admin") is ToolStatus.SUCCESS
+    assert await status(roles=("admin",)) is ToolStatus.SUCCESS
+    assert (await run(service, "wipe")).is_success
+    assert (await service.resolve("wipe")).required_permissions == ["builtin.wipe", "admin"]
+
+
+async def test_every_service_has_it_whenever_it_was_made(service: ToolService) -> None:
+    @tool
+    def late() -> int:
+        return 1
+
+    async with ToolService() as other:
+        assert (await run(other, "late")).is_success
+        assert (await run(service, "late")).is_success
+
+
+# -- tools that are objects --------------------------------------------------------------------------------------------
+
+
+class Shout(Tool):
+    """A tool that tells how far it is, or fails as it is told."""
+
+    def __init__(self, namespace: str | None = None) -> None:
+        schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+        super().__init__("shout", namespace, description="Say it loud", parameters_schema=schema)
+
+    async def execute(self, tool_request: ToolRequest) -> ToolResult:
+        if not tool_request.parameters["text"]:
+            return ToolResult(self.name, ToolStatus.ERROR, error_message="nothing to shout")
+        said = {"text": tool_request.parameters["text"].upper(), "session": tool_request.session_id}
+        return ToolResult(self.name, ToolStatus.SUCCESS, result_data=said)
+
+
+class Stepwise(Shout):
+    """The same by steps."""
+
+    chunks: tuple[ToolStreamChunk, ...] | None = None
+
+    @property
+    def supports_streaming(self) -> bool:
+        return True
+
+    async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
+        whole = super().execute_stream(tool_request)
+        for chunk in [chunk async for chunk in whole] if self.chunks is None else self.chunks:
+            yield chunk
+
+
+async def test_an_object_is_a_tool_of_the_service_it_was_given_to(service: ToolService) -> None:
+    service.register_tool(Shout())
+    service.register_tool(Shout("voices"))
+    assert {"builtin.shout", "voices.shout"} <= set(await service.list_tools())
+    found = await service.resolve("voices.shout")
+    assert (found.description, found.parameters_schema["required"]) == ("Say it loud", ["text"])
+    assert (await run(service, "voices.shout", text="hey")).result_data == {"text": "HEY", "session": "s1"}
+    failed = await run(service, "builtin.shout", text="")
+    assert (failed.status, failed.error_message) == (ToolStatus.ERROR, "nothing to shout")
+    async with ToolService() as other:
+        assert "builtin.shout" not in await other.list_tools()
+
+
+async def test_an_object_s_name_must_be_free_and_one(service: ToolService) -> None:
+    service.register_tool(Shout())
+    with pytest.raises(ConfigurationError, match=r"there is a tool builtin\.shout already"):
+        service.register_tool(Shout())
+    with pytest.raises(ConfigurationError, match="a server name must be"):
+        service.register_tool(Shout("a.b"))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "heard"),
+    [
+        (
+            [
+                ToolStreamChunk("shout", "progress", {"progress": 1, "total": 2, "message": "half"}),
+                ToolStreamChunk("shout", "progress", "in words"),
+                ToolStreamChunk("shout", "log", {"level": "warning", "data": "look out"}),
+                ToolStreamChunk("shout", "complete", {"loud": True}, is_final=True),
+            ],
+            [
+                ("progress", {"progress": 1, "total": 2, "message": "half"}),
+                ("progress", {"progress": 0, "message": "in words"}),
+                ("log", {"level": "warning", "data": "look out"}),
+                ("data", {"loud": True}),
+                ("complete", {"loud": True}),
+            ],
+        ),
+        ([ToolStreamChunk("shout", "error", "no voice", is_final=True)], [("error", "no voice")]),
+        ([], [("error", "RuntimeError: its stream ended without a final chunk")]),
+    ],
+)
+async def test_what_an_object_tells_by_steps_is_heard(
+    service: ToolService, chunks: list[ToolStreamChunk], heard: list[Any]
+) -> None:
+    stepwise = Stepwise()
+    stepwise.chunks = tuple(chunks)
+    service.register_tool(stepwise)
+    told = service.execute_tool_stream(ToolRequest("shout", parameters={"text": "x"}))
+    found = [(chunk.chunk_type, chunk.content) async for chunk in told]
+    assert json.dumps(found) == json.dumps(heard)
+
+
+async def test_the_end_of_an_object_s_stream_is_its_result(service: ToolService) -> None:
+    service.register_tool(Stepwise())
+    assert (await run(service, "shout", text="hey")).result_data == {"text": "HEY", "session": "s1"}
+
+
+def test_arguments_of_an_object_must_have_names() -> None:
+    with pytest.raises(BadArgument):
+        ToolFunction(Shout()).read(b"[]")

@@ -1,0 +1,212 @@
+"""What a hub shows of its own process: it follows the table of functions, and has some of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.crew import Crew
+from isthmus.core.settings import Limits
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.faults import Lost, NotConnected, UnknownTool
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Result
+from isthmus.storage.memory import MemoryJournal
+from isthmus.upstream.context import Context
+from isthmus.upstream.hub_functions import HubFunctions
+from isthmus.upstream.local import builtin_tools
+from isthmus.upstream.registered import NameTaken, Origin, Registry
+from isthmus.upstream.signatures import Function
+from tests.unit.core.doubles import ANYONE, Listener, Notes, call
+
+OWN = ["builtin.chat_log", "builtin.echo", "builtin.timestamp"]
+
+
+def double(n: int) -> int:
+    return 2 * n
+
+
+async def tell(context: Context) -> None:
+    context.log("info", context.session)
+
+
+class Scene:
+    """A hub with nothing but what its process has."""
+
+    def __init__(self, crew: Crew, *, is_settled: bool = True) -> None:
+        self.registry = Registry()
+        self.hub = Hub(Limits(), Notes())
+        own = builtin_tools(MemoryJournal(), lambda: 1.5)
+        self.functions = HubFunctions(self.hub, crew, own, is_settled=is_settled, registry=self.registry)
+
+    def listed(self) -> list[str]:
+        return sorted(self.hub.snapshot.view(ANYONE.grants, EVERYTHING).routes)
+
+    def register(self, name: str = "double", function: Any = double) -> None:
+        self.registry.add(Function(name, function), Origin("shop", name))
+
+    async def run(self, name: str, **arguments: Any) -> Listener:
+        listener = Listener()
+        self.hub.start(call(name, arguments), listener)
+        async with asyncio.timeout(5):
+            await listener.ended.wait()
+        return listener
+
+    async def value(self, name: str, **arguments: Any) -> Any:
+        (outcome,) = (await self.run(name, **arguments)).ends
+        assert isinstance(outcome, Result), outcome
+        return json.loads(bytes(outcome.payload))["structuredContent"]["result"]
+
+
+@pytest_asyncio.fixture
+async def crew() -> AsyncIterator[Crew]:
+    crew = Crew("test")
+    yield crew
+    await crew.aclose()
+
+
+@pytest_asyncio.fixture
+async def scene(crew: Crew) -> AsyncIterator[Scene]:
+    scene = Scene(crew)
+    yield scene
+    scene.functions.close()
+
+
+async def test_a_function_is_shown_and_called_as_soon_as_it_is_a_tool(scene: Scene) -> None:
+    changes: list[int] = []
+    scene.hub.watch(lambda: changes.append(scene.hub.snapshot.version))
+    scene.register()
+    assert scene.listed() == sorted([*OWN, "builtin.double"])
+    assert await scene.value("builtin.double", n=4) == 8
+    scene.registry.remove("double")
+    assert scene.listed() == OWN
+    assert len(changes) == 2
+
+
+async def test_a_function_registered_in_another_thread_comes_over(scene: Scene) -> None:
+    changed = asyncio.Event()
+    scene.hub.watch(changed.set)
+    thread = threading.Thread(target=scene.register)
+    thread.start()
+    async with asyncio.timeout(5):
+        await changed.wait()
+    assert "builtin.double" in scene.listed()
+    thread.join(5)
+
+
+async def test_what_was_there_before_the_hub_is_shown_too(crew: Crew) -> None:
+    first = Scene(crew)
+    first.register()
+    second = HubFunctions(first.hub, crew, [], registry=first.registry)
+    assert "builtin.double" in first.listed()
+    second.close()
+    first.functions.close()
+
+
+async def test_a_server_of_functions_of_this_hub_alone_comes_with_the_first_and_goes_with_the_last(
+    scene: Scene,
+) -> None:
+    scene.functions.add(Function("double", double), "shop")
+    scene.functions.add(Function("twice", double), "shop")
+    assert scene.listed() == [*OWN, "shop.double", "shop.twice"]
+    assert await scene.value("shop.double", n=3) == 6
+    assert scene.functions.remove("twice", "shop")
+    assert scene.functions.remove("double", "shop")
+    assert not scene.functions.remove("double", "shop")
+    assert scene.listed() == OWN
+    assert isinstance((await scene.run("shop.double", n=3)).fault, UnknownTool)
+    scene.functions.add(Function("double", double), "shop")
+    assert await scene.value("shop.double", n=3) == 6
+
+
+async def test_a_function_of_this_hub_alone_can_be_built_in(scene: Scene) -> None:
+    scene.functions.add(Function("double", double))
+    assert await scene.value("builtin.double", n=3) == 6
+    assert scene.functions.remove("double")
+    assert scene.listed() == OWN
+
+
+@pytest.mark.parametrize(("name", "server"), [("echo", "builtin"), ("double", "builtin"), ("double", "files")])
+async def test_a_name_that_is_taken_stays_so(scene: Scene, name: str, server: str) -> None:
+    scene.register()
+    scene.hub.lanes[ServerName("files")] = scene.hub.lanes[BUILTIN]
+    with pytest.raises(NameTaken):
+        scene.functions.add(Function(name, double), server)
+    assert scene.listed() == sorted([*OWN, "builtin.double"])
+
+
+async def test_a_server_s_name_must_be_one(scene: Scene) -> None:
+    with pytest.raises(ValueError, match="a server name must be"):
+        scene.functions.add(Function("double", double), "a.b")
+
+
+async def test_the_hub_can_log_once_a_function_can(scene: Scene) -> None:
+    assert scene.hub.snapshot.standings[BUILTIN].abilities == {"tools"}
+    scene.register("tell", tell)
+    assert scene.hub.snapshot.standings[BUILTIN].abilities == {"tools", "logging"}
+
+
+async def test_a_call_that_comes_when_its_function_is_gone_says_so(scene: Scene) -> None:
+    scene.register()
+    snapshot = scene.hub.snapshot
+    scene.registry.remove("double")
+    scene.hub.__dict__["snapshot"] = snapshot  # as a caller that waited for its turn had found it
+    fault = (await scene.run("builtin.double", n=1)).fault
+    assert isinstance(fault, NotConnected)
+    assert fault.executed == "no"
+
+
+async def test_who_lists_waits_until_all_modules_have_been_imported(crew: Crew) -> None:
+    scene = Scene(crew, is_settled=False)
+    assert scene.hub.is_settling()
+    assert "builtin.echo" in scene.listed()
+    scene.functions.settle(("one module less",))
+    assert not scene.hub.is_settling()
+    assert scene.hub.snapshot.standings[BUILTIN].notes == ("one module less",)
+    scene.functions.close()
+
+
+async def test_an_asynchronous_function_is_cancelled_with_its_call(scene: Scene) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    scene.register("hang", hang)
+    listener = Listener()
+    inflight = scene.hub.start(call("builtin.hang"), listener)
+    async with asyncio.timeout(5):
+        await begun.wait()
+        inflight.cancel("enough")
+        await ended.wait()
+    assert listener.fault.executed == "unknown"
+
+
+async def test_the_end_gives_every_call_up_and_hears_of_nothing_more(scene: Scene) -> None:
+    begun = asyncio.Event()
+
+    async def hang() -> None:
+        begun.set()
+        await asyncio.sleep(600)
+
+    scene.register("hang", hang)
+    listener = Listener()
+    scene.hub.start(call("builtin.hang"), listener)
+    async with asyncio.timeout(5):
+        await begun.wait()
+    scene.functions.close()
+    assert isinstance(listener.fault, Lost)
+    scene.register()
+    assert "builtin.double" not in scene.listed()
