@@ -6,20 +6,17 @@ become words. Called by `isthmus call` and `isthmus prompt`.
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Mapping, Sequence
 
 from isthmus.cli.documents import Absence, Listing, Offer
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.config.settings import Configuration
-from isthmus.core.catalog.names import BUILTIN, Ambiguous, Pair, resolve
+from isthmus.core.catalog.names import BUILTIN, Ambiguous, Pair, resolve, suggestions
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.local import builtin_tools
 from isthmus.wire.mcp.lists import TOOLS, ListShape
-
-SUGGESTIONS_MAX = 3
 
 
 def servers_for(name: str, configuration: Configuration, shape: ListShape = TOOLS) -> set[ServerName] | None:
@@ -77,19 +74,8 @@ def _unknown(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence]
             "executed: no. `isthmus doctor` says how each server stands.",
         )
     advice = f"`isthmus {shape.member}` lists what there is."
-    if near := _near(name, offers):
+    if near := suggestions(name, (offer.name for offer in offers)):
         advice = f"Did you mean {' or '.join(near)}? {advice}"
     if absences:
         advice += f" Not connected, so not listed: {', '.join(sorted(absences))}."
     return CommandFailed(Exit.CALL_FAILED, f"there is no {shape.noun} {name!r}", advice)
-
-
-def _near(name: str, offers: Sequence[Offer]) -> list[str]:
-    """Return full names that look like `name`, whichever part of them does."""
-    known: dict[str, list[str]] = {}
-    for offer in offers:
-        for part in {offer.name, offer.name.partition(".")[2]}:
-            known.setdefault(part, []).append(offer.name)
-    matches = difflib.get_close_matches(name, known, n=SUGGESTIONS_MAX, cutoff=0.6)
-    near = dict.fromkeys(full for match in matches for full in known[match])
-    return list(near)[:SUGGESTIONS_MAX]

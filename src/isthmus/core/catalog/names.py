@@ -7,6 +7,7 @@ sees, so that a name means the same to everybody.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections import Counter
@@ -19,6 +20,10 @@ Pair: TypeAlias = tuple[ServerName, FeatureName]
 
 LLM_LENGTH_MAX = 64
 """What the providers of language models accept as the name of a function."""
+
+SUGGESTIONS_MAX = 3
+COMPARED_LENGTH_MAX = 128
+"""How much of a name that nothing has is compared with those there are: the time is that of its length too."""
 
 BUILTIN = ServerName("builtin")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_]")
@@ -98,3 +103,14 @@ def _only(name: str, found: list[Pair]) -> Pair | None:
     if len(found) > 1:
         raise Ambiguous(name, sorted(canonical(pair) for pair in found))
     return found[0] if found else None
+
+
+def suggestions(name: str, known: Iterable[str]) -> list[str]:
+    """Full names that look like `name`, whichever part of them does, the nearest first; none is meant by it."""
+    parts: dict[str, list[str]] = {}
+    for full in known:
+        for part in {full, full.partition(".")[2]}:
+            parts.setdefault(part, []).append(full)
+    matches = difflib.get_close_matches(name[:COMPARED_LENGTH_MAX], parts, n=SUGGESTIONS_MAX, cutoff=0.6)
+    near = dict.fromkeys(full for match in matches for full in parts[match])
+    return list(near)[:SUGGESTIONS_MAX]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.catalog import names
-from isthmus.core.catalog.names import Ambiguous, Pair, canonical, llm_table, resolve
+from isthmus.core.catalog.names import Ambiguous, Pair, canonical, llm_table, resolve, suggestions
 from isthmus.model.names import FeatureName, ServerName
 
 
@@ -90,3 +90,15 @@ def test_an_ambiguous_name_is_an_error_that_lists_the_candidates(said: str) -> N
 def test_mcp_names_are_those_of_servers_only() -> None:
     one = [pair("files", "echo"), pair("builtin", "echo")]
     assert resolve("mcp.echo", one) == pair("files", "echo")
+
+
+def test_names_that_look_like_another_are_suggested_whichever_part_does() -> None:
+    known = [canonical(each) for each in PAIRS]
+    assert suggestions("files.serch", known)[0] == "files.search"
+    assert suggestions("serach", known)[:2] == ["web.search", "files.search"]
+    assert suggestions("nothing", known) == []
+    assert len(suggestions("tool", [f"s{n}.tool" for n in range(9)])) == 3
+
+
+def test_of_an_endless_name_the_beginning_is_compared() -> None:
+    assert suggestions("x" * 1_000_000, ["s." + "x" * 128]) == ["s." + "x" * 128]
