@@ -1,0 +1,211 @@
+"""A tool as a registry keeps it, and the forms in which language models and their programs take it.
+
+Plain values and functions: a definition, its schema for each provider, a text cut to size. Nothing here reaches a
+server. Called by the registry and by those who fill it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jsonschema_rs
+import msgspec
+
+MCP_RESULT_CHARS = 5_000
+"""How much of an MCP tool's result a language model is shown; others' tools say more than one's own."""
+
+WriteEffect: TypeAlias = Literal["none", "workspace_write", "external_write", "dynamic", "unknown"]
+"""What a tool changes: nothing, files of the workspace, something elsewhere, what its arguments say, or who knows."""
+
+OpenAIMode: TypeAlias = Literal["responses", "chat_completions"]
+
+
+@dataclass(slots=True)
+class ToolDef:
+    """A tool of a registry."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    func: Callable[..., Any]
+    """Takes the arguments by name, and blocks until there is a result."""
+    async_func: Callable[..., Awaitable[Any]] | None = None
+    """The same to be awaited; without it, `func` is called there too."""
+    sensitive_fields: Collection[str] = ()
+    """Arguments whose values nobody should be shown; nothing here shows any."""
+    max_result_chars: int = 3000
+    """How much of a result that is text is kept; 0 for all."""
+    truncate_head_chars: int | None = None
+    """How much of that is from the beginning; all that `truncate_tail_chars` leaves, unless said."""
+    truncate_tail_chars: int = 0
+    write_effect: WriteEffect = "unknown"
+    origin: tuple[str, str] | None = None
+    """The server, and what that calls the tool; None for a tool of one's own."""
+
+    def truncate_result(self, text: str) -> str:
+        """The text if it is short enough, otherwise its beginning and end and how much was left out."""
+        return cut(text, self.max_result_chars, self.truncate_head_chars, self.truncate_tail_chars)
+
+    def to_openai_schema(self, mode: OpenAIMode = "responses") -> dict[str, Any]:
+        """What OpenAI's Responses or Chat Completions take for a tool."""
+        return openai_form(self.name, self.description, self.input_schema, mode)
+
+    def to_anthropic_schema(self) -> dict[str, Any]:
+        """What Anthropic's Messages take for a tool."""
+        return anthropic_form(self.name, self.description, self.input_schema)
+
+    def to_gemini_schema(self) -> dict[str, Any]:
+        """What Gemini takes for a function's declaration."""
+        return gemini_form(self.name, self.description, self.input_schema)
+
+
+def openai_form(
+    name: str, description: str, schema: Mapping[str, Any], mode: OpenAIMode = "responses"
+) -> dict[str, Any]:
+    """A tool for OpenAI's Responses or Chat Completions."""
+    function = {"name": name, "description": description, "parameters": for_model(schema)}
+    match mode:
+        case "responses":
+            # Left out it would mean true there, and make every argument a required one.
+            return {"type": "function", **function, "strict": False}
+        case "chat_completions":
+            return {"type": "function", "function": function}
+        case _:
+            raise ValueError(f"mode must be responses or chat_completions, not {mode!r}")
+
+
+def anthropic_form(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool for Anthropic's Messages."""
+    return {"name": name, "description": description, "input_schema": for_model(schema)}
+
+
+def gemini_form(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A function's declaration for Gemini."""
+    return {"name": name, "description": description, "parametersJsonSchema": for_model(schema)}
+
+
+NOTE_LENGTH_MAX = 60
+
+_NOTE = re.compile(r"\[[\d,]+ of [\d,]+ characters left out\]")
+
+
+def cut(text: str, limit: int, head: int | None = None, tail: int = 0) -> str:
+    """At most `limit` characters of a text, and between them how many were left out."""
+    if limit <= 0 or len(text) <= limit or (len(text) <= limit + NOTE_LENGTH_MAX and _NOTE.search(text)):
+        return text  # short enough, or cut already by somebody with the same limit
+    tail = max(0, min(tail, limit))
+    head = limit - tail if head is None else max(0, min(head, limit - tail))
+    note = f"[{len(text) - head - tail:,} of {len(text):,} characters left out]"
+    return "\n".join(part for part in (text[:head], note, text[len(text) - tail :]) if part)
+
+
+# -- schemas -----------------------------------------------------------------------------------------------------------
+
+PROBLEM_LENGTH_MAX = 200
+
+_DRAFTS = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "http://json-schema.org/draft-07/schema#",
+    "http://json-schema.org/draft-04/schema#",
+)
+"""What servers write their schemas by, few of which say so."""
+
+_NOT_OUTERMOST = ("anyOf", "oneOf", "allOf", "not", "enum", "if", "then", "else")
+"""What no provider takes in the outermost schema of a function's arguments."""
+
+
+def problem_of(schema: object) -> str | None:
+    """Why something is not the schema of a tool's arguments; None if it is one."""
+    if not isinstance(schema, dict):
+        return f"it is not an object but {type(schema).__name__}"
+    if schema.get("type", "object") != "object":
+        return f"it is for {str(schema['type'])[:40]!r} and not for an object"
+    # Its own word for its draft is not asked: it may be an address, and would be fetched.
+    newest = _problem_under(_DRAFTS[0], schema)
+    return newest if newest and all(_problem_under(draft, schema) for draft in _DRAFTS[1:]) else None
+
+
+def _problem_under(draft: str, schema: dict[str, Any]) -> str | None:
+    try:
+        jsonschema_rs.meta.validate({**schema, "$schema": draft})
+    except jsonschema_rs.ValidationError as error:
+        where = ".".join(str(step) for step in error.instance_path)
+        return f"{f'{where}: ' if where else ''}{error.message}"[:PROBLEM_LENGTH_MAX]
+    except ValueError as error:
+        return str(error)[:PROBLEM_LENGTH_MAX]
+    return None
+
+
+def for_model(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema that every provider takes: for an object, with properties, and without alternatives outermost.
+
+    Of alternatives it has the properties of all of them, and requires what all of them do. That allows more than the
+    tool does; its own schema is what arguments are checked against.
+    """
+    outer = _followed(schema, schema)
+    shown = {key: value for key, value in outer.items() if key not in _NOT_OUTERMOST}
+    properties = dict(_table(outer.get("properties")))
+    required = dict.fromkeys(_names(outer.get("required")))
+    for key in ("allOf", "anyOf", "oneOf"):
+        branches = [_followed(branch, schema) for branch in _list(outer.get(key)) if isinstance(branch, dict)]
+        for branch in branches:
+            properties = {**_table(branch.get("properties")), **properties}
+        required.update(dict.fromkeys(_required_by(branches, is_each=key == "allOf")))
+    shown |= {"type": "object", "properties": properties}
+    return shown | {"required": list(required)} if required else shown
+
+
+def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema itself, or the one of the same document that it merely refers to."""
+    reference = schema.get("$ref")
+    steps = reference.split("/") if isinstance(reference, str) else []
+    if len(steps) != 3 or steps[0] != "#" or steps[1] not in ("$defs", "definitions"):
+        return schema
+    found = _table(root.get(steps[1])).get(steps[2])
+    if not isinstance(found, dict):
+        return schema
+    return {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
+
+
+def _required_by(branches: list[Mapping[str, Any]], *, is_each: bool) -> list[str]:
+    wanted = [_names(branch.get("required")) for branch in branches]
+    if is_each:
+        return [name for names in wanted for name in names]
+    return [name for name in wanted[0] if all(name in names for names in wanted)] if wanted else []
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _names(value: object) -> list[str]:
+    return [name for name in _list(value) if isinstance(name, str)]
+
+
+# -- content -----------------------------------------------------------------------------------------------------------
+
+
+def block_text(block: Mapping[str, Any]) -> str:
+    """One block of a tool's answer in words: what is no text is named, with its size."""
+    match block:
+        case {"type": "text", "text": str(text)} | {"type": "resource", "resource": {"text": str(text)}}:
+            return text
+        case {"type": "resource_link", "uri": str(uri)}:
+            return f"[resource {uri}]"
+        case {"type": "resource", "resource": {"uri": str(uri), "blob": str(data)}}:
+            return f"[resource {uri}, {_bytes_in(data)} bytes]"
+        case {"type": "image" | "audio" as kind, "data": str(data)}:
+            return f"[{kind} {block.get('mimeType', 'of unknown kind')}, {_bytes_in(data)} bytes]"
+        case _:
+            return msgspec.json.encode(block, enc_hook=str).decode()
+
+
+def _bytes_in(base64: str) -> str:
+    return f"{len(base64.rstrip('=')) * 3 // 4:,}"

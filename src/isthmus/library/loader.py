@@ -1,0 +1,147 @@
+"""The MCP servers of an `mcp.json`, found where programs with an agent keep theirs.
+
+Reading is `config`'s business: every way of writing a server down that the hub understands is understood here. This
+module knows where to look, and tells of what is wrong in the log instead of raising: an agent starts all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from isthmus.config.dialects.dialect import STANDARD
+from isthmus.config.files import Document, located, read
+from isthmus.config.findings import ConfigError
+from isthmus.config.imports import Around
+from isthmus.config.merging import roster_of
+from isthmus.config.servers import Roster
+from isthmus.library.servers import TIMEOUT_SECONDS_MAX, MCPServerConfig
+from isthmus.model.names import ServerName
+from isthmus.upstream.settings import HttpSettings, ServerSettings, SocketSettings, StdioSettings
+
+log = logging.getLogger(__name__)
+
+FILE_VARIABLE = "EXCELMANUS_MCP_CONFIG"
+FILE_NAME = "mcp.json"
+HOME_FILE = ".excelmanus/mcp.json"
+ROOT = "mcpServers"
+TIMEOUT_SECONDS_MIN = 1.0
+
+
+class MCPConfigLoader:
+    """Finds and reads the servers of an `mcp.json`."""
+
+    @staticmethod
+    def load(config_path: str | Path | None = None, workspace_root: str | Path = ".") -> list[MCPServerConfig]:
+        """The servers of the first file that there is; none if there is no file, or none that can be read.
+
+        Looked for are what `EXCELMANUS_MCP_CONFIG` names, `config_path`, `mcp.json` in the workspace, and
+        `~/.excelmanus/mcp.json`. What had to be left out is a WARNING in the log, a file that cannot be read an ERROR.
+        """
+        workspace = Path(workspace_root)
+        file = next(_existing(config_path, workspace), None)
+        if file is None:
+            return []
+        try:
+            return _configs_of(read(file), _around(workspace))
+        except ConfigError as error:
+            log.error("%s cannot be used, so that there are no MCP servers: %s", file, error)
+            return []
+
+    @staticmethod
+    def _parse_config(data: Any) -> list[MCPServerConfig]:
+        """The servers of a file's contents; those that cannot be used are left out, with a WARNING."""
+        if not isinstance(data, Mapping):
+            log.error("MCP servers must be in a table under %s, not in %s.", ROOT, type(data).__name__)
+            return []
+        try:
+            return _configs_of(Document(Path(FILE_NAME), dict(data), STANDARD), _around(Path()))
+        except ConfigError as error:
+            log.error("There are no MCP servers: %s", error)
+            return []
+
+    @staticmethod
+    def _validate_server_config(entry: Mapping[str, Any]) -> MCPServerConfig | None:
+        """One server, its `name` among its fields; None, with a WARNING, if it cannot be used."""
+        name = entry.get("name")
+        if not isinstance(name, str):
+            log.warning("An MCP server must have a name, and is left out.")
+            return None
+        rest = {key: value for key, value in entry.items() if key != "name"}
+        return next(iter(MCPConfigLoader._parse_config({ROOT: {name: rest}})), None)
+
+
+def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
+    """The files that there are, the first choice first; of one that was named and is not there, tell."""
+    for source, path in ((FILE_VARIABLE, os.environ.get(FILE_VARIABLE)), ("config_path", named)):
+        if path:
+            file = located(str(path), Path(), Path.home())
+            if file.is_file():
+                yield file
+            else:
+                log.warning("%s names %s, which is not a file: looking elsewhere for MCP servers.", source, file)
+    yield from (file for file in (workspace / FILE_NAME, Path.home() / HOME_FILE) if file.is_file())
+
+
+def _around(workspace: Path) -> Around:
+    return Around(os.environ, workspace.absolute(), Path.home())
+
+
+def _configs_of(document: Document, around: Around) -> list[MCPServerConfig]:
+    roster = roster_of(document, around)
+    for finding in (*document.warnings, *roster.findings):
+        log.warning("%s", finding)
+    found = (_config(name, settings, roster) for name, settings in roster.servers.items())
+    return [config for config in found if config is not None]
+
+
+def _config(name: ServerName, settings: ServerSettings, roster: Roster) -> MCPServerConfig | None:
+    if settings.disabled:
+        log.info("MCP server %s is disabled, and is left out.", name)
+        return None
+    written = roster.entries[name].fields
+    timeout = _timeout(name, settings)
+    match settings.reach:
+        case StdioSettings(command=command, args=args, env=env, cwd=cwd):
+            return MCPServerConfig(
+                name,
+                transport="stdio",
+                command=command,
+                args=list(args) if "args" in written else None,
+                env=dict(env) if "env" in written or env else None,
+                cwd=cwd,
+                timeout=timeout,
+                base=settings,
+            )
+        case HttpSettings(url=url, headers=headers) | SocketSettings(url=url, headers=headers) as reach:
+            transport, user_headers = _carried(reach)
+            return MCPServerConfig(
+                name,
+                transport=transport,
+                url=url,
+                headers=dict(headers),
+                timeout=timeout,
+                user_headers=user_headers,
+                base=settings,
+            )
+        case _:
+            log.warning(
+                "MCP server %s is neither started nor dialled as one, and is left out: ToolService.initialize(path) "
+                "takes it.",
+                name,
+            )
+            return None
+
+
+def _carried(reach: HttpSettings | SocketSettings) -> tuple[str, tuple[str, ...]]:
+    return (reach.carrier, reach.user_headers) if isinstance(reach, HttpSettings) else ("ws", ())
+
+
+def _timeout(name: ServerName, settings: ServerSettings) -> float:
+    seconds = float(min(max(settings.timeout, TIMEOUT_SECONDS_MIN), TIMEOUT_SECONDS_MAX))
+    if seconds != settings.timeout:
+        log.warning("MCP server %s has a timeout of %g seconds: %g are used.", name, settings.timeout, seconds)
+    return int(seconds) if seconds.is_integer() else seconds

@@ -1,0 +1,26 @@
+"""The example of an agent engine runs, as a reader would run it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.hubs import CHECKOUT, environment
+
+
+def test_the_engine_uses_its_own_functions_and_an_mcp_server(tmp_path: Path) -> None:
+    words = [sys.executable, str(CHECKOUT / "examples" / "library" / "engine.py")]
+    env = environment({"HOME": str(tmp_path)})
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "tools: shout, mcp_notes_add, mcp_notes_list",
+        '  shout({"text": "buy milk"}) -> BUY MILK',
+        '  mcp_notes_add({"text": "BUY MILK"}) -> kept as number 1',
+        '  mcp_notes_ad({"text": "a tool that there is not"}) -> Error: '
+        "There is no tool 'mcp_notes_ad'. Did you mean mcp_notes_add or mcp_notes_list?",
+        "  mcp_notes_list({}) -> BUY MILK",
+        "Your notes: BUY MILK",
+    ]
+    assert ended.stderr == ""

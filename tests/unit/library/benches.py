@@ -1,0 +1,100 @@
+"""A service without a hub: it has the tools that it is told, and ends every call as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from isthmus.library.catalog import Catalog
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus
+from isthmus.library.errors import ServiceClosedError
+from isthmus.library.owner import Owner
+from isthmus.library.running import begun, ended
+from isthmus.library.service import BlockingToolService, ToolService
+from tests.unit.library.catalogs import catalog_of
+
+
+def said(text: str) -> ToolResult:
+    """A tool answered with these words."""
+    return ToolResult(
+        "a.b", ToolStatus.SUCCESS, result_data=text, metadata={"content": [{"type": "text", "text": text}]}
+    )
+
+
+class Bench(ToolService):
+    """See the module."""
+
+    def __init__(self, *names: str, missing: dict[str, str] | None = None) -> None:
+        super().__init__()
+        self.held = catalog_of(*names, missing=missing)
+        self.result = said("done")
+        self.requests: list[ToolRequest] = []
+        self.given: Any = None
+        self.noted: dict[str, tuple[str, ...]] = {}
+        self.is_open = True
+        self.watchers: list[Callable[[], object]] = []
+
+    def change(self, *names: str, missing: dict[str, str] | None = None) -> None:
+        """Have other tools from now on, and say so."""
+        self.tell(catalog_of(*names, missing=missing))
+
+    def tell(self, catalog: Catalog) -> None:
+        """Have this catalog from now on, and say so."""
+        self.held = catalog
+        for watcher in list(self.watchers):
+            Owner.shared().call(watcher)
+
+    async def initialize(self, config: Any = None, **_: Any) -> None:
+        self.given = config
+        begun(self)
+
+    async def shutdown(self) -> None:
+        self.is_open = False
+        ended(self)
+
+    async def catalog(self) -> Catalog:
+        return self._catalog_now()
+
+    def _catalog_now(self) -> Catalog:
+        self._check()
+        return self.held
+
+    @property
+    def failures(self) -> dict[str, str]:
+        self._check()
+        return dict(self.held.missing)
+
+    @property
+    def notes(self) -> dict[str, tuple[str, ...]]:
+        return self.noted
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        self.watchers.append(callback)
+        return lambda: self.watchers.remove(callback)
+
+    async def execute_tool(self, request: ToolRequest) -> ToolResult:
+        self._check()
+        self.requests.append(request)
+        return self.result
+
+    @property
+    def blocking(self) -> BlockingToolService:
+        return BlockingBench(self)
+
+    def _check(self) -> None:
+        if not self.is_open:
+            raise ServiceClosedError("This ToolService is shut down.")
+
+
+class BlockingBench(BlockingToolService):
+    """The same for threads."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(service=bench)
+        self._bench = bench
+
+    def execute_tool(self, request: ToolRequest) -> ToolResult:
+        self._bench._check()
+        Owner.shared().refuse_here()
+        self._bench.requests.append(request)
+        return self._bench.result

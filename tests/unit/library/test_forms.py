@@ -1,0 +1,137 @@
+"""Definitions of tools, their schemas for each provider, and texts that are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.library.forms import ToolDef, block_text, cut, for_model, problem_of
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+
+
+def tool(schema: dict[str, Any] = SCHEMA, **fields: Any) -> ToolDef:
+    return ToolDef("read", "reads", schema, lambda **_: "", **fields)
+
+
+def test_responses_is_told_not_to_make_every_argument_required() -> None:
+    expected = {"type": "function", "name": "read", "description": "reads", "parameters": SCHEMA, "strict": False}
+    assert tool().to_openai_schema() == expected
+
+
+def test_each_provider_gets_its_own_form() -> None:
+    function = {"name": "read", "description": "reads"}
+    chat = tool().to_openai_schema("chat_completions")
+    assert chat == {"type": "function", "function": {**function, "parameters": SCHEMA}}
+    assert tool().to_anthropic_schema() == {**function, "input_schema": SCHEMA}
+    assert tool().to_gemini_schema() == {**function, "parametersJsonSchema": SCHEMA}
+
+
+def test_an_unknown_mode_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="mode must be responses or chat_completions, not 'batch'"):
+        tool().to_openai_schema("batch")  # type: ignore[arg-type]  # what a user may type
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}])
+def test_a_schema_without_properties_gets_some_because_providers_want_them(schema: dict[str, Any]) -> None:
+    assert for_model(schema) == {"type": "object", "properties": {}}
+
+
+def test_alternatives_outermost_become_one_object_that_allows_all_of_them() -> None:
+    by_id = {"properties": {"id": {"type": "integer"}, "at": {}}, "required": ["id", "at"]}
+    by_name = {"$ref": "#/$defs/Named"}
+    named = {"properties": {"name": {"type": "string"}, "at": {}}, "required": ["name", "at"]}
+    shown = for_model({"type": "object", "anyOf": [by_id, by_name], "$defs": {"Named": named}})
+    assert shown["properties"] == {"id": {"type": "integer"}, "name": {"type": "string"}, "at": {}}
+    assert shown["required"] == ["at"]
+    assert "anyOf" not in shown
+
+
+def test_what_every_part_requires_is_required() -> None:
+    parts = [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]}]
+    assert for_model({"type": "object", "allOf": parts})["required"] == ["a", "b"]
+
+
+def test_a_reference_to_the_whole_schema_is_followed() -> None:
+    shown = for_model({"$ref": "#/definitions/Args", "definitions": {"Args": SCHEMA}})
+    assert shown["properties"] == SCHEMA["properties"]
+    assert "$ref" not in shown
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/None", "https://elsewhere.example/s.json", "#", 3])
+def test_a_reference_that_leads_nowhere_is_left_alone(reference: object) -> None:
+    assert for_model({"$ref": reference})["properties"] == {}
+
+
+def test_a_schema_given_to_a_provider_leaves_the_tool_as_it_was() -> None:
+    schema: dict[str, Any] = {"anyOf": [SCHEMA]}
+    tool(schema).to_openai_schema()
+    assert schema == {"anyOf": [SCHEMA]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("none", "not an object but str"),
+        ({"type": "array"}, "'array'"),
+        ({"type": "object", "properties": {"a": {"type": "strin"}}}, 'properties.a.type: "strin"'),
+        ({"type": "object", "properties": 3}, "properties: 3 is not"),
+        ({"type": "object", "properties": {"a": {"pattern": object()}}}, "object"),
+    ],
+)
+def test_what_is_wrong_with_a_schema_is_said(schema: object, words: str) -> None:
+    assert words in str(problem_of(schema))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        SCHEMA,
+        {"type": "object", "properties": {"n": {"type": "number", "minimum": 0, "exclusiveMinimum": True}}},
+        {"$schema": "http://127.0.0.1:1/never-fetched", "type": "object"},
+    ],
+)
+def test_schemas_of_every_draft_are_fine_and_none_is_fetched(schema: dict[str, Any]) -> None:
+    assert problem_of(schema) is None
+
+
+def test_a_text_that_fits_is_not_cut() -> None:
+    assert cut("x" * 10, 10) == "x" * 10
+    assert cut("x" * 10, 0) == "x" * 10
+
+
+def test_a_text_that_is_cut_says_how_much_is_missing() -> None:
+    assert cut("a" * 6_000 + "z", 5_000) == "a" * 5_000 + "\n[1,001 of 6,001 characters left out]"
+
+
+def test_a_text_that_was_cut_is_not_cut_again() -> None:
+    once = cut("a" * 6_000, 5_000, tail=100)
+    assert cut(once, 5_000, tail=100) == once
+    assert "left out" in cut(once * 2, 5_000)
+
+
+def test_head_and_tail_are_kept_as_the_tool_says() -> None:
+    cutting = tool(max_result_chars=6, truncate_tail_chars=2)
+    assert cutting.truncate_result("0123456789") == "0123\n[4 of 10 characters left out]\n89"
+    cutting = tool(max_result_chars=6, truncate_head_chars=1, truncate_tail_chars=2)
+    assert cutting.truncate_result("0123456789") == "0\n[7 of 10 characters left out]\n89"
+    assert tool(max_result_chars=2, truncate_tail_chars=9).truncate_result("0123") == "[2 of 4 characters left out]\n23"
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ({"type": "text", "text": "hi"}, "hi"),
+        ({"type": "image", "data": "AAAA", "mimeType": "image/png"}, "[image image/png, 3 bytes]"),
+        ({"type": "audio", "data": "AA=="}, "[audio of unknown kind, 1 bytes]"),
+        ({"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}, "inside"),
+        ({"type": "resource", "resource": {"uri": "file:///a", "blob": "AAAA"}}, "[resource file:///a, 3 bytes]"),
+        ({"type": "resource_link", "uri": "file:///a"}, "[resource file:///a]"),
+        ({"type": "text", "text": 3}, '{"type":"text","text":3}'),
+        ({"type": "hologram"}, '{"type":"hologram"}'),
+    ],
+)
+def test_every_kind_of_content_has_words(block: dict[str, Any], words: str) -> None:
+    assert block_text(block) == words

@@ -1,0 +1,223 @@
+"""Where an `mcp.json` is looked for, what of it is understood, and what is told of the rest."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.library.loader import FILE_VARIABLE, MCPConfigLoader
+from isthmus.library.servers import MCPServerConfig
+from isthmus.upstream.settings import HttpSettings, StdioSettings
+
+STDIO = {"transport": "stdio", "command": "npx", "args": ["-y", "server"], "env": {"LEVEL": "low"}}
+SSE = {"transport": "sse", "url": "http://localhost:8080/sse", "timeout": 60}
+
+
+@pytest.fixture(autouse=True)
+def nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv(FILE_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    return folder
+
+
+def write(file: Path, **servers: Any) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"mcpServers": servers}))
+    return file
+
+
+def only(data: Any) -> MCPServerConfig:
+    (found,) = MCPConfigLoader._parse_config({"mcpServers": {"one": data}})
+    return found
+
+
+def names(found: list[MCPServerConfig]) -> list[str]:
+    return [config.name for config in found]
+
+
+# -- where ---------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_comes_first_then_the_argument_the_workspace_and_home(
+    tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = write(tmp_path / "named.json", named=STDIO)
+    given = write(tmp_path / "given.json", given=STDIO)
+    beside = write(workspace / "mcp.json", beside=STDIO)
+    write(Path.home() / ".excelmanus" / "mcp.json", home=STDIO)
+    monkeypatch.setenv(FILE_VARIABLE, str(named))
+    assert names(MCPConfigLoader.load(str(given), str(workspace))) == ["named"]
+    monkeypatch.delenv(FILE_VARIABLE)
+    assert names(MCPConfigLoader.load(str(given), str(workspace))) == ["given"]
+    assert names(MCPConfigLoader.load(None, str(workspace))) == ["beside"]
+    beside.unlink()
+    assert names(MCPConfigLoader.load(workspace_root=workspace)) == ["home"]
+
+
+def test_without_any_file_there_are_no_servers_and_nothing_is_said(
+    workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert MCPConfigLoader.load(workspace_root=str(workspace)) == []
+    assert caplog.records == []
+
+
+def test_a_named_file_that_is_not_there_is_told_and_the_next_is_read(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(FILE_VARIABLE, "/nowhere/mcp.json")
+    write(workspace / "mcp.json", beside=STDIO)
+    assert names(MCPConfigLoader.load("also/missing.json", workspace)) == ["beside"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert FILE_VARIABLE in warnings[0]
+    assert "/nowhere/mcp.json" in warnings[0]
+    assert "config_path names also/missing.json" in warnings[1]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"mcpServers": 3}', "\xff"])
+def test_a_file_that_cannot_be_read_is_an_error_in_the_log_and_no_servers(
+    text: str, workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (workspace / "mcp.json").write_bytes(text.encode("latin-1"))
+    assert MCPConfigLoader.load(workspace_root=workspace) == []
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.name == "isthmus.library.loader"
+    assert "mcp.json" in record.getMessage()
+
+
+@pytest.mark.parametrize("data", [[], 3, None, {"mcpServers": "x"}])
+def test_contents_that_hold_no_servers_are_an_error_in_the_log(data: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert MCPConfigLoader._parse_config(data) == []
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+# -- what ----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_keeps_the_fields_that_it_was_written_with() -> None:
+    found = only(STDIO)
+    assert (found.name, found.transport, found.command, found.args) == ("one", "stdio", "npx", ["-y", "server"])
+    assert (found.env, found.url, found.timeout) == ({"LEVEL": "low"}, None, 30)
+    dialled = only(SSE)
+    assert (dialled.transport, dialled.url, dialled.timeout) == ("sse", "http://localhost:8080/sse", 60)
+    assert (dialled.command, dialled.args, dialled.env) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "transport"),
+    [
+        ({"command": "npx"}, "stdio"),
+        ({"url": "http://localhost/mcp"}, "auto"),
+        ({"type": "http", "url": "http://localhost/mcp"}, "http"),
+        ({"type": "streamable-http", "url": "http://localhost/mcp"}, "http"),
+        ({"transport": "streamable_http", "url": "http://localhost/mcp"}, "http"),
+        ({"type": "sse", "url": "http://localhost/sse"}, "sse"),
+        ({"url": "ws://localhost/mcp"}, "ws"),
+    ],
+)
+def test_entries_as_other_programs_write_them_are_understood(entry: dict[str, Any], transport: str) -> None:
+    assert only(entry).transport == transport
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"transport": "stdio"},
+        {"transport": "sse"},
+        {"transport": "pigeon", "command": "x"},
+        {"transport": "stdio", "command": ""},
+        {"transport": "stdio", "command": "x", "args": "not a list"},
+        {"transport": "sse", "url": "not an address"},
+        {"transport": "sse", "command": "x"},
+        {"command": "x", "timeout": True},
+        {"command": "x", "timeout": -1},
+        "text",
+        None,
+    ],
+)
+def test_an_entry_that_cannot_be_used_is_skipped_with_a_warning_that_names_it(
+    entry: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert names(MCPConfigLoader._parse_config({"mcpServers": {"bad": entry, "good": STDIO}})) == ["good"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "mcpServers.bad" in warnings[0]
+
+
+def test_one_entry_can_be_checked_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    found = MCPConfigLoader._validate_server_config({"name": "one", **STDIO})
+    assert found is not None
+    assert found.name == "one"
+    assert MCPConfigLoader._validate_server_config({"name": "one", "transport": "stdio"}) is None
+    assert MCPConfigLoader._validate_server_config(STDIO) is None
+    assert "must have a name" in caplog.text
+
+
+def test_a_disabled_server_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert MCPConfigLoader._parse_config({"mcpServers": {"off": {**STDIO, "disabled": True}}}) == []
+    assert "off is disabled" in caplog.text
+
+
+def test_a_name_that_no_server_can_have_is_mended_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    found = MCPConfigLoader._parse_config({"mcpServers": {"my server.v2": STDIO, "文件": STDIO, "builtin": STDIO}})
+    assert names(found) == ["my-server-v2", "server", "builtin-2"]
+    assert "the server is called my-server-v2" in caplog.text
+
+
+@pytest.mark.parametrize(("given", "used"), [(0.5, 1), (400, 300), (60_000, 60), (45.5, 45.5)])
+def test_timeouts_are_seconds_within_bounds(given: float, used: float, caplog: pytest.LogCaptureFixture) -> None:
+    assert only({**STDIO, "timeout": given}).timeout == used
+    assert bool(caplog.records) == (given != used)
+
+
+def test_variables_are_replaced_and_their_values_never_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TOOL_TOKEN", "hunter2hunter2")
+    entry = {"url": "http://localhost/mcp", "headers": {"Authorization": "Bearer ${TOOL_TOKEN}"}}
+    found = only(entry)
+    assert found.headers == {"Authorization": "Bearer hunter2hunter2"}
+    assert only({**STDIO, "env": {"A": "${NOT_SET}"}}).env == {"A": "${NOT_SET}"}
+    assert "hunter2" not in repr(found) + caplog.text
+
+
+def test_what_a_file_says_besides_holds_too(tmp_path: Path, workspace: Path) -> None:
+    entry = {**STDIO, "command": "./run.sh", "cwd": "sub", "exclude_tools": ["rm"], "timeout": 9}
+    write(workspace / "mcp.json", files=entry)
+    (found,) = MCPConfigLoader.load(workspace_root=workspace)
+    settings = found.settings()
+    assert isinstance(settings.reach, StdioSettings)
+    assert settings.reach.command == str(workspace / "run.sh")
+    assert settings.reach.cwd == str(workspace / "sub")
+    assert settings.timeout == 9
+    assert not settings.rules.shows("rm")
+    found.timeout = 12
+    assert found.settings().timeout == 12
+
+
+def test_a_config_that_is_changed_afterwards_counts_as_changed() -> None:
+    found = only({"url": "http://localhost/mcp", "era": "legacy"})
+    found.url = "http://localhost/other"
+    reach = found.settings().reach
+    assert isinstance(reach, HttpSettings)
+    assert (reach.url, reach.era) == ("http://localhost/other", "legacy")
+    found.url, found.command, found.transport = None, "npx", "stdio"
+    assert isinstance(found.settings().reach, StdioSettings)
+
+
+def test_what_is_no_mcp_server_is_left_to_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    assert MCPConfigLoader._parse_config({"mcpServers": {"helper": {"agent": "http://localhost:1/"}}}) == []
+    assert "ToolService.initialize(path)" in caplog.text
