@@ -1,0 +1,249 @@
+"""The tools of a service at one moment, by every name that people give them.
+
+A catalog is made on the owner loop from the tables that listing and calling read, and never changes: any thread may
+read it. Making one is cheap, whatever the tools are like: a tool's own description is decoded when it is asked for.
+Called by the service and the resolver.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from isthmus.core.access.policy import Policy
+from isthmus.core.catalog.names import (
+    BUILTIN,
+    LLM_LENGTH_MAX,
+    Ambiguous,
+    Pair,
+    canonical,
+    llm_table,
+    resolve,
+    suggestions,
+)
+from isthmus.core.catalog.view import Route
+from isthmus.library.contracts import UniversalTool, UserContext
+from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError
+from isthmus.library.permissions import grants_of, has_all, policy_of
+from isthmus.model.calls import Surface
+from isthmus.model.features import Feature
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.upstream.signatures import PERMISSIONS
+
+ANY_SERVER = "mcp"
+"""The namespace of every tool that is not built in."""
+
+NOWHERE = ServerName("")
+"""The server of a tool whose hub names it in another style than `server.tool`."""
+
+_LLM_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LLM_LENGTH_MAX}}}")
+
+T = TypeVar("T")
+
+
+class Entry:
+    """A tool: its full name, the pair behind it, and how a `Call` names it."""
+
+    __slots__ = ("_feature", "_llm_name_of", "exposed", "full_name", "name", "server", "surface")
+
+    def __init__(self, route: Route, surface: Surface, llm_name_of: Callable[[str], str]) -> None:
+        self._feature: Feature = route.feature
+        self._llm_name_of = llm_name_of
+        self.surface = surface
+        self.exposed = route.exposed
+        self.server, self.name = self._pair()
+        self.full_name = canonical((self.server, self.name)) if self.server else self.exposed
+
+    def _pair(self) -> Pair:
+        if self.surface.style != "own":
+            return self._feature.server, self._feature.name
+        server, dot, name = self.exposed.partition(".")  # of another hub, which has said what they are called
+        return (ServerName(server), FeatureName(name)) if dot else (NOWHERE, FeatureName(self.exposed))
+
+    @property
+    def namespace(self) -> str | None:
+        """Its server; None if that is not known."""
+        return self.server or None
+
+    @property
+    def llm_name(self) -> str:
+        """What language models are told that it is called."""
+        return self._llm_name_of(self.full_name)
+
+    @property
+    def digest(self) -> bytes:
+        """Changes exactly when what its server says of it does."""
+        return self._feature.digest
+
+    @property
+    def description(self) -> str:
+        """What its server says that it does."""
+        return self._read("description", str) or ""
+
+    @property
+    def parameters_schema(self) -> dict[str, Any]:
+        """The JSON Schema of its arguments, as its server gave it; a new object each time."""
+        return self._read("inputSchema", dict[str, Any]) or {}
+
+    @property
+    def demanded(self) -> list[str]:
+        """What a user must have been given beside the tool itself, as its author says."""
+        members = self._read("_meta", dict[str, Any]) or {}
+        found = members.get(PERMISSIONS, [])
+        return [str(each) for each in found] if isinstance(found, list) else []
+
+    @property
+    def tool(self) -> UniversalTool:
+        """The tool as frameworks are shown it; a new object each time, since who has it may change it."""
+        return UniversalTool(
+            name=self.full_name,
+            description=self.description,
+            parameters_schema=self.parameters_schema,
+            namespace=self.namespace,
+            required_permissions=[self.full_name, *self.demanded],
+            supports_streaming=True,
+            metadata=self._metadata(),
+        )
+
+    def _metadata(self) -> dict[str, Any]:
+        known = {
+            "title": self._read("title", str),
+            "annotations": self._read("annotations", dict[str, Any]),
+            "output_schema": self._read("outputSchema", dict[str, Any]),
+        }
+        return {**{key: value for key, value in known.items() if value is not None}, "llm_name": self.llm_name}
+
+    def _read(self, member: str, kind: type[T]) -> T | None:
+        """A member of its description; None if it is not there, or is something else than it must be."""
+        raw = self._feature.definition.get(member)
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except (ValueError, RecursionError):  # what a server says is not to be trusted
+            return None
+
+
+class Catalog:
+    """All tools of a service; `missing` are servers that did not come, and why."""
+
+    def __init__(self, tables: Mapping[Surface, Mapping[str, Route]], missing: Mapping[str, str] | None = None) -> None:
+        """`tables` are routes by the surface on which a call finds them; of the same full name the first holds."""
+        entries: dict[str, Entry] = {}
+        for surface, routes in tables.items():
+            for route in routes.values():
+                entry = Entry(route, surface, self._llm_name_of)
+                entries.setdefault(entry.full_name, entry)
+        self.entries: Mapping[str, Entry] = MappingProxyType(entries)
+        self.missing: Mapping[str, str] = MappingProxyType(dict(missing or {}))
+        self._resolved: dict[str, Entry] = {}
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def resolve(self, name: str, namespace: str | None = None) -> Entry:
+        """The one tool that is meant.
+
+        A name may be full, `mcp.tool`, short, or what language models are told; `namespace` is the tool's server.
+
+        Raises:
+            ToolNotFoundError: no tool has this name; tools that look like it are suggested, never taken.
+            AmbiguousToolError: several have it.
+        """
+        if namespace:
+            return self._resolve_in(namespace, name)
+        entry = self.entries.get(name) or self._resolved.get(name)
+        if entry is None:
+            entry = self._resolved[name] = self._search(name)
+        return entry
+
+    def _resolve_in(self, namespace: str, name: str) -> Entry:
+        for entry in self._named(name, f"{namespace}.{name}"):
+            if entry is not None and _is_in(namespace, entry):
+                return entry
+        if namespace == ANY_SERVER:
+            return self.resolve(f"{ANY_SERVER}.{name}")
+        raise self._unknown(name if name.startswith(f"{namespace}.") else f"{namespace}.{name}")
+
+    def _named(self, name: str, within: str) -> Iterator[Entry | None]:
+        """What a name stands for where its server is said too, the surest first.
+
+        That is the full name: a server may have one tool whose own name is another's in full.
+        """
+        yield self.entries.get(name)
+        yield self.entries.get(within)
+        yield self._by_llm_name.get(name)
+
+    def _search(self, name: str) -> Entry:
+        meant = self._having(name)
+        if len(meant) > 1:
+            raise AmbiguousToolError(name, sorted(meant))
+        if not meant:
+            raise self._unknown(name)
+        return self.entries[meant.pop()]
+
+    def _having(self, name: str) -> set[str]:
+        """The full names of all that a name could be meant for, as people say it or as language models do."""
+        by_llm_name = self._by_llm_name.get(name)
+        told = set() if by_llm_name is None else {by_llm_name.full_name}
+        try:
+            pair = resolve(name, (_pair_of(entry) for entry in self.entries.values() if entry.server))
+        except Ambiguous as several:
+            return told.union(several.candidates)
+        return told if pair is None else told | {canonical(pair)}
+
+    def _unknown(self, name: str) -> ToolNotFoundError:
+        server = name.partition(".")[0]
+        if server in self.missing:
+            return ToolNotFoundError(name, hint=f"Server {server} is not connected: {self.missing[server]}")
+        hint = f"Not connected, so not listed: {', '.join(sorted(self.missing))}." if self.missing else ""
+        return ToolNotFoundError(name, suggestions(name, self.entries), hint)
+
+    # -- names for language models ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _llm_names(self) -> dict[str, str]:
+        table = llm_table(_pair_of(entry) for entry in self.entries.values())
+        names = {entry.full_name: table[_pair_of(entry)] for entry in self.entries.values()}
+        # A hub that names its tools for language models has already said what these are called.
+        said = {name for name, entry in self.entries.items() if not entry.server and _LLM_NAME.fullmatch(name)}
+        return {**names, **{name: name for name in said.difference(names.values())}}
+
+    def _llm_name_of(self, full_name: str) -> str:
+        return self._llm_names[full_name]
+
+    @cached_property
+    def _by_llm_name(self) -> dict[str, Entry]:
+        return {self._llm_names[full_name]: entry for full_name, entry in self.entries.items()}
+
+    def by_llm_name(self, llm_name: str) -> Entry | None:
+        """The tool that a language model was told has this name; no other form counts."""
+        return self._by_llm_name.get(llm_name)
+
+    # -- permissions -----------------------------------------------------------------------------------------------
+
+    def may_use(self, user: UserContext | None, entry: Entry) -> bool:
+        """Whether this user's permissions cover a tool."""
+        return _covers(policy_of(grants_of(user)), entry) and has_all(user, entry.demanded)
+
+    def reachable(self, user: UserContext | None) -> list[Entry]:
+        """What this user may use, in the order of the list."""
+        policy = policy_of(grants_of(user))
+        return [entry for entry in self.entries.values() if _covers(policy, entry) and has_all(user, entry.demanded)]
+
+
+def _covers(policy: Policy, entry: Entry) -> bool:
+    # A tool of no known server is granted by the whole of its name, which is written as a server's.
+    return policy.allows(entry.server or ServerName(entry.full_name), entry.name)
+
+
+def _is_in(namespace: str, entry: Entry) -> bool:
+    return entry.server == namespace or (namespace == ANY_SERVER and entry.server != BUILTIN)
+
+
+def _pair_of(entry: Entry) -> Pair:
+    return entry.server, entry.name

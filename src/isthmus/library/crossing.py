@@ -1,0 +1,216 @@
+"""A value on its way from the owner's thread to whoever waits for it: an asyncio loop, Trio, or a plain thread.
+
+Called by everything here that waits. Whoever gives the value does not know who waits and how; whoever waits is never
+on the owner's stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+LOOK_UP_SECONDS = 1.0
+"""How often a thread that stands still looks up: Windows lets no Ctrl-C through to one that does not, and elsewhere one
+is not heard that comes just before the thread stands still."""
+
+
+class Crossing(Protocol[T_contra]):
+    """One value, or one error, given once from any thread."""
+
+    def give(self, value: T_contra) -> None:
+        """Wake whoever waits, with this value; nothing happens if nobody can be reached any more."""
+
+    def fail(self, error: BaseException) -> None:
+        """The same with an error."""
+
+
+class Awaited(Crossing[T], Protocol[T]):
+    """One that is awaited."""
+
+    async def wait(self) -> T:
+        """What was given; who is cancelled meanwhile just leaves."""
+
+
+def crossing_here() -> Awaited[Any]:
+    """A crossing to where this is called: an asyncio loop, or Trio."""
+    if (trio := _trio_here()) is not None:
+        return ToTrio(trio)
+    try:
+        return ToAsyncio(asyncio.get_running_loop())
+    except RuntimeError:
+        raise RuntimeError(
+            "This is to be awaited inside asyncio or Trio; without either, use the same method of `service.blocking`."
+        ) from None
+
+
+def _trio_here() -> Any:
+    """Trio, if this is one of its tasks; a loop of asyncio may be running around it, or inside it."""
+    trio, sniffio = sys.modules.get("trio"), sys.modules.get("sniffio")
+    if trio is None or (sniffio is not None and sniffio.thread_local.name != "trio"):
+        return None
+    return trio if trio.lowlevel.in_trio_task() else None
+
+
+class _Delivery:
+    """Everything on its way to one loop.
+
+    What comes in one turn of the giver's loop, or while the taker's is busy, wakes it once: that takes longer than all
+    the rest of a crossing.
+    """
+
+    __slots__ = ("__weakref__", "_items", "_lock", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._lock = threading.Lock()
+        self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
+
+    def put(self, function: Callable[[Any], None], value: Any) -> None:
+        """Have a function called on the loop; from any thread."""
+        with self._lock:
+            self._items.append((function, value))
+            is_first = len(self._items) == 1
+        if is_first:
+            try:
+                asyncio.get_running_loop().call_soon(self._wake)
+            except RuntimeError:  # it is given by a thread without a loop
+                self._wake()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            items, self._items = self._items, deque()
+        self._hand_out(items)
+
+    def _hand_out(self, items: deque[tuple[Callable[[Any], None], Any]]) -> None:
+        try:
+            while items:
+                function, value = items.popleft()
+                function(value)
+        finally:
+            if items:  # Ctrl-C came in between, and the rest still waits
+                self.loop.call_soon(self._hand_out, items)
+
+
+class _Here(threading.local):
+    delivery: Callable[[], _Delivery | None] = staticmethod(lambda: None)
+    """To the loop that last waited on this thread. Weakly: what never arrived must not outlive who waited for it."""
+
+
+_here = _Here()
+
+
+def _delivery_to(loop: asyncio.AbstractEventLoop) -> _Delivery:
+    delivery = _here.delivery()
+    if delivery is None or delivery.loop is not loop:
+        delivery = _Delivery(loop)
+        _here.delivery = weakref.ref(delivery)
+    return delivery
+
+
+class ToAsyncio(Generic[T]):
+    """To a coroutine of asyncio, on whichever loop. Made on that loop's thread."""
+
+    __slots__ = ("_delivery", "_future", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._future: asyncio.Future[T] = loop.create_future()
+        self._delivery = _delivery_to(loop)
+
+    def give(self, value: T) -> None:
+        """See `Crossing`."""
+        self._delivery.put(self._set, value)
+
+    def fail(self, error: BaseException) -> None:
+        """See `Crossing`."""
+        self._delivery.put(self._set_error, error)
+
+    async def wait(self) -> T:
+        """See `Awaited`."""
+        return await self._future
+
+    def _set(self, value: T) -> None:
+        if not self._future.done():
+            self._future.set_result(value)
+
+    def _set_error(self, error: BaseException) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+
+class ToTrio(Generic[T]):
+    """To a task of Trio, which is only imported by those who have it already."""
+
+    __slots__ = ("_error", "_event", "_token", "_trio", "_value")
+
+    def __init__(self, trio: Any) -> None:
+        self._trio = trio
+        self._token = trio.lowlevel.current_trio_token()
+        self._event = trio.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def give(self, value: T) -> None:
+        """See `Crossing`."""
+        self._value = value
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """See `Crossing`."""
+        self._error = error
+        self._wake()
+
+    async def wait(self) -> T:
+        """See `Awaited`."""
+        await self._event.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # it was given, and may be None itself
+
+    def _wake(self) -> None:
+        with suppress(self._trio.RunFinishedError):  # nobody waits any more
+            self._token.run_sync_soon(self._event.set)
+
+
+class ToThread(Generic[T]):
+    """To a thread that stands still for it."""
+
+    __slots__ = ("_arrival", "_error", "_value")
+
+    def __init__(self) -> None:
+        self._arrival = threading.Lock()
+        self._arrival.acquire()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def give(self, value: T) -> None:
+        """See `Crossing`."""
+        self._value = value
+        self._arrival.release()
+
+    def fail(self, error: BaseException) -> None:
+        """See `Crossing`."""
+        self._error = error
+        self._arrival.release()
+
+    def wait(self) -> T:
+        """Stand still until something is given; Ctrl-C gets through."""
+        while not self._arrival.acquire(timeout=LOOK_UP_SECONDS):
+            pass
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # as in `ToTrio`

@@ -1,0 +1,287 @@
+"""Tools for programs that speak to a language model by themselves: function JSON, and answers to the model's calls.
+
+`Dispatcher.tools` gives the tools of a service in the form that a provider takes; `Dispatcher.dispatch` takes what the
+model replied, executes the calls in it, and returns the messages to send next. Replies may be dictionaries or the
+objects of a provider's own package, none of which is needed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, assert_never
+
+from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
+from isthmus.library.errors import ToolError
+from isthmus.library.forms import anthropic_form, gemini_form, openai_form
+from isthmus.library.owner import Owner
+from isthmus.library.parts import Image, Part, parts_of, said_by, value_of
+from isthmus.library.results import refused, unusable
+from isthmus.library.service import ToolService
+from isthmus.library.toolbox import Approval, Listener, Selection, Terms, Toolbox, llm_name_of, not_approved
+
+Provider: TypeAlias = Literal["openai", "responses", "anthropic", "gemini"]
+"""Whose form: OpenAI's Chat Completions, OpenAI's Responses, Anthropic's Messages, Gemini's `generateContent`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A call that a model made."""
+
+    provider: Provider
+    id: str | None
+    name: str
+    arguments: Mapping[str, Any] | None
+    """None if they are no object."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from the others of its reply: its id, or, from a provider that gives none, its name."""
+        return self.id or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A call of a model, and how it ended."""
+
+    call: ModelCall
+    result: ToolResult
+
+
+class Dispatcher:
+    """Tools of a service for one conversation with a model."""
+
+    def __init__(
+        self,
+        service: ToolService,
+        names: Selection | None = None,
+        user_context: UserContext | None = None,
+        *,
+        session_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        needs_approval: Approval = False,
+        timeout: float | None = None,
+        on_event: Listener | None = None,
+    ) -> None:
+        """What the model has.
+
+        Args:
+            service: an initialised service.
+            names: in any form, or the tools of a task request; without, everything that the user may use.
+            user_context: on whose behalf.
+            session_id: what servers are told as the conversation.
+            headers: sent to those servers that are configured to receive them.
+            needs_approval: which calls are not executed unless `dispatch` is told that they are approved.
+            timeout: seconds that a call may take.
+            on_event: told of progress and logs while a tool runs.
+        """
+        self._box = Toolbox(service, names, needs_approval=needs_approval)
+        self._terms: Terms[None] = Terms(user_context, session_id, headers, timeout)
+        self._on_event = on_event
+
+    async def tools(self, provider: Provider = "openai") -> list[dict[str, Any]]:
+        """What to send as `tools` (for Gemini: as its one element), as it is at this moment.
+
+        Raises:
+            ToolError, UnresolvedToolsError: at first, for names that are no tool's or not this user's to use.
+        """
+        forms = [_form(provider, tool) for tool in await self._box.tools(self._terms.lister)]
+        return [{"functionDeclarations": forms}] if provider == "gemini" else forms
+
+    async def dispatch(self, reply: Any, *, approved: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """Execute all calls of a reply, side by side, and return the messages that answer them; none if it has none.
+
+        Args:
+            reply: a response, a message, one call or a list of calls, of any provider.
+            approved: ids of calls that somebody agreed to (`ModelCall.key`).
+        """
+        return messages_for(await self.execute(reply, approved=approved))
+
+    async def execute(self, reply: Any, *, approved: Iterable[str] = ()) -> list[Dispatched]:
+        """The same with the results as they are; `messages_for` makes messages of them."""
+        agreed = frozenset(approved)
+        calls = calls_in(reply)
+        if len(calls) > 1 and _is_asyncio():
+            return list(await asyncio.gather(*(self._execute(call, agreed) for call in calls)))
+        return [await self._execute(call, agreed) for call in calls]
+
+    def tools_blocking(self, provider: Provider = "openai") -> list[dict[str, Any]]:
+        """`tools` for a program without a loop."""
+        return Owner.shared().wait(self.tools(provider))
+
+    def dispatch_blocking(self, reply: Any, *, approved: Iterable[str] = ()) -> list[dict[str, Any]]:
+        """`dispatch` for a program without a loop; `on_event` is then called on the hub's own thread."""
+        return Owner.shared().wait(self.dispatch(reply, approved=approved))
+
+    async def waiting(self, reply: Any) -> list[ModelCall]:
+        """The calls of a reply to which somebody has to agree first."""
+        return [call for call in calls_in(reply) if await self._is_waiting(call)]
+
+    async def _is_waiting(self, call: ModelCall) -> bool:
+        tool = await self._box.find(call.name, self._terms.lister)
+        return tool is not None and self._box.is_approval_needed(tool, call.arguments or {})
+
+    async def _execute(self, call: ModelCall, approved: frozenset[str]) -> Dispatched:
+        return Dispatched(call, await self._result(call, approved))
+
+    async def _result(self, call: ModelCall, approved: frozenset[str]) -> ToolResult:
+        try:
+            tool = await self._box.called(call.name, self._terms.lister)
+        except ToolError as error:
+            return refused(ToolRequest(call.name), error)
+        if call.arguments is None:
+            return unusable(ToolRequest(tool.name), f"Invalid arguments for {tool.name}: they are not a JSON object.")
+        if self._box.is_approval_needed(tool, call.arguments) and call.key not in approved:
+            return not_approved(tool)
+        request = self._terms.request(tool, call.arguments, None)
+        return await self._box.execute(request, self._on_event)
+
+
+def _is_asyncio() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _form(provider: Provider, tool: UniversalTool) -> dict[str, Any]:
+    name, description, schema = llm_name_of(tool), tool.description, tool.parameters_schema
+    match provider:
+        case "openai":
+            return openai_form(name, description, schema, "chat_completions")
+        case "responses":
+            return openai_form(name, description, schema, "responses")
+        case "anthropic":
+            return anthropic_form(name, description, schema)
+        case "gemini":
+            return gemini_form(name, description, schema)
+        case _:
+            raise ValueError(f"provider must be openai, responses, anthropic or gemini, not {provider!r}")
+
+
+# -- what a model replied ----------------------------------------------------------------------------------------------
+
+
+def calls_in(reply: Any) -> list[ModelCall]:
+    """The calls in a reply, in their order."""
+    reply = _plain(reply)
+    if isinstance(reply, list):
+        return [call for each in reply for call in calls_in(each)]
+    if not isinstance(reply, dict):
+        return []
+    call = _call_of(reply)
+    return [call] if call is not None else [found for inner in _inside(reply) for found in calls_in(inner)]
+
+
+_INSIDE = (
+    "choices",
+    "message",
+    "tool_calls",
+    "output",
+    "content",
+    "candidates",
+    "parts",
+)
+"""Where a reply has its calls: chat completions, Responses, Messages and Gemini, from the outside in."""
+
+
+def _inside(reply: dict[str, Any]) -> list[Any]:
+    return [_plain(reply[key]) for key in _INSIDE if key in reply and not isinstance(reply[key], str)]
+
+
+def _plain(value: Any) -> Any:
+    """A provider's object as the dictionary that it stands for; whatever else it is, as it is."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json", by_alias=True, exclude_none=True) if callable(dump) else value
+
+
+def _call_of(item: dict[str, Any]) -> ModelCall | None:
+    match item:
+        case {"type": "function_call", "call_id": str(id_), "name": str(name)}:
+            return ModelCall("responses", id_, name, _arguments(item.get("arguments")))
+        case {"type": "tool_use", "id": str(id_), "name": str(name)}:
+            return ModelCall("anthropic", id_, name, _arguments(item.get("input")))
+        case {"id": str(id_), "function": {"name": str(name)} as function}:
+            return ModelCall("openai", id_, name, _arguments(function.get("arguments")))
+        case {"functionCall": {"name": str(name)} as function} | {"function_call": {"name": str(name)} as function}:
+            return ModelCall("gemini", function.get("id"), name, _arguments(function.get("args")))
+        case _:
+            return None
+
+
+def _arguments(given: Any) -> Mapping[str, Any] | None:
+    """Arguments, as an object or as its JSON; models leave them out where there are none."""
+    if given is None or given == "":
+        return {}
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return None
+    return given if isinstance(given, dict) else None
+
+
+# -- what the model is told --------------------------------------------------------------------------------------------
+
+
+def messages_for(done: Iterable[Dispatched]) -> list[dict[str, Any]]:
+    """Messages that answer calls: one for each, or, for Anthropic and Gemini, one for all of them."""
+    messages: list[dict[str, Any]] = []
+    tool_results: list[dict[str, Any]] = []
+    responses: list[dict[str, Any]] = []
+    for each in done:
+        provider: Provider = each.call.provider
+        match provider:
+            case "openai":
+                messages.append({"role": "tool", "tool_call_id": each.call.id, "content": said_by(each.result)})
+            case "responses":
+                messages.append(_function_call_output(each))
+            case "anthropic":
+                tool_results.append(_tool_result(each))
+            case "gemini":
+                responses.append(_function_response(each))
+            case _:
+                assert_never(provider)
+    if tool_results:
+        messages.append({"role": "user", "content": tool_results})
+    if responses:
+        messages.append({"role": "user", "parts": responses})
+    return messages
+
+
+def _function_call_output(done: Dispatched) -> dict[str, Any]:
+    parts = parts_of(done.result)
+    has_images = any(isinstance(part, Image) for part in parts)
+    output = [_input_item(part) for part in parts] if has_images else said_by(done.result)
+    return {"type": "function_call_output", "call_id": done.call.id, "output": output}
+
+
+def _input_item(part: Part) -> dict[str, Any]:
+    if isinstance(part, Image):
+        return {"type": "input_image", "image_url": part.url}
+    return {"type": "input_text", "text": part.text}
+
+
+def _tool_result(done: Dispatched) -> dict[str, Any]:
+    content = [_block(part) for part in parts_of(done.result)]
+    answer = {"type": "tool_result", "tool_use_id": done.call.id, "content": content}
+    return answer if done.result.is_success else {**answer, "is_error": True}
+
+
+def _block(part: Part) -> dict[str, Any]:
+    if isinstance(part, Image):
+        return {"type": "image", "source": {"type": "base64", "media_type": part.mime, "data": part.data}}
+    return {"type": "text", "text": part.text}
+
+
+def _function_response(done: Dispatched) -> dict[str, Any]:
+    """Gemini's words for the two ends are `output` and `error`."""
+    result = done.result
+    told = {"output": value_of(result)} if result.is_success else {"error": said_by(result)}
+    response = {"name": done.call.name, "response": told}
+    if done.call.id is not None:
+        response["id"] = done.call.id
+    return {"functionResponse": response}

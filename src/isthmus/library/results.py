@@ -1,0 +1,200 @@
+"""What the hub's outcomes are in the library's words: one table of statuses, for every fault.
+
+Called by the service and its streams. What a server answered is read here for the first time, and trusted in nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from isthmus.library.contracts import ErrorCode, ErrorPayload, ToolRequest, ToolResult, ToolStatus, text_of
+from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
+from isthmus.model.faults import Fault, ServerError
+from isthmus.model.outcomes import Outcome, Result
+
+INVALID_PARAMS = -32602
+"""What a server answers to arguments that it does not want."""
+
+STATUSES: dict[str, ToolStatus] = {
+    "bad_arguments": ToolStatus.INVALID_PARAMETERS,
+    "unknown_tool": ToolStatus.NOT_FOUND,
+    "unknown_prompt": ToolStatus.NOT_FOUND,
+    "unknown_resource": ToolStatus.NOT_FOUND,
+    "unknown_task": ToolStatus.NOT_FOUND,
+    "task_ended": ToolStatus.ERROR,
+    "too_many_subscriptions": ToolStatus.ERROR,
+    "target_refused": ToolStatus.UNAUTHORIZED,
+    "cancelled": ToolStatus.CANCELLED,
+    "unanswered": ToolStatus.ERROR,
+    "bad_state": ToolStatus.ERROR,
+    "not_connected": ToolStatus.UNAVAILABLE,
+    "overloaded": ToolStatus.UNAVAILABLE,
+    "too_many_targets": ToolStatus.UNAVAILABLE,
+    "breaker_open": ToolStatus.UNAVAILABLE,
+    "server_error": ToolStatus.ERROR,
+    "bad_reply": ToolStatus.ERROR,
+    "lost": ToolStatus.UNAVAILABLE,
+    "timed_out": ToolStatus.TIMEOUT,
+    "draining": ToolStatus.UNAVAILABLE,
+    "not_written": ToolStatus.UNAVAILABLE,
+    "internal": ToolStatus.ERROR,
+}
+"""By the hub's word for a fault."""
+
+CODES: dict[ToolStatus, ErrorCode] = {
+    ToolStatus.ERROR: ErrorCode.TOOL_EXECUTION,
+    ToolStatus.TIMEOUT: ErrorCode.TOOL_TIMEOUT,
+    ToolStatus.UNAUTHORIZED: ErrorCode.TOOL_UNAUTHORIZED,
+    ToolStatus.NOT_FOUND: ErrorCode.TOOL_NOT_DECLARED,
+    ToolStatus.INVALID_PARAMETERS: ErrorCode.TOOL_INVALID_PARAMETERS,
+    ToolStatus.UNAVAILABLE: ErrorCode.TOOL_UNAVAILABLE,
+    ToolStatus.CANCELLED: ErrorCode.TOOL_CANCELLED,
+}
+
+
+class _Answer(msgspec.Struct):
+    content: list[dict[str, Any]] = []
+    structuredContent: Any = msgspec.UNSET  # noqa: N815 - as the protocol spells it
+    meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+
+
+def result_from(request: ToolRequest, outcome: Outcome, name: str, namespace: str | None, seconds: float) -> ToolResult:
+    """How an execution ended, whatever the outcome."""
+    if isinstance(outcome, Fault):
+        return _failed(request, payload_of(outcome), name, namespace, seconds)
+    try:
+        answer = _ANSWER.decode(outcome.payload)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        why = ErrorPayload(ErrorCode.TOOL_EXECUTION, f"{name} gave an unusable answer: {error}", "yes", "bad_reply")
+        return _failed(request, why, name, namespace, seconds)
+    return _answered(request, outcome, answer, name, namespace, seconds)
+
+
+def _answered(
+    request: ToolRequest, outcome: Result, answer: _Answer, name: str, namespace: str | None, seconds: float
+) -> ToolResult:
+    is_structured = answer.structuredContent is not msgspec.UNSET
+    metadata: dict[str, Any] = {"content": answer.content, "structured": is_structured}
+    if answer.meta:
+        metadata["meta"] = answer.meta
+    data = answer.structuredContent if is_structured else _plainest(answer.content)
+    result = ToolResult(
+        name,
+        ToolStatus.SUCCESS,
+        namespace,
+        data,
+        execution_time=seconds,
+        metadata=metadata,
+        session_id=session_of(request),
+    )
+    if outcome.is_error:
+        result.status = ToolStatus.ERROR
+        result.error_message = text_of(answer.content) or f"{name} failed without saying why"
+        result.error = ErrorPayload(ErrorCode.TOOL_EXECUTION, result.error_message, "yes", "tool_error", namespace)
+    return result
+
+
+def _plainest(content: list[dict[str, Any]]) -> Any:
+    """Text, if there is nothing else; otherwise the blocks."""
+    is_text = all(block.get("type") == "text" for block in content)
+    return text_of(content) if is_text else content
+
+
+def refused(request: ToolRequest, error: ToolError) -> ToolResult:
+    """A request whose tool cannot be found, or is not the user's to use: nothing was sent."""
+    if isinstance(error, ToolDeniedError):
+        status, reason = ToolStatus.UNAUTHORIZED, "denied"
+    else:
+        status, reason = ToolStatus.NOT_FOUND, "unknown_tool" if isinstance(error, ToolNotFoundError) else "ambiguous"
+    details = {key: list(getattr(error, key)) for key in ("suggestions", "candidates") if getattr(error, key, None)}
+    payload = ErrorPayload(CODES[status], str(error), "no", reason, details=details)
+    return _failed(request, payload, request.tool_name, request.tool_namespace, 0.0, status)
+
+
+def unusable(request: ToolRequest, message: str) -> ToolResult:
+    """A request whose arguments cannot even be written down."""
+    payload = ErrorPayload(ErrorCode.TOOL_INVALID_PARAMETERS, message, "no", "bad_arguments")
+    return _failed(request, payload, request.tool_name, request.tool_namespace, 0.0)
+
+
+def payload_of(fault: Fault) -> ErrorPayload:
+    """A fault for programs; what a hub behind this one said of it counts as if this one had said it."""
+    said = _said_behind(fault)
+    reason = said.reason or fault.reason
+    if isinstance(fault, ServerError) and said.reason is None and fault.code == INVALID_PARAMS:
+        reason = "bad_arguments"
+    details = {"code": fault.code} if isinstance(fault, ServerError) else {}
+    return ErrorPayload(
+        CODES[STATUSES[reason]],
+        str(fault),
+        said.executed or fault.executed,
+        reason,
+        said.server or fault.server,
+        fault.retry_after,
+        details,
+    )
+
+
+class _Said(msgspec.Struct):
+    reason: str | None = None
+    executed: Any = None
+    server: str | None = None
+
+
+def _said_behind(fault: Fault) -> _Said:
+    if not isinstance(fault, ServerError) or fault.data is None:
+        return _Said()
+    try:
+        said = msgspec.json.decode(fault.data, type=_Said)
+    except msgspec.MsgspecError:
+        return _Said()
+    is_known = said.reason in STATUSES and said.executed in ("no", "yes", "unknown")
+    return said if is_known else _Said()
+
+
+def _failed(
+    request: ToolRequest,
+    error: ErrorPayload,
+    name: str,
+    namespace: str | None,
+    seconds: float,
+    status: ToolStatus | None = None,
+) -> ToolResult:
+    return ToolResult(
+        name,
+        status or STATUSES.get(error.reason, ToolStatus.ERROR),
+        namespace,
+        error_message=error.message,
+        error=error,
+        execution_time=seconds,
+        session_id=session_of(request),
+    )
+
+
+def trouble_with(request: ToolRequest) -> str | None:
+    """Why a request cannot be made, whatever tool it is for; None if it can."""
+    timeout: object = request.timeout
+    session: object = session_of(request)
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        return f"timeout must be a number of seconds from 0 on, not {timeout!r}"
+    if session is not None and not (isinstance(session, str) and session.isprintable()):
+        return f"session_id must be printable text, not {session!r}"
+    if (headers := (request.metadata or {}).get("headers")) is not None and not _are_texts(headers):
+        return "metadata['headers'] must be a dictionary of names and texts, not another value"
+    return None
+
+
+def _are_texts(headers: object) -> bool:
+    return isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
+
+
+def session_of(request: ToolRequest) -> str | None:
+    """The conversation that a request belongs to, by whichever of its two fields."""
+    context = request.session_context
+    return request.session_id or (context.session_id if context is not None else None)

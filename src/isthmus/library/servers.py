@@ -1,0 +1,182 @@
+"""One MCP server as a program describes it: by an address, or by a command.
+
+One class takes the words of both worlds, `endpoint` and `url`, with or without `transport`. Read by the service, the
+clients and the registry; what comes out is the hub's own `ServerSettings`, whose checks hold here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from isthmus.library.errors import ConfigurationError
+from isthmus.model.names import parse_server_name
+from isthmus.upstream.settings import (
+    Carrier,
+    HttpSettings,
+    Reach,
+    ServerSettings,
+    SocketSettings,
+    StdioSettings,
+)
+
+TIMEOUT_SECONDS_MAX = 300
+
+TRANSPORTS: dict[str, str] = {
+    "stdio": "stdio",
+    "local": "stdio",
+    "sse": "sse",
+    "http": "http",
+    "https": "http",
+    "streamable_http": "http",
+    "streamable-http": "http",
+    "streamableHttp": "http",
+    "streaming": "http",
+    "remote": "auto",
+    "auto": "auto",
+    "ws": "ws",
+    "websocket": "ws",
+}
+"""What people call the ways to reach a server, and what they are."""
+
+
+@dataclass(slots=True)
+class MCPServerConfig:
+    """How one server is reached.
+
+    Raises:
+        ConfigurationError: (a ValueError) a field cannot be used; the message begins with its name.
+    """
+
+    name: str
+    endpoint: str | None = None
+    """Its address; `url` is the same."""
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    timeout: float = 30
+    """Seconds that a call may take, 1 to 300."""
+    transport: str | None = None
+    """`stdio`, `http` or `sse`; without it, what the other fields say, and of an address whichever it speaks."""
+    command: str | None = None
+    args: list[str] | None = None
+    env: dict[str, str] | None = field(default=None, repr=False)
+    url: str | None = None
+    cwd: str | None = None
+    max_connect_retries: int = 3
+    """Taken for the sake of configurations that have it. A hub tries again by itself, as long as it runs."""
+    retry_backoff_seconds: float = 5.0
+    """The same."""
+    user_headers: Sequence[str] = ()
+    """Names of headers that may be sent on for a user, if a request has them; without a name none is."""
+    base: ServerSettings | None = field(default=None, repr=False, compare=False)
+    """What a file says of the server besides all this, such as which of its tools to leave out."""
+
+    def __post_init__(self) -> None:
+        self.settings()
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | MCPServerConfig) -> MCPServerConfig:
+        """One of a dictionary with the same keys.
+
+        Raises:
+            ConfigurationError: a key is missing, unknown or has a value that cannot be used.
+        """
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(f"a server must be a dictionary or an MCPServerConfig, not {type(given).__name__}")
+        known = cls.__dataclass_fields__
+        odd = [str(key) for key in given if key not in known]
+        if odd:
+            name = given.get("name", "?")
+            raise ConfigurationError(
+                f"server {name!r} has {', '.join(odd)}, which is unknown; known: {', '.join(known)}"
+            )
+        if "name" not in given:
+            raise ConfigurationError("a server must have a name")
+        return cls(**given)
+
+    def settings(self) -> ServerSettings:
+        """The same for a hub.
+
+        Raises:
+            ConfigurationError: something cannot be used.
+        """
+        try:
+            _check_types(self)
+            settings = ServerSettings(
+                parse_server_name(self.name), self._reach(), timeout=float(self.timeout), secrets=self._secrets()
+            )
+            return settings if self.base is None else _completed(settings, self.base)
+        except ConfigurationError:
+            raise
+        except ValueError as error:
+            raise ConfigurationError(f"server {self.name!r}: {error}") from None
+
+    def _reach(self) -> Reach:
+        way = self._way()
+        if way == "stdio":
+            if self.command is None:
+                raise ConfigurationError(f"server {self.name!r}: command is missing, which stdio needs")
+            return StdioSettings(self.command, tuple(self.args or ()), dict(self.env or {}), self.cwd)
+        address = self.endpoint if self.endpoint is not None else self.url
+        if address is None:
+            raise ConfigurationError(f"server {self.name!r}: endpoint (or url) is missing, or else a command")
+        if way == "ws":
+            return SocketSettings(address, dict(self.headers))
+        carriers: dict[str, Carrier] = {"sse": "sse", "http": "http", "auto": "auto"}
+        return HttpSettings(address, dict(self.headers), carrier=carriers[way], user_headers=tuple(self.user_headers))
+
+    def _way(self) -> str:
+        if self.transport is not None:
+            if self.transport not in TRANSPORTS:
+                known = ", ".join(dict.fromkeys(TRANSPORTS))
+                raise ConfigurationError(
+                    f"server {self.name!r}: transport must be one of {known}, not {self.transport!r}"
+                )
+            return TRANSPORTS[self.transport]
+        if self.command is not None:
+            return "stdio"
+        address = self.endpoint or self.url or ""
+        return "ws" if address.startswith(("ws://", "wss://")) else "auto"
+
+    def _secrets(self) -> frozenset[str]:
+        return frozenset([*(self.headers or {}).values(), *(self.env or {}).values()])
+
+
+def _completed(settings: ServerSettings, base: ServerSettings) -> ServerSettings:
+    """What `base` says of the server, except where `settings` says something."""
+    reach, known = settings.reach, base.reach
+    if type(known) is type(reach):
+        # Of how a server is reached, the era alone has no field here.
+        reach = replace(known, **{each.name: getattr(reach, each.name) for each in fields(reach) if each.name != "era"})
+    secrets = settings.secrets | base.secrets
+    return replace(base, name=settings.name, reach=reach, timeout=settings.timeout, secrets=secrets)
+
+
+def _check_types(config: MCPServerConfig) -> None:
+    if not isinstance(config.name, str):
+        raise ValueError(f"name must be text, not {config.name!r}")
+    for key in ("endpoint", "url", "transport", "command", "cwd"):
+        if not isinstance(getattr(config, key), str | None):
+            raise ValueError(f"{key} must be text, not {type(getattr(config, key)).__name__}")
+    _check_timeout(config.timeout)
+    for key in ("headers", "env"):
+        _check_texts(key, getattr(config, key))
+    for key in ("args", "user_headers"):
+        given = getattr(config, key)
+        if given is not None and (isinstance(given, str) or not all(isinstance(each, str) for each in given)):
+            raise ValueError(f"{key} must be a list of texts")
+
+
+def _check_timeout(timeout: object) -> None:
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or not 1 <= timeout <= TIMEOUT_SECONDS_MAX:  # type: ignore[operator]  # it is a number by then
+        raise ValueError(f"timeout must be 1 to {TIMEOUT_SECONDS_MAX} seconds, not {timeout!r}")
+
+
+def _check_texts(key: str, given: object) -> None:
+    if given is None:
+        return
+    if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
+        raise ValueError(f"{key} must be a dictionary of texts")

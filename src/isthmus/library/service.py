@@ -1,0 +1,505 @@
+"""`ToolService`: every MCP server as tools, inside a Python program.
+
+It is the same hub that `isthmus serve` runs, without a door: the same names, permissions, limits and outcomes. Its
+connections live on the owner's loop; the methods here may be awaited on any loop, and `blocking` has the same for
+programs without one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+
+from isthmus.library.catalog import Catalog, Entry
+from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
+from isthmus.library.crossing import ToThread, crossing_here
+from isthmus.library.engine import Engine, Plan, plan_of
+from isthmus.library.errors import (
+    ConfigurationError,
+    ServiceClosedError,
+    ToolDeniedError,
+    ToolError,
+    ToolExecutionError,
+)
+from isthmus.library.executions import BlockingChunks, ChunkStream, Execution, Mailbox, OutcomeOnly, Sink, Telling
+from isthmus.library.functions import registered_tool
+from isthmus.library.logs import use_standard_logging
+from isthmus.library.owner import Owner
+from isthmus.library.permissions import UNRESTRICTED, grants_of
+from isthmus.library.questions import Questions
+from isthmus.library.results import payload_of, refused, result_from, session_of, trouble_with, unusable
+from isthmus.library.running import begun, ended
+from isthmus.library.tools import MCPTool, Tool, end_of
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Call, Kind
+from isthmus.model.events import LogLevel
+from isthmus.model.faults import Fault
+from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOTHING
+
+ME = Caller("local", "local", UNRESTRICTED)
+"""Who calls where no user is named: the program itself."""
+
+SESSION_KEY = "isthmus/session"
+"""Where a server finds the conversation that a call belongs to, in `_meta`."""
+
+LOG_LEVEL: LogLevel = "debug"
+"""A stream tells all that a server logs meanwhile; who reads it chooses."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ToolService:
+    """The tools of any number of MCP servers, and of this program."""
+
+    def __init__(self, *, questions: Questions | None = None) -> None:
+        """Nothing is connected before `initialize`; `questions` says who answers what servers ask back."""
+        self._questions = questions
+        self._profile = questions.profile if questions is not None else NOTHING
+        self._owner: Owner | None = None
+        self._engine: Engine | None = None
+
+    # -- beginning and end ---------------------------------------------------------------------------------------------
+
+    async def initialize(
+        self,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        hub: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        """Connect; return when each server has connected or failed. See `failures` for the latter.
+
+        Args:
+            config: `{"enable_mcp": True, "mcp_servers": [...]}`, by itself or under `"tool_service"`; or the path of an
+                `isthmus.toml` or `mcp.json`; or nothing, for the built-in tools and those of `@tool`.
+            hub: instead, the address of a running hub.
+            key: what that hub knows this program by.
+
+        Raises:
+            ConfigurationError: what was given cannot be used, or the running hub cannot be reached.
+        """
+        plan = self._planned(config, hub, key)
+        owner = Owner.shared()
+        try:
+            await owner.run(self._open(owner, plan))
+        except BaseException:
+            owner.start(self._close())  # it may have been opened just when its caller was cancelled
+            raise
+
+    def _planned(self, config: Any, hub: str | None, key: str | None) -> Plan:
+        if self._engine is not None:
+            raise ConfigurationError("this service is initialized already: shut it down first, or make another")
+        use_standard_logging()
+        return plan_of(config, hub, key)
+
+    async def _open(self, owner: Owner, plan: Plan) -> None:
+        engine = Engine(plan, self._questions)
+        try:
+            await engine.settle()
+            if plan.required and (failures := engine.failures()):
+                raise ConfigurationError(f"the hub cannot be reached: {'; '.join(failures.values())}")
+        except BaseException:
+            await engine.aclose()
+            raise
+        self._owner, self._engine = owner, engine
+        owner.close_at_exit(self, self._close)
+        begun(self)
+
+    async def shutdown(self) -> None:
+        """Cancel what runs and close every connection; a service that is closed already stays so.
+
+        One that was inherited by a fork is its parent's to shut down, and is left alone.
+        """
+        if self._owner is not None and self._engine is not None and not self._owner.is_inherited:
+            await self._owner.run(self._close())
+
+    async def _close(self) -> None:
+        owner, engine = self._owner, self._engine
+        self._engine = None
+        if owner is not None and engine is not None:
+            owner.closed(self)
+            ended(self)
+            await engine.aclose()
+
+    async def __aenter__(self) -> ToolService:
+        if self._engine is None:
+            await self.initialize()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    def _open_engine(self) -> tuple[Owner, Engine]:
+        owner, engine = self._owner, self._engine
+        if owner is None or engine is None:
+            state = "not initialized: call `await service.initialize(...)` first" if owner is None else "shut down"
+            raise ServiceClosedError(f"This ToolService is {state}.")
+        owner.check()
+        return owner, engine
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    async def catalog(self) -> Catalog:
+        """All tools at this moment, by every name."""
+        owner, engine = self._open_engine()
+        known = engine.known
+        return known if known is not None else await owner.fetch(engine.catalog)
+
+    def _catalog_now(self) -> Catalog:
+        owner, engine = self._open_engine()
+        known = engine.known
+        return known if known is not None else owner.call(engine.catalog)
+
+    async def list_tools(self, user_context: UserContext | None = None) -> list[str]:
+        """The full names of all tools, or of those that this user may use."""
+        return [entry.full_name for entry in (await self.catalog()).reachable(user_context)]
+
+    async def universal_tools(self, user_context: UserContext | None = None) -> list[UniversalTool]:
+        """The same as frameworks are shown them."""
+        return [entry.tool for entry in (await self.catalog()).reachable(user_context)]
+
+    async def resolve(
+        self, name: str, user_context: UserContext | None = None, namespace: str | None = None
+    ) -> UniversalTool:
+        """The one tool that is meant by a name of any form.
+
+        Raises:
+            ToolNotFoundError: there is none.
+            AmbiguousToolError: there are several.
+            ToolDeniedError: it is not this user's to use.
+        """
+        return _allowed(await self.catalog(), name, namespace, user_context).tool
+
+    def get_tool(self, name: str) -> Tool:
+        """The tool as an object that can be executed.
+
+        Raises:
+            ToolNotFoundError: there is none.
+            AmbiguousToolError: there are several.
+        """
+        return MCPTool(self, self._catalog_now().resolve(name))
+
+    @property
+    def _tools(self) -> Mapping[str, Tool]:
+        """All of them by their full names, at this moment."""
+        return _Tools(self, self._catalog_now())
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The servers that are not there, and why; they are tried again in the background."""
+        owner, engine = self._open_engine()
+        return owner.call(engine.failures)
+
+    @property
+    def notes(self) -> dict[str, tuple[str, ...]]:
+        """What was left out of the servers' lists, and why, by server."""
+        owner, engine = self._open_engine()
+        return owner.call(engine.notes)
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Have a function called, on the owner's thread, when tools may have changed; what is returned ends that."""
+        owner, engine = self._open_engine()
+        key = object()
+        owner.call(engine.watch, key, callback)
+        return partial(owner.post, engine.unwatch, key)
+
+    def register_tool(self, tool: Tool) -> None:
+        """Have a tool of the program's own served like all others, as `namespace.name`, or `builtin.name`.
+
+        Raises:
+            ConfigurationError: its name is taken, or cannot be used.
+        """
+        owner, engine = self._open_engine()
+        owner.call(registered_tool, engine.running, tool)
+
+    # -- executing -----------------------------------------------------------------------------------------------------
+
+    async def execute_tool(self, request: ToolRequest) -> ToolResult:
+        """Execute a tool; its failure is a status. Who is cancelled meanwhile cancels it at its server."""
+        owner, engine = self._open_engine()
+        began = time.perf_counter()
+        prepared = self._prepared(engine, await self.catalog(), request, is_watched=False)
+        if isinstance(prepared, ToolResult):
+            return prepared
+        entry, call = prepared
+        crossing = crossing_here()
+        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._questions)
+        owner.post(execution.start)
+        try:
+            outcome: Outcome = await crossing.wait()
+        except BaseException:
+            _withdraw(owner, execution)
+            raise
+        return _concluded(request, entry, began, outcome)
+
+    def execute_tool_stream(self, request: ToolRequest) -> ChunkStream:
+        """Execute a tool and tell what happens as it happens; closing the stream cancels it at its server."""
+        owner, _ = self._open_engine()
+        return ChunkStream(owner, partial(self._begin, request))
+
+    async def _begin(self, request: ToolRequest, mailbox: Mailbox) -> Execution | None:
+        return self._started(request, await self.catalog(), mailbox)
+
+    def _started(self, request: ToolRequest, catalog: Catalog, mailbox: Mailbox) -> Execution | None:
+        owner, engine = self._open_engine()
+        began = time.perf_counter()
+        prepared = self._prepared(engine, catalog, request, is_watched=True)
+        if isinstance(prepared, ToolResult):
+            mailbox.put(partial(end_of, prepared))
+            return None
+        entry, call = prepared
+        sink: Sink = Telling(entry.full_name, mailbox, partial(_concluded, request, entry, began))
+        execution = Execution(engine.running.hub, call, sink, owner, self._questions)
+        owner.post(execution.start)
+        return execution
+
+    def _prepared(
+        self, engine: Engine, catalog: Catalog, request: ToolRequest, *, is_watched: bool
+    ) -> tuple[Entry, Call] | ToolResult:
+        """The tool that is meant and the call for it; or why there will be none."""
+        user = request.user_context
+        try:
+            entry = _allowed(catalog, request.tool_name, request.tool_namespace, user)
+        except ToolError as error:
+            return refused(request, error)
+        try:
+            arguments = msgspec.Raw(_encode(request.parameters))
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            return unusable(request, f"Invalid arguments for {entry.full_name}: {error}")
+        if (trouble := trouble_with(request)) is not None:
+            return unusable(request, trouble)
+        session = session_of(request)
+        return entry, Call(
+            ME if user is None else _caller(user, is_attached=engine.is_attached),
+            entry.surface,
+            entry.exposed,
+            arguments,
+            meta={} if session is None else {SESSION_KEY: msgspec.Raw(_encode(session))},
+            wants_progress=is_watched,
+            log_level=LOG_LEVEL if is_watched else None,
+            profile=self._profile,
+            session=session or "",
+            timeout=request.timeout,
+            headers=(request.metadata or {}).get("headers") or {},
+        )
+
+    # -- resources and prompts -----------------------------------------------------------------------------------------
+
+    async def list_resources(self) -> list[dict[str, Any]]:
+        """Resources as their servers describe them, by the URIs that `read_resource` takes."""
+        return await self._described("resources", "uri")
+
+    async def list_prompts(self) -> list[dict[str, Any]]:
+        """Prompts as their servers describe them, by the names that `get_prompt` takes."""
+        return await self._described("prompts", "name")
+
+    async def read_resource(self, uri: str) -> list[dict[str, Any]]:
+        """The contents of a resource, text or base64.
+
+        Raises:
+            ToolExecutionError: it cannot be read; its `result` says why.
+        """
+        return list((await self._asked("resource", uri, {})).get("contents", ()))
+
+    async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """A prompt written out: `description` and `messages`.
+
+        Raises:
+            ToolExecutionError: it cannot be had; its `result` says why.
+        """
+        return await self._asked("prompt", name, dict(arguments or {}))
+
+    async def _described(self, kind: Literal["prompts", "resources"], key: str) -> list[dict[str, Any]]:
+        owner, engine = self._open_engine()
+        routes = await owner.fetch(engine.features, kind)
+        return [
+            {**{name: msgspec.json.decode(raw) for name, raw in route.feature.definition.items()}, key: route.exposed}
+            for route in routes
+        ]
+
+    async def _asked(self, kind: Kind, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        owner, engine = self._open_engine()
+        call = Call(ME, engine.surface, name, msgspec.Raw(_encode(arguments)), kind=kind, profile=self._profile)
+        crossing = crossing_here()
+        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._questions)
+        owner.post(execution.start)
+        try:
+            outcome: Outcome = await crossing.wait()
+        except BaseException:
+            _withdraw(owner, execution)
+            raise
+        return _contents(name, outcome)
+
+    # -- without a loop ------------------------------------------------------------------------------------------------
+
+    @property
+    def blocking(self) -> BlockingToolService:
+        """The same for programs that have no loop, or stand on one that may wait."""
+        return BlockingToolService(service=self)
+
+
+class BlockingToolService:
+    """`ToolService` for threads: every method stands still until it is done."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        hub: str | None = None,
+        key: str | None = None,
+        questions: Questions | None = None,
+        service: ToolService | None = None,
+    ) -> None:
+        """By itself it is initialised by `with`, or by `initialize`; over a `service` it is that one, as it stands."""
+        self.service = service if service is not None else ToolService(questions=questions)
+        self._given = (config, hub, key)
+
+    def initialize(self) -> None:
+        """See `ToolService`."""
+        plan = self.service._planned(*self._given)
+        owner = Owner.shared()
+        owner.wait(self.service._open(owner, plan))
+
+    def shutdown(self) -> None:
+        """See `ToolService`."""
+        Owner.shared().wait(self.service.shutdown())
+
+    def __enter__(self) -> BlockingToolService:
+        if self.service._engine is None:
+            self.initialize()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def list_tools(self, user_context: UserContext | None = None) -> list[str]:
+        """See `ToolService`."""
+        return [entry.full_name for entry in self.service._catalog_now().reachable(user_context)]
+
+    def universal_tools(self, user_context: UserContext | None = None) -> list[UniversalTool]:
+        """See `ToolService`."""
+        return [entry.tool for entry in self.service._catalog_now().reachable(user_context)]
+
+    def resolve(
+        self, name: str, user_context: UserContext | None = None, namespace: str | None = None
+    ) -> UniversalTool:
+        """See `ToolService`."""
+        return _allowed(self.service._catalog_now(), name, namespace, user_context).tool
+
+    def get_tool(self, name: str) -> Tool:
+        """See `ToolService`."""
+        return self.service.get_tool(name)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """See `ToolService`."""
+        return self.service.failures
+
+    def execute_tool(self, request: ToolRequest) -> ToolResult:
+        """See `ToolService`.
+
+        Raises:
+            WrongThreadError: this is the loop that would have to answer.
+        """
+        service = self.service
+        owner, engine = service._open_engine()
+        owner.refuse_here()
+        began = time.perf_counter()
+        prepared = service._prepared(engine, service._catalog_now(), request, is_watched=False)
+        if isinstance(prepared, ToolResult):
+            return prepared
+        entry, call = prepared
+        crossing: ToThread[Outcome] = ToThread()
+        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, service._questions)
+        try:
+            owner.post(execution.start)
+            outcome = crossing.wait()
+        except BaseException:
+            _withdraw(owner, execution)
+            raise
+        return _concluded(request, entry, began, outcome)
+
+    def execute_tool_stream(self, request: ToolRequest) -> BlockingChunks:
+        """See `ToolService`."""
+        owner, _ = self.service._open_engine()
+        owner.refuse_here()
+        return BlockingChunks(
+            owner, lambda mailbox: self.service._started(request, self.service._catalog_now(), mailbox)
+        )
+
+    def list_resources(self) -> list[dict[str, Any]]:
+        """See `ToolService`."""
+        return Owner.shared().wait(self.service.list_resources())
+
+    def list_prompts(self) -> list[dict[str, Any]]:
+        """See `ToolService`."""
+        return Owner.shared().wait(self.service.list_prompts())
+
+    def read_resource(self, uri: str) -> list[dict[str, Any]]:
+        """See `ToolService`."""
+        return Owner.shared().wait(self.service.read_resource(uri))
+
+    def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """See `ToolService`."""
+        return Owner.shared().wait(self.service.get_prompt(name, arguments))
+
+
+class _Tools(Mapping[str, Tool]):
+    """Tools by their full names, each made when it is asked for."""
+
+    def __init__(self, service: ToolService, catalog: Catalog) -> None:
+        self._service = service
+        self._catalog = catalog
+
+    def __getitem__(self, name: str) -> Tool:
+        return MCPTool(self._service, self._catalog.entries[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._catalog.entries)
+
+    def __len__(self) -> int:
+        return len(self._catalog.entries)
+
+
+def _allowed(catalog: Catalog, name: str, namespace: str | None, user: UserContext | None) -> Entry:
+    entry = catalog.resolve(name, namespace)
+    if user is not None and not catalog.may_use(user, entry):
+        raise ToolDeniedError(entry.full_name, user.user_id)
+    return entry
+
+
+def _caller(user: UserContext, *, is_attached: bool) -> Caller:
+    """Who calls for a user. A hub elsewhere knows nothing of them: what they may use was decided here."""
+    grants = UNRESTRICTED if is_attached else grants_of(user)
+    return Caller(user.user_id or ME.name, ME.tenant, grants)
+
+
+def _concluded(request: ToolRequest, entry: Entry, began: float, outcome: Outcome) -> ToolResult:
+    return result_from(request, outcome, entry.full_name, entry.namespace, time.perf_counter() - began)
+
+
+def _withdraw(owner: Owner, execution: Execution) -> None:
+    try:
+        owner.post(execution.withdraw)
+    except ServiceClosedError:
+        return  # everything was withdrawn with it
+
+
+def _contents(name: str, outcome: Outcome) -> dict[str, Any]:
+    if isinstance(outcome, Fault):
+        payload = payload_of(outcome)
+        result = result_from(ToolRequest(name), outcome, name, payload.server, 0.0)
+        raise ToolExecutionError(name, payload.message, result)
+    decoded: dict[str, Any] = msgspec.json.decode(outcome.payload)
+    return decoded

@@ -1,0 +1,272 @@
+"""The tools that one agent has: which of a service's, which of them only after somebody agreed, and their execution.
+
+`dispatch` and the integrations are made of it, so that in every framework the same tools are there for the same user,
+the same ones wait for approval, and whoever stops waiting stops the tool.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from isthmus.core.catalog.names import suggestions
+from isthmus.library.catalog import ANY_SERVER, Catalog, Entry
+from isthmus.library.contracts import (
+    ErrorCode,
+    ErrorPayload,
+    ToolRequest,
+    ToolResult,
+    ToolStatus,
+    ToolStreamChunk,
+    UniversalTool,
+    UserContext,
+)
+from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolError, ToolNotFoundError
+from isthmus.library.owner import Owner
+from isthmus.library.resolver import resolve_all
+from isthmus.library.service import ToolService
+
+Selection: TypeAlias = Iterable[str | UniversalTool]
+"""Tools by any form of their names, or as a task request has them."""
+
+Approval: TypeAlias = bool | Collection[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]
+"""Which calls wait until somebody agrees: all or none, tools by name, or those of which a function says so."""
+
+Listener: TypeAlias = Callable[[ToolStreamChunk], Awaitable[None] | None]
+"""Told of `progress` and `log` chunks while a tool runs."""
+
+
+C_contra = TypeVar("C_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms(Generic[C_contra]):
+    """On whose behalf tools are executed: fixed, or read by a function from the framework's own context of a call."""
+
+    user_context: UserContext | Callable[[C_contra], UserContext | None] | None = None
+    session_id: str | Callable[[C_contra], str | None] | None = None
+    """What servers are told as the conversation."""
+    headers: Mapping[str, str] | Callable[[C_contra], Mapping[str, str] | None] | None = None
+    """What servers that are configured to receive them (`user_headers`) are sent."""
+    timeout: float | None = None
+    """Seconds that a call may take."""
+
+    @property
+    def lister(self) -> UserContext | None:
+        """Whose list it is before there is a call; a function knows nobody yet, and restricts nothing."""
+        return None if callable(self.user_context) else self.user_context
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether calls are of several users."""
+        return callable(self.user_context)
+
+    def user(self, context: C_contra) -> UserContext | None:
+        """Whose call it is."""
+        return self.user_context(context) if callable(self.user_context) else self.user_context
+
+    def session(self, context: C_contra, otherwise: str | None = None) -> str | None:
+        """Which conversation it belongs to; unless something is said, the framework's own."""
+        if callable(self.session_id):
+            return self.session_id(context)
+        return self.session_id or otherwise
+
+    def request(
+        self, tool: UniversalTool, parameters: Mapping[str, Any], context: C_contra, session: str | None = None
+    ) -> ToolRequest:
+        """A call as the service takes it; `session` is the framework's own conversation."""
+        headers = self.headers(context) if callable(self.headers) else self.headers
+        return ToolRequest(
+            tool.name,
+            parameters=dict(parameters),
+            user_context=self.user(context),
+            timeout=self.timeout,
+            metadata={"headers": dict(headers)} if headers else {},
+            session_id=self.session(context, session),
+        )
+
+
+class Toolbox:
+    """Tools of a service, selected by name, or all that a user may use."""
+
+    def __init__(
+        self,
+        service: ToolService,
+        names: Selection | None = None,
+        *,
+        needs_approval: Approval = False,
+    ) -> None:
+        self.service = service
+        self._names = None if names is None else [_name_of(name) for name in _listed(names)]
+        self._needs_approval = [needs_approval] if isinstance(needs_approval, str) else needs_approval
+        self._has_listed = False
+        self._known: tuple[Catalog, Mapping[str, Entry]] | None = None
+
+    # -- which ---------------------------------------------------------------------------------------------------------
+
+    async def tools(self, user: UserContext | None = None, *, is_shared: bool = False) -> list[UniversalTool]:
+        """What there is now for this user; of names that several users share, those that this one may use.
+
+        The first time every name has to be a tool's. Later on one whose server has gone, or which the user may not use
+        any more, is left out until it is back: an agent goes on with what there is.
+
+        Raises:
+            ToolError, UnresolvedToolsError: the first time, for names that are no tool's or not the user's to use, also
+                among those that need approval.
+        """
+        catalog = await self.service.catalog()
+        if not self._has_listed:
+            self._check(catalog, None if is_shared else user)
+        if self._names is None:
+            return [entry.tool for entry in catalog.reachable(user)]
+        return resolve_all(catalog, self._names, user).tools
+
+    def _check(self, catalog: Catalog, user: UserContext | None) -> None:
+        self._check_approval(catalog)
+        if self._names is not None:
+            resolve_all(catalog, self._names, user).check()
+        self._has_listed = True
+
+    def _check_approval(self, catalog: Catalog) -> None:
+        """Refuse a name to be asked about that is no tool's: a slip of the pen must not let a call through."""
+        if isinstance(self._needs_approval, bool) or callable(self._needs_approval):
+            return
+        for name in self._needs_approval:
+            try:
+                catalog.resolve(name)
+            except AmbiguousToolError:
+                continue  # all of them are asked about
+            except ToolNotFoundError:
+                if name.partition(".")[0] not in catalog.missing:
+                    raise
+
+    def tools_blocking(self, user: UserContext | None = None, *, is_shared: bool = False) -> list[UniversalTool]:
+        """The same, standing still meanwhile."""
+        return Owner.shared().wait(self.tools(user, is_shared=is_shared))
+
+    async def called(self, llm_name: str, user: UserContext | None = None) -> UniversalTool:
+        """The one of them that a language model was told has this name; no other form counts.
+
+        Raises:
+            ToolNotFoundError: it was told of no such tool, or the tool has gone.
+            ToolDeniedError: the user may not use it.
+        """
+        catalog = await self.service.catalog()
+        entry = catalog.by_llm_name(llm_name)
+        selected = self._selected(catalog)
+        if entry is None or entry.full_name not in selected:
+            known = [each.llm_name for each in selected.values() if catalog.may_use(user, each)]
+            raise ToolNotFoundError(llm_name, suggestions(llm_name, known))
+        if not catalog.may_use(user, entry):
+            raise ToolDeniedError(entry.full_name, user.user_id if user else None)
+        return entry.tool
+
+    async def find(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | None:
+        """The same, or None."""
+        try:
+            return await self.called(llm_name, user)
+        except ToolError:
+            return None
+
+    def find_blocking(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | None:
+        """The same, standing still meanwhile."""
+        return Owner.shared().wait(self.find(llm_name, user))
+
+    def _selected(self, catalog: Catalog) -> Mapping[str, Entry]:
+        """By full names; kept for as long as nothing changes, since models call more often than that."""
+        if self._names is None:
+            return catalog.entries
+        known = self._known
+        if known is None or known[0] is not catalog:
+            self._known = known = (catalog, resolve_all(catalog, self._names, None).found)
+        return known[1]
+
+    # -- execution -----------------------------------------------------------------------------------------------------
+
+    def standing_approval(self, tool: UniversalTool) -> bool | None:
+        """Whether somebody has to agree to every call of a tool; None if that depends on the arguments."""
+        match self._needs_approval:
+            case bool(always):
+                return always
+            case decide if callable(decide):
+                return None
+            case names:
+                return not _names_of(tool).isdisjoint(names)
+
+    def is_approval_needed(self, tool: UniversalTool, parameters: Mapping[str, Any]) -> bool:
+        """Whether somebody has to agree to this call first."""
+        standing = self.standing_approval(tool)
+        if standing is not None:
+            return standing
+        assert callable(self._needs_approval)
+        return self._needs_approval(tool, parameters)
+
+    async def execute(self, request: ToolRequest, tell: Listener | None = None) -> ToolResult:
+        """Execute it; whoever is cancelled meanwhile, or whose listener raises, cancels it at its server."""
+        if tell is None:
+            return await self.service.execute_tool(request)
+        async with self.service.execute_tool_stream(request) as chunks:
+            chunk = await anext(chunks)
+            while not chunk.is_final:
+                if chunk.chunk_type != "data" and inspect.isawaitable(told := tell(chunk)):
+                    await told
+                chunk = await anext(chunks)
+            return _result_of(chunk)
+
+    def execute_blocking(
+        self, request: ToolRequest, tell: Callable[[ToolStreamChunk], Any] | None = None
+    ) -> ToolResult:
+        """The same, standing still meanwhile; `tell` has to be a plain function."""
+        if tell is None:
+            return self.service.blocking.execute_tool(request)
+        with self.service.blocking.execute_tool_stream(request) as chunks:
+            chunk = next(chunks)
+            while not chunk.is_final:
+                if chunk.chunk_type != "data" and inspect.iscoroutine(told := tell(chunk)):
+                    told.close()
+                    raise TypeError("on_event is an async function, and nothing awaits it here: give a plain one.")
+                chunk = next(chunks)
+            return _result_of(chunk)
+
+
+def is_destructive(tool: UniversalTool, parameters: Mapping[str, Any]) -> bool:
+    """Whether a tool may destroy something, by what its server says of it; who says nothing may.
+
+    For `needs_approval`.
+    """
+    annotations = tool.metadata.get("annotations") or {}
+    return annotations.get("readOnlyHint") is not True and annotations.get("destructiveHint") is not False
+
+
+def llm_name_of(tool: UniversalTool) -> str:
+    """What language models are told that it is called."""
+    name: str = tool.metadata.get("llm_name") or tool.name
+    return name
+
+
+def not_approved(tool: UniversalTool, why: str = "") -> ToolResult:
+    """What becomes of a call to which somebody said no."""
+    message = f"{tool.name} was not executed: it was not approved{f' ({why})' if why else ''}."
+    error = ErrorPayload(ErrorCode.TOOL_UNAUTHORIZED, message, "no", "not_approved", tool.namespace)
+    return ToolResult(tool.name, ToolStatus.UNAUTHORIZED, tool.namespace, error_message=message, error=error)
+
+
+def _name_of(given: str | UniversalTool) -> str:
+    return given.name if isinstance(given, UniversalTool) else given
+
+
+def _names_of(tool: UniversalTool) -> set[str]:
+    short = tool.name.partition(".")[2] or tool.name
+    return {tool.name, short, f"{ANY_SERVER}.{short}", llm_name_of(tool)}
+
+
+def _listed(names: Selection) -> Selection:
+    """One name is one name, not its letters."""
+    return [names] if isinstance(names, str) else names
+
+
+def _result_of(chunk: ToolStreamChunk) -> ToolResult:
+    result: ToolResult = chunk.metadata["result"]
+    return result

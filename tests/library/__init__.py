@@ -1,0 +1,1 @@
+"""The hub inside a Python program, as the program sees it."""

@@ -1,0 +1,1 @@
+"""Programs of their own: what they do to their process would not be good for the tests'."""

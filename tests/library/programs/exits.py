@@ -1,0 +1,74 @@
+"""A program that ends without shutting its service down, in one of several ways.
+
+`python -m tests.library.programs.exits WAY LEDGER`. It prints the pids of its servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from isthmus.library import BlockingToolService, ServiceClosedError, ToolService, owner
+from tests.library.services import pay, raw_server, wait_for_line, with_servers
+
+
+def children() -> list[str]:
+    """The pids of this process's children."""
+    return [pid for tasks in Path("/proc/self/task").glob("*/children") for pid in tasks.read_text().split()]
+
+
+def hang_in_thread(service: ToolService, ledger: Path) -> None:
+    """A thread in the middle of a call."""
+    hung = threading.Thread(target=service.blocking.execute_tool, args=(pay("thread", "sleep:60"),), daemon=True)
+    hung.start()
+    wait_for_line(ledger, "thread")
+
+
+def leave_stream(service: ToolService) -> None:
+    """A stream that was begun and is neither read nor closed."""
+    LEFT.append(service.blocking.execute_tool_stream(pay("stream", "progress:1,sleep:60")))
+    assert next(LEFT[-1]).chunk_type == "progress"
+
+
+def ask_late(service: ToolService) -> None:
+    """Ask once everything is closed: first what was there, then for something new."""
+    for ask in (lambda: service.blocking.execute_tool(pay("late")), BlockingToolService().initialize):
+        try:
+            print("answered", ask())
+        except ServiceClosedError as error:
+            print(error, flush=True)
+
+
+LEFT: list[Any] = []
+"""What is not even let go of before the end."""
+
+
+def main(way: str, ledger: Path) -> None:
+    """Make a service over two servers, and end."""
+    service = ToolService()
+    if way == "busy":
+        atexit.unregister(owner._stop)
+        atexit.register(ask_late, service)  # what is registered first is done last
+        atexit.register(owner._stop)
+    asyncio.run(service.initialize(with_servers(raw_server(ledger=ledger), raw_server(name="other"))))
+    print(*children(), flush=True)
+    match way:
+        case "busy":
+            hang_in_thread(service, ledger)
+            leave_stream(service)
+        case "raise":
+            raise SystemExit("said goodbye")
+        case "killed":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case _:
+            raise AssertionError(way)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

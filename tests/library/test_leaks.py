@@ -1,0 +1,109 @@
+"""Services come and go, and leave nothing: no thread, task, process, descriptor or hub."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from isthmus.library import BlockingToolService, ToolRequest, ToolService
+from tests.library.possessions import Possessions, left_behind, possessions
+from tests.library.services import pay, raw_server, with_servers
+
+STARTS = 200
+SPAWNING_STARTS = int(os.environ.get("ISTHMUS_STARTS", "20"))
+"""Starts with a process each take a tenth of a second each; `make soak` does as many of them as of the others."""
+
+pytestmark = pytest.mark.xdist_group("library_leaks")
+
+
+@pytest.fixture(scope="module")
+def warm() -> None:
+    """What lasts as long as the program is made with the first process."""
+    with BlockingToolService(with_servers(raw_server())) as tools:
+        assert not tools.failures
+
+
+@pytest.fixture
+def before(warm: None) -> Possessions:
+    """What there is; ask for it after other fixtures, which have things of their own."""
+    return possessions()
+
+
+async def _start_and_stop() -> None:
+    service = ToolService()
+    await service.initialize({"enable_mcp": False})
+    try:
+        result = await service.execute_tool(ToolRequest("echo", parameters={"text": "x"}))
+        assert result.is_success, result
+    finally:
+        await service.shutdown()
+
+
+def test_two_hundred_services_leave_nothing(before: Possessions) -> None:
+    async def all_of_them() -> None:
+        for _ in range(STARTS // 2):
+            await _start_and_stop()
+
+    asyncio.run(all_of_them())
+    for _ in range(STARTS // 2):
+        with BlockingToolService({"enable_mcp": False}) as tools:
+            assert tools.execute_tool(ToolRequest("echo", parameters={"text": "x"})).is_success
+
+    assert left_behind(before) == {}
+
+
+def test_services_with_processes_leave_nothing(before: Possessions) -> None:
+    for number in range(SPAWNING_STARTS):
+        with BlockingToolService(with_servers(raw_server())) as tools:
+            assert tools.execute_tool(pay(str(number))).result_data == str(number)
+
+    assert left_behind(before) == {}
+
+
+def test_a_service_that_cannot_reach_its_servers_leaves_nothing(deaf_port: int, before: Possessions) -> None:
+    servers = [
+        {"name": "missing", "command": "no-such-program-anywhere"},
+        {"name": "deaf", "endpoint": f"http://127.0.0.1:{deaf_port}/mcp"},
+        raw_server("--mode", "die_before_write"),
+    ]
+    with BlockingToolService(with_servers(*servers)) as tools:
+        assert set(tools.failures) == {"missing", "deaf"}
+        tools.execute_tool(pay("dies"))
+
+    assert left_behind(before) == {}
+
+
+def test_an_initialize_that_is_cancelled_at_any_moment_leaves_nothing(before: Possessions) -> None:
+    moments = random.Random(7)
+
+    async def cancelled() -> None:
+        service = ToolService()
+        work = asyncio.create_task(service.initialize(with_servers(raw_server())))
+        await asyncio.sleep(moments.uniform(0, 0.1))
+        work.cancel()
+        await asyncio.wait([work])
+        assert work.cancelled() or work.exception() is None
+        await service.shutdown()
+
+    for _ in range(SPAWNING_STARTS // 2):
+        asyncio.run(cancelled())
+
+    assert left_behind(before) == {}
+
+
+def test_a_service_that_is_shut_down_twice_can_be_used_again(before: Possessions) -> None:
+    async def twice() -> None:
+        service = ToolService()
+        await service.shutdown()
+        for _ in range(2):
+            await service.initialize({"enable_mcp": False})
+            assert "builtin.echo" in await service.list_tools()
+            await asyncio.gather(service.shutdown(), service.shutdown())
+        await service.shutdown()
+
+    asyncio.run(twice())
+
+    assert left_behind(before) == {}

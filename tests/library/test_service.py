@@ -1,0 +1,367 @@
+"""A service and its real servers: how a tool ended, what came while it ran, and what servers have beside tools."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.library import (
+    ConfigurationError,
+    Questions,
+    ServiceClosedError,
+    Tool,
+    ToolContext,
+    ToolExecutionError,
+    ToolNotFoundError,
+    ToolRequest,
+    ToolResult,
+    ToolService,
+    ToolStatus,
+    ToolStreamChunk,
+    UserContext,
+    UserPermissions,
+    tool,
+)
+from isthmus.library.results import CODES, STATUSES, result_from
+from isthmus.model.faults import Bug, Fault, ServerError, leaves
+from isthmus.model.names import ServerName
+from tests.library.services import pay, raw_server, wait_for_line, with_servers
+from tests.peers import content
+from tests.peers.launch import command
+
+pytestmark = pytest.mark.xdist_group("library_service")
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[ToolService]:
+    made = ToolService()
+    await made.initialize(with_servers(raw_server(ledger=tmp_path / "ledger.jsonl")))
+    async with made:
+        yield made
+
+
+def noted(tmp_path: Path, word: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    return [line for line in lines if word in json.dumps(line)]
+
+
+# -- each way of ending ------------------------------------------------------------------------------------------------
+
+
+async def test_a_success_has_the_data_and_the_content(service: ToolService) -> None:
+    result = await service.execute_tool(pay("one", session_id="talk"))
+    assert (result.status, result.result_data, result.error) == (ToolStatus.SUCCESS, "one", None)
+    assert result.tool_name == "raw.pay"
+    assert result.tool_namespace == "raw"
+    assert result.session_id == "talk"
+    assert result.metadata["content"] == [{"type": "text", "text": "one"}]
+    assert result.execution_time is not None
+    assert result.is_success
+    assert result.text == "one"
+
+
+async def test_every_failure_has_its_own_status_and_says_whether_the_tool_ran(service: ToolService) -> None:
+    ada = UserContext("ada", permissions=UserPermissions(["builtin"]))
+    endings = {
+        ToolStatus.NOT_FOUND: ToolRequest("raw.payy"),
+        ToolStatus.UNAUTHORIZED: pay("denied", user_context=ada),
+        ToolStatus.INVALID_PARAMETERS: ToolRequest("raw.pay", parameters={"nonce": 7}),
+        ToolStatus.TIMEOUT: pay("late", "hang", timeout=0.2),
+        ToolStatus.UNAVAILABLE: pay("dying", "die_after_ledger"),
+    }
+    results = {status: await service.execute_tool(request) for status, request in endings.items()}
+    assert {status: result.status for status, result in results.items()} == {status: status for status in endings}
+    errors = {status: result.error for status, result in results.items() if result.error is not None}
+    assert {status: error.code for status, error in errors.items()} == {status: CODES[status] for status in endings}
+    assert {status: error.executed for status, error in errors.items()} == {
+        ToolStatus.NOT_FOUND: "no",
+        ToolStatus.UNAUTHORIZED: "no",
+        ToolStatus.INVALID_PARAMETERS: "no",
+        ToolStatus.TIMEOUT: "unknown",
+        ToolStatus.UNAVAILABLE: "unknown",
+    }
+    assert len({result.error_message for result in results.values()}) == len(endings)
+    assert "raw.pay" in str(results[ToolStatus.NOT_FOUND].error_message)
+    assert "ada" in str(results[ToolStatus.UNAUTHORIZED].error_message)
+
+
+async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(service: ToolService) -> None:
+    result = await service.execute_tool(ToolRequest("raw.pay", parameters={"nonce": object()}))
+    assert result.status is ToolStatus.INVALID_PARAMETERS
+    assert "raw.pay" in str(result.error_message)
+
+
+async def test_a_tool_that_says_no_is_an_error_and_never_a_success(service: ToolService) -> None:
+    class Refusing(Tool):
+        async def execute(self, tool_request: ToolRequest) -> ToolResult:
+            return ToolResult(self.name, ToolStatus.ERROR, error_message="not on a Sunday")
+
+    service.register_tool(Refusing("refuse", "mine"))
+    result = await service.execute_tool(ToolRequest("mine.refuse"))
+    assert result.status is ToolStatus.ERROR
+    assert result.error_message == "not on a Sunday"
+    assert result.error is not None
+    assert result.error.executed == "yes"
+    chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest("refuse"))]
+    assert [(chunk.chunk_type, chunk.is_final) for chunk in chunks] == [("error", True)]
+
+
+def test_every_fault_has_a_status() -> None:
+    reasons = {leaf.reason for leaf in leaves() if leaf is not Fault}
+    assert reasons <= STATUSES.keys()
+    assert STATUSES.keys() <= reasons
+    assert set(CODES) == set(ToolStatus) - {ToolStatus.SUCCESS}
+
+
+def test_what_a_hub_behind_this_one_says_counts_as_said_here() -> None:
+    data = msgspec.Raw(b'{"reason":"timed_out","executed":"unknown","server":"far"}')
+    behind = result_from(ToolRequest("x"), ServerError(ServerName("hub"), -32012, "late", data), "x", None, 0.1)
+    assert (behind.status, behind.error and behind.error.server) == (ToolStatus.TIMEOUT, "far")
+    odd = ServerError(ServerName("s"), -1, "odd", msgspec.Raw(b'{"reason":["x"],"executed":"perhaps"}'))
+    assert result_from(ToolRequest("x"), odd, "x", None, 0.1).status is ToolStatus.ERROR
+    assert result_from(ToolRequest("x"), Bug("1"), "x", None, 0.1).status is ToolStatus.ERROR
+
+
+async def test_a_program_may_not_go_on_with_a_service_that_is_closed(service: ToolService) -> None:
+    await service.shutdown()
+    await service.shutdown()
+    with pytest.raises(ServiceClosedError, match="shut down"):
+        await service.execute_tool(pay("late"))
+    with pytest.raises(ServiceClosedError, match="initialize"):
+        await ToolService().list_tools()
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+async def test_chunks_leave_while_the_tool_runs(service: ToolService, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    stream = service.execute_tool_stream(pay("streamed", f"progress:3,until:{gate}"))
+    begun = [await anext(stream) for _ in range(3)]
+    assert [chunk.chunk_type for chunk in begun] == ["progress"] * 3
+    assert begun[0].content["progress"] is not None
+    gate.touch()  # only now can the tool end
+    rest = [chunk async for chunk in stream]
+    assert [chunk.chunk_type for chunk in rest] == ["data", "complete"]
+    every = [*begun, *rest]
+    assert [chunk.sequence_id for chunk in every] == list(range(5))
+    assert [chunk.is_final for chunk in every] == [False] * 4 + [True]
+    assert [chunk.timestamp for chunk in every] == sorted(chunk.timestamp for chunk in every)
+    assert rest[-1].metadata["result"].result_data == "streamed"
+
+
+async def test_a_server_without_progress_gives_one_piece_of_data_and_the_end(service: ToolService) -> None:
+    chunks = [chunk async for chunk in service.execute_tool_stream(pay("plain"))]
+    assert [(chunk.chunk_type, chunk.content) for chunk in chunks] == [("data", "plain"), ("complete", "plain")]
+
+
+@pytest.mark.parametrize("way", ["aclose", "block", "left behind", "cancelled"])
+async def test_who_stops_reading_cancels_the_tool_at_its_server(service: ToolService, tmp_path: Path, way: str) -> None:
+    request = pay("unwanted", "progress:1,sleep:60")
+    match way:
+        case "aclose":
+            stream = service.execute_tool_stream(request)
+            await anext(stream)
+            await stream.aclose()
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        case "block":
+            async with service.execute_tool_stream(request) as stream:
+                await anext(stream)
+        case "left behind":
+            async for _ in service.execute_tool_stream(request):
+                break
+            gc.collect()
+        case "cancelled":
+            stream = service.execute_tool_stream(request)
+            await anext(stream)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await anext(stream)
+        case _:
+            raise AssertionError(way)
+    await asyncio.to_thread(wait_for_line, tmp_path / "ledger.jsonl", "cancelled")
+
+
+async def test_a_stream_that_nobody_read_does_nothing(service: ToolService, tmp_path: Path) -> None:
+    await service.execute_tool_stream(pay("never")).aclose()
+    await service.execute_tool(pay("after"))
+    assert not noted(tmp_path, "never")
+
+
+async def test_a_tool_of_ones_own_streams_through_the_hub(service: ToolService) -> None:
+    class Counting(Tool):
+        supports_streaming = True  # as plainly as people write it
+
+        async def execute(self, tool_request: ToolRequest) -> ToolResult:
+            raise AssertionError("it streams")
+
+        async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
+            for number in range(tool_request.parameters["upto"]):
+                yield ToolStreamChunk(self.name, "progress", {"progress": number + 1, "message": f"n{number}"})
+            yield ToolStreamChunk(self.name, "complete", {"counted": tool_request.parameters["upto"]}, is_final=True)
+
+    schema = {"type": "object", "properties": {"upto": {"type": "integer"}}, "required": ["upto"]}
+    service.register_tool(Counting("count", description="Count.", parameters_schema=schema))
+    chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest("count", parameters={"upto": 2}))]
+    assert [chunk.chunk_type for chunk in chunks] == ["progress", "progress", "data", "complete"]
+    assert chunks[1].content == {"progress": 2, "message": "n1"}
+    assert chunks[-1].content == {"counted": 2}
+    with pytest.raises(ConfigurationError, match="count"):
+        service.register_tool(Counting("count"))
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["async", "plain", "refusing", "failing"])
+async def test_what_a_tool_asks_back_is_put_to_the_program(kind: str) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(params: dict[str, Any]) -> dict[str, Any] | None:
+        asked.append(params)
+        assert asyncio.get_running_loop() is here
+        return {"colour": "blue"}
+
+    def answer_plainly(params: dict[str, Any]) -> dict[str, Any] | None:
+        return {"action": "accept", "content": {"colour": "green"}}
+
+    def refuse(params: dict[str, Any]) -> None:
+        return None
+
+    def fail(params: dict[str, Any]) -> None:
+        raise LookupError("no paint")
+
+    @tool
+    async def paint(context: ToolContext) -> str:
+        schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+        given = await context.ask("Which colour?", schema)
+        return "unpainted" if given is None else str(given["colour"])
+
+    here = asyncio.get_running_loop()
+    handlers = {"async": answer, "plain": answer_plainly, "refusing": refuse, "failing": fail}
+    painted = {"async": "blue", "plain": "green", "refusing": "unpainted"}
+    try:
+        async with ToolService(questions=Questions(elicitation=handlers[kind])) as service:
+            result = await service.execute_tool(ToolRequest("paint"))
+        if kind == "failing":
+            assert result.status is ToolStatus.ERROR
+            assert "no paint" in str(result.error_message)
+        else:
+            assert result.result_data == {"result": painted[kind]}
+        if kind == "async":
+            assert asked[0]["message"] == "Which colour?"
+    finally:
+        tool.remove("paint")
+
+
+# -- what there is beside tools ----------------------------------------------------------------------------------------
+
+
+async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
+    program, *words = command("full_fastmcp", "--transport", "stdio")
+    async with ToolService() as service:
+        await service.shutdown()
+    service = ToolService()
+    await service.initialize(with_servers({"name": "full", "command": program, "args": words}))
+    async with service:
+        prompts = {prompt["name"]: prompt for prompt in await service.list_prompts()}
+        assert prompts[f"full.{content.GREET_PROMPT}"]["arguments"][0]["name"] == "name"
+        written = await service.get_prompt(f"full.{content.GREET_PROMPT}", {"name": "Ada"})
+        assert "Ada" in json.dumps(written["messages"])
+        uris = [resource["uri"] for resource in await service.list_resources()]
+        assert content.WATCHED_URI in uris
+        assert (await service.read_resource(content.WATCHED_URI))[0]["uri"] == content.WATCHED_URI
+        assert await asyncio.to_thread(service.blocking.read_resource, content.WATCHED_URI)
+        with pytest.raises(ToolExecutionError, match="note://nowhere") as unread:
+            await service.read_resource("note://nowhere/at/all")
+        assert unread.value.result is not None
+        with pytest.raises(ToolExecutionError, match="no_such") as unknown:
+            await service.get_prompt("full.no_such")
+        assert unknown.value.result is not None
+        assert unknown.value.result.status is ToolStatus.NOT_FOUND
+
+
+# -- what it is made of ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mcp_servers": "x"}, "mcp_servers must be a list"),
+        ({"mcp_servers": [{"endpoint": "http://h/mcp"}]}, "must have a name"),
+        ({"mcp_servers": [{"name": "a.b", "endpoint": "http://h/mcp"}]}, "a.b"),
+        ({"mcp_servers": [{"name": "a"}]}, "endpoint"),
+        ({"mcp_servers": [{"name": "a", "transport": "stdio"}]}, "command"),
+        ({"mcp_servers": [{"name": "a", "transport": "pigeon", "url": "http://h"}]}, "pigeon"),
+        ({"mcp_servers": [{"name": "a", "endpoint": "ftp://h/mcp"}]}, "http://"),
+        ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "timeout": 0}]}, "1 to 300"),
+        ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "timeout": True}]}, "1 to 300"),
+        ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "timeout": 301}]}, "1 to 300"),
+        ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "colour": 1}]}, "colour"),
+        (
+            {"mcp_servers": [{"name": "a", "endpoint": "http://h"}, {"name": "a", "endpoint": "http://i"}]},
+            "two servers",
+        ),
+        ({"mcp_servers": [{"name": "builtin", "endpoint": "http://h/mcp"}]}, "builtin"),
+        ({"mcp_servers": [7]}, "dictionary"),
+        ({"enable_mcp": "yes"}, "enable_mcp"),
+        ({"mcp_server": []}, "mcp_server is unknown"),
+        ({"mcpServers": {}}, "path"),
+        ({"tool_service": 3}, "tool_service"),
+        ("/no/such/isthmus.toml", "isthmus.toml"),
+    ],
+)
+async def test_what_cannot_be_used_is_told_by_name(given: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        await ToolService().initialize(given)
+
+
+async def test_a_file_says_what_there_is(tmp_path: Path) -> None:
+    program, *words = command("raw_server", "--transport", "stdio")
+    entries = {"paid": {"command": program, "args": words}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
+    service = ToolService()
+    await service.initialize(tmp_path / "mcp.json")
+    async with service:
+        assert "paid.pay" in await service.list_tools()
+        with pytest.raises(ConfigurationError, match="already"):
+            await service.initialize()
+
+
+async def test_a_server_that_failed_is_listed_and_has_no_tools(deaf_port: int) -> None:
+    service = ToolService()
+    dead = {"name": "dead", "endpoint": f"http://127.0.0.1:{deaf_port}/mcp"}
+    await service.initialize({"tool_service": {"enable_mcp": True, "mcp_servers": [dead, raw_server()]}})
+    async with service:
+        assert list(service.failures) == ["dead"]
+        assert not [name for name in await service.list_tools() if name.startswith("dead.")]
+        assert "raw.pay" in service._tools
+        with pytest.raises(ToolNotFoundError, match="not connected"):
+            service.get_tool("dead.anything")
+
+
+async def test_nothing_is_connected_unless_it_is_enabled() -> None:
+    service = ToolService()
+    await service.initialize({"enable_mcp": False, "mcp_servers": [raw_server()]})
+    async with service:
+        assert await service.list_tools() == ["builtin.echo", "builtin.timestamp", "builtin.chat_log"]
+
+
+async def test_changes_are_told_and_seen_without_listing_again(service: ToolService) -> None:
+    changed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stop = service.watch(lambda: loop.call_soon_threadsafe(changed.set))
+    await service.execute_tool(ToolRequest("raw.grow", parameters={"name": "sprout"}))
+    async with asyncio.timeout(20):
+        while "raw.sprout" not in await service.list_tools():
+            await changed.wait()
+            changed.clear()
+    stop()

@@ -1,0 +1,195 @@
+"""The same service for programs that do not await: from any thread, with or without a loop running in it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.library import (
+    BlockingToolService,
+    ServiceClosedError,
+    ToolRequest,
+    ToolService,
+    ToolStatus,
+    WrongThreadError,
+    tool,
+)
+from tests.conftest import children
+from tests.library.possessions import left_behind, possessions
+from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
+
+pytestmark = pytest.mark.xdist_group("library_sync")
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sync") / "ledger.jsonl"
+
+
+@pytest.fixture(scope="module")
+def service(ledger: Path) -> Iterator[ToolService]:
+    """One service for all tests, each of which has a loop of its own, or none; made on yet another one."""
+    made = ToolService()
+    asyncio.run(made.initialize(with_servers(raw_server(ledger=ledger))))
+    yield made
+    asyncio.run(made.shutdown())
+
+
+@contextmanager
+def interrupting(moment: Callable[[], None]) -> Iterator[None]:
+    """Send this thread SIGINT once `moment` returns."""
+    interrupted = threading.get_ident()
+
+    def interrupt() -> None:
+        moment()
+        signal.pthread_kill(interrupted, signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    yield
+    helper.join()
+
+
+def test_a_thread_without_a_loop_calls_lists_and_reads(service: ToolService) -> None:
+    assert service.blocking.execute_tool(pay("plain")).result_data == "plain"
+    assert {"raw.pay", "builtin.echo"} <= set(service.blocking.list_tools())
+
+
+async def test_a_blocking_call_works_where_a_loop_runs_as_in_a_notebook(service: ToolService) -> None:
+    before = asyncio.current_task()
+
+    assert service.blocking.execute_tool(pay("notebook")).result_data == "notebook"
+
+    assert asyncio.current_task() is before
+    assert (await service.execute_tool(pay("awaited"))).result_data == "awaited"
+
+
+@pytest.mark.parametrize("turn", range(3))
+async def test_each_loop_uses_the_same_service(service: ToolService, turn: int) -> None:
+    both = await asyncio.gather(service.execute_tool(pay(f"a{turn}")), service.execute_tool(pay(f"b{turn}")))
+
+    assert [result.result_data for result in both] == [f"a{turn}", f"b{turn}"]
+
+
+async def test_a_worker_thread_of_a_loop_calls(service: ToolService) -> None:
+    assert (await asyncio.to_thread(service.blocking.execute_tool, pay("worker"))).result_data == "worker"
+
+
+def test_chunks_come_to_a_thread_while_the_tool_runs(service: ToolService, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    kinds = []
+    for chunk in service.blocking.execute_tool_stream(pay("gated", f"progress:2,until:{gate}")):
+        kinds.append(chunk.chunk_type)
+        if chunk.chunk_type == "progress":
+            gate.touch()  # the tool ends only now, so what we have was said before its end
+
+    assert kinds == ["progress", "progress", "data", "complete"]
+
+
+def test_a_stream_that_is_left_is_cancelled_at_the_server(service: ToolService, ledger: Path) -> None:
+    for chunk in service.blocking.execute_tool_stream(pay("left", "progress:1,sleep:60")):
+        assert chunk.chunk_type == "progress"
+        break
+
+    wait_for_line(ledger, '"cancelled": "left"')
+
+
+def test_an_interrupted_call_is_cancelled_at_the_server(service: ToolService, ledger: Path) -> None:
+    with interrupting(lambda: wait_for_line(ledger, '"nonce": "interrupted"')), pytest.raises(KeyboardInterrupt):
+        service.blocking.execute_tool(pay("interrupted", "sleep:60"))
+
+    wait_for_line(ledger, '"cancelled": "interrupted"')
+
+
+def test_an_interrupted_initialize_leaves_no_process(service: ToolService) -> None:
+    before = possessions()
+
+    def until_there_is_one() -> None:
+        while not children() - before.processes:
+            time.sleep(POLL_SECONDS)  # it has no other way to tell
+
+    with interrupting(until_there_is_one), pytest.raises(KeyboardInterrupt):
+        BlockingToolService(with_servers(raw_server("--mode", "hang_init"))).initialize()
+
+    assert left_behind(before) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "trouble"),
+    [
+        ({"timeout": "soon"}, "timeout must be a number of seconds from 0 on, not 'soon'"),
+        ({"timeout": float("nan")}, "timeout must be a number of seconds from 0 on, not nan"),
+        ({"session_id": "a\nb"}, "session_id must be printable text, not 'a\\nb'"),
+        ({"session_id": 5}, "session_id must be printable text, not 5"),
+    ],
+)
+def test_a_request_that_cannot_be_made_is_told_so(service: ToolService, fields: dict[str, Any], trouble: str) -> None:
+    result = service.blocking.execute_tool(pay("never", **fields))
+
+    assert (result.status, result.error_message) == (ToolStatus.INVALID_PARAMETERS, trouble)
+
+
+def test_the_timeout_of_a_request_is_not_what_a_call_costs(service: ToolService) -> None:
+    result = service.blocking.execute_tool(pay("quick", timeout=300))
+
+    assert result.result_data == "quick"
+    assert result.execution_time is not None
+    assert result.execution_time < 60
+
+
+def test_an_async_tool_that_blocks_its_own_loop_is_told_what_to_do(service: ToolService) -> None:
+    tools = service.blocking
+    waits: dict[str, Callable[[], object]] = {
+        "execute_tool": lambda: tools.execute_tool(pay("never")),
+        "execute_tool_stream": lambda: list(tools.execute_tool_stream(pay("never"))),
+        "list_prompts": tools.list_prompts,
+        "read_resource": lambda: tools.read_resource("memo://x"),
+        "initialize": BlockingToolService().initialize,
+        "shutdown": tools.shutdown,
+    }
+    said: dict[str, str] = {}
+
+    @tool
+    async def impatient() -> str:
+        """Wait for oneself."""
+        for name, wait in waits.items():
+            try:
+                wait()
+            except WrongThreadError as error:
+                said[name] = str(error)
+        return str((await service.execute_tool(pay("patient"))).result_data)
+
+    try:
+        assert tools.execute_tool(ToolRequest("impatient")).text == "patient"
+    finally:
+        tool.remove("impatient")
+    assert said.keys() == waits.keys()
+    assert all("await the service's own methods" in advice for advice in said.values())
+
+
+def test_a_plain_tool_may_block(service: ToolService) -> None:
+    @tool
+    def patient() -> str:
+        """Ask another tool."""
+        return str(service.blocking.execute_tool(pay("asked by a tool")).result_data)
+
+    try:
+        assert service.blocking.execute_tool(ToolRequest("patient")).text == "asked by a tool"
+    finally:
+        tool.remove("patient")
+
+
+def test_a_service_by_itself_needs_no_loop_at_all(tmp_path: Path) -> None:
+    with BlockingToolService(with_servers(raw_server(ledger=tmp_path / "ledger"))) as tools:
+        assert tools.execute_tool(pay("alone")).result_data == "alone"
+
+    with pytest.raises(ServiceClosedError, match="shut down"):
+        tools.execute_tool(pay("late"))

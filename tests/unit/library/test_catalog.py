@@ -1,0 +1,222 @@
+"""A catalog finds the one tool that is meant, or says why there is none, and shows tools as their servers gave them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from isthmus.core.catalog.view import Route
+from isthmus.library.catalog import Catalog
+from isthmus.library.contracts import UniversalTool
+from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError
+from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
+from tests.unit.core.doubles import raw, tool
+from tests.unit.library.catalogs import HUB, attached_to, catalog_of, routes_of, user
+
+SHELF = catalog_of("builtin.echo", "files.a.b", "files.read", "files.search", "my-web.search", "web.echo", "web.fetch")
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "meant"),
+    [
+        ("files.read", None, "files.read"),
+        ("files.a.b", None, "files.a.b"),
+        ("a.b", None, "files.a.b"),
+        ("read", None, "files.read"),
+        ("echo", None, "builtin.echo"),
+        ("mcp.echo", None, "web.echo"),
+        ("mcp.fetch", None, "web.fetch"),
+        ("mcp_web_fetch", None, "web.fetch"),
+        ("mcp_my_web_search", None, "my-web.search"),
+        ("mcp_builtin_echo", None, "builtin.echo"),
+        ("read", "", "files.read"),
+        ("read", "files", "files.read"),
+        ("a.b", "files", "files.a.b"),
+        ("files.read", "files", "files.read"),
+        ("mcp_files_read", "files", "files.read"),
+        ("search", "my-web", "my-web.search"),
+        ("echo", "mcp", "web.echo"),
+        ("web.echo", "mcp", "web.echo"),
+        ("echo", "web", "web.echo"),
+    ],
+)
+def test_every_form_of_a_name_leads_to_its_tool(name: str, namespace: str | None, meant: str) -> None:
+    assert SHELF.resolve(name, namespace).full_name == meant
+    assert SHELF.resolve(name, namespace).full_name == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace"),
+    [("e", None), ("earc", None), ("read", "web"), ("files.read", "web"), ("mcp_files_read", "web"), ("", None),
+     ("builtin.echo", "mcp"), ("mcp.read_", None), ("FILES.READ", None), ("read", "files."), ("mcp", None)],
+)  # fmt: skip
+def test_a_part_of_a_name_or_another_servers_is_no_name(name: str, namespace: str | None) -> None:
+    with pytest.raises(ToolNotFoundError):
+        SHELF.resolve(name, namespace)
+
+
+@pytest.mark.parametrize("name", ["search", "mcp.search"])
+def test_a_name_of_several_tools_is_an_error_that_names_them(name: str) -> None:
+    with pytest.raises(AmbiguousToolError, match="use one of these full names") as several:
+        SHELF.resolve(name)
+    assert several.value.candidates == ("files.search", "my-web.search")
+
+
+def test_a_tool_called_as_language_models_call_another_takes_nobodys_name() -> None:
+    shelf = catalog_of("files.read", "rogue.mcp_files_read")
+    with pytest.raises(AmbiguousToolError) as several:
+        shelf.resolve("mcp_files_read")
+    assert several.value.candidates == ("files.read", "rogue.mcp_files_read")
+    with pytest.raises(AmbiguousToolError) as more:
+        catalog_of("files.read", "rogue.mcp_files_read", "rascal.mcp_files_read").resolve("mcp_files_read")
+    assert more.value.candidates == ("files.read", "rascal.mcp_files_read", "rogue.mcp_files_read")
+    assert shelf.resolve("mcp_files_read", "files").full_name == "files.read"
+    found = shelf.by_llm_name("mcp_files_read")
+    assert found is not None
+    assert found.full_name == "files.read"
+
+
+def test_a_tool_called_as_another_of_its_server_in_full_does_not_stand_in_for_it() -> None:
+    shelf = catalog_of("files.read", "files.files.read")
+    assert shelf.resolve("files.read", "files").full_name == "files.read"
+    assert shelf.resolve("files.files.read", "files").full_name == "files.files.read"
+
+
+def test_a_near_miss_is_a_suggestion() -> None:
+    with pytest.raises(ToolNotFoundError, match=r"Did you mean files.read") as unknown:
+        SHELF.resolve("files.raed")
+    assert unknown.value.suggestions[0] == "files.read"
+    with pytest.raises(ToolNotFoundError, match=r"Did you mean web.fetch"):
+        SHELF.resolve("fetsh")
+
+
+def test_a_tool_of_a_server_that_did_not_come_is_missed_with_the_reason() -> None:
+    shelf = catalog_of("files.read", missing={"web": "connection refused"})
+    for name, namespace in (("web.read", None), ("read", "web")):
+        with pytest.raises(ToolNotFoundError, match="Server web is not connected: connection refused") as unknown:
+            shelf.resolve(name, namespace)
+        assert unknown.value.suggestions == ()
+    with pytest.raises(ToolNotFoundError, match="Not connected, so not listed: web"):
+        shelf.resolve("fetch")
+
+
+def test_every_tool_has_its_own_name_for_language_models() -> None:
+    shelf = catalog_of("web.search_query", "web_search.query", "web.读", "s." + "x" * 128)
+    names = [entry.llm_name for entry in shelf.entries.values()]
+    assert len(set(names)) == len(names)
+    for entry in shelf.entries.values():
+        assert shelf.resolve(entry.llm_name) is shelf.by_llm_name(entry.llm_name) is entry
+    assert shelf.by_llm_name("web.读") is None
+
+
+# -- a hub elsewhere -----------------------------------------------------------------------------------------------
+
+
+def test_the_tools_of_a_hub_elsewhere_are_called_as_it_calls_them() -> None:
+    shelf = attached_to("files.read", "files.a.b", "builtin.echo", "web.read")
+    entry = shelf.resolve("a.b")
+    assert (entry.server, entry.name, entry.exposed, entry.surface) == ("files", "a.b", "files.a.b", HUB)
+    assert shelf.resolve("echo").full_name == "builtin.echo"
+    with pytest.raises(AmbiguousToolError):
+        shelf.resolve("read")
+
+
+def test_a_hub_that_names_tools_for_language_models_is_taken_at_its_word() -> None:
+    shelf = attached_to("mcp_files_read", "读")
+    entry = shelf.resolve("mcp_files_read")
+    assert (entry.full_name, entry.namespace, entry.llm_name) == ("mcp_files_read", None, "mcp_files_read")
+    assert entry.tool.required_permissions == ["mcp_files_read"]
+    assert shelf.may_use(user("mcp_files_read"), entry)
+    assert not shelf.may_use(user("files.read"), entry)
+    assert shelf.resolve("读").llm_name.isascii()
+
+
+def test_of_two_tables_the_first_holds() -> None:
+    here = Surface(server=ServerName("builtin"))
+    own = routes_of(tool("echo", "builtin"), tool("mine", "builtin"), surface=here)
+    shelf = Catalog({HUB: routes_of(tool("builtin.echo", "hub"), surface=HUB), here: own})
+    assert {name: entry.surface for name, entry in shelf.entries.items()} == {
+        "builtin.echo": HUB,
+        "builtin.mine": here,
+    }
+
+
+# -- tools ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tool_is_shown_as_its_server_describes_it() -> None:
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}}
+    described = tool(
+        "read",
+        description="Reads a file.",
+        title="Read",
+        inputSchema=schema,
+        outputSchema={"type": "object"},
+        annotations={"readOnlyHint": True},
+    )
+    assert Catalog({EVERYTHING: routes_of(described)}).resolve("read").tool == UniversalTool(
+        "files.read",
+        "Reads a file.",
+        schema,
+        "files",
+        ["files.read"],
+        supports_streaming=True,
+        metadata={
+            "title": "Read",
+            "annotations": {"readOnlyHint": True},
+            "output_schema": {"type": "object"},
+            "llm_name": "mcp_files_read",
+        },
+    )
+
+
+def test_the_digest_changes_with_what_is_said_of_a_tool() -> None:
+    digests = [
+        Catalog({EVERYTHING: routes_of(tool("read", description=text))}).resolve("read").digest
+        for text in ("Reads.", "Reads.", "Reads a file.")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_whoever_changes_a_tool_changes_it_for_nobody_else() -> None:
+    entry = Catalog({EVERYTHING: routes_of(tool("read", inputSchema={"type": "object"}))}).resolve("read")
+    entry.tool.parameters_schema["type"] = "string"
+    assert entry.tool.parameters_schema == {"type": "object"}
+
+
+@pytest.mark.parametrize("nonsense", [raw([1]), raw(7), msgspec.Raw(b"{"), msgspec.Raw(b"[" * 100_000)])
+def test_nonsense_in_a_description_costs_that_member_only(nonsense: msgspec.Raw) -> None:
+    members = dict.fromkeys(["description", "inputSchema", "title", "annotations", "outputSchema"], nonsense)
+    odd = Tool(ServerName("files"), FeatureName("read"), members, b"")
+    shown = Catalog({EVERYTHING: {"files.read": Route(odd, "files.read")}}).resolve("files.read").tool
+    assert shown == UniversalTool(
+        "files.read", "", {}, "files", ["files.read"], supports_streaming=True, metadata={"llm_name": "mcp_files_read"}
+    )
+
+
+# -- permissions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("permissions", "denied", "names"),
+    [
+        ([], (), ["builtin.echo"]),
+        (["files"], (), ["files.a.b", "files.read", "files.search"]),
+        (["files.*", "web.fetch"], ["files.a.b"], ["files.read", "files.search", "web.fetch"]),
+        (["*"], ["files", "web", "my-web"], ["builtin.echo"]),
+        (["read"], (), []),
+    ],
+)
+def test_a_user_reaches_what_its_permissions_cover(permissions: list[str], denied: object, names: list[str]) -> None:
+    who = user(*permissions, denied=denied)
+    assert [entry.full_name for entry in SHELF.reachable(who)] == names
+    assert [name for name, entry in SHELF.entries.items() if SHELF.may_use(who, entry)] == names
+
+
+def test_a_program_reaches_everything() -> None:
+    assert SHELF.reachable(None) == list(SHELF.entries.values())

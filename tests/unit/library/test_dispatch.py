@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from isthmus.library import (
+    BlockingToolService,
+    Dispatcher,
+    ToolContext,
+    ToolService,
+    UserContext,
+    UserPermissions,
+    tool,
+)
+from isthmus.library.contracts import ToolResult, ToolStatus
+from isthmus.library.dispatch import Dispatched, ModelCall, Provider, calls_in, messages_for
+
+ECHO = "mcp_builtin_echo"
+IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[ToolService]:
+    async with ToolService() as made:
+        yield made
+
+
+# -- what a provider is sent -------------------------------------------------------------------------------------------
+
+
+async def test_tools_have_the_form_of_each_provider(service: ToolService) -> None:
+    dispatcher = Dispatcher(service, ["echo"])
+    (chat,) = await dispatcher.tools()
+    (responses,) = await dispatcher.tools("responses")
+    (anthropic,) = await dispatcher.tools("anthropic")
+    (gemini,) = await dispatcher.tools("gemini")
+    schema = chat["function"]["parameters"]
+    assert schema["type"] == "object"
+    assert (chat["type"], chat["function"]["name"]) == ("function", ECHO)
+    assert (responses["type"], responses["name"], responses["strict"]) == ("function", ECHO, False)
+    assert (anthropic["name"], anthropic["input_schema"]) == (ECHO, schema)
+    assert [each["name"] for each in gemini["functionDeclarations"]] == [ECHO]
+    with pytest.raises(ValueError, match="'openia'"):
+        await dispatcher.tools("openia")  # type: ignore[arg-type]
+
+
+# -- what a model replied ----------------------------------------------------------------------------------------------
+
+CHAT = {"id": "c1", "type": "function", "function": {"name": ECHO, "arguments": '{"text":"hi"}'}}
+RESPONSES = {"type": "function_call", "id": "fc", "call_id": "c1", "name": ECHO, "arguments": '{"text":"hi"}'}
+ANTHROPIC = {"type": "tool_use", "id": "c1", "name": ECHO, "input": {"text": "hi"}}
+GEMINI = {"functionCall": {"id": "c1", "name": ECHO, "args": {"text": "hi"}}}
+
+
+@pytest.mark.parametrize(
+    ("provider", "reply"),
+    [
+        ("openai", CHAT),
+        ("openai", [CHAT]),
+        ("openai", {"role": "assistant", "content": None, "tool_calls": [CHAT]}),
+        ("openai", {"choices": [{"index": 0, "message": {"content": "let me see", "tool_calls": [CHAT]}}]}),
+        ("responses", RESPONSES),
+        ("responses", {"output": [{"type": "reasoning", "summary": []}, RESPONSES]}),
+        ("anthropic", ANTHROPIC),
+        ("anthropic", {"role": "assistant", "content": [{"type": "text", "text": "let me see"}, ANTHROPIC]}),
+        ("gemini", GEMINI),
+        ("gemini", {"function_call": GEMINI["functionCall"]}),
+        ("gemini", {"candidates": [{"content": {"role": "model", "parts": [{"text": "let me see"}, GEMINI]}}]}),
+    ],
+)
+def test_calls_are_found_in_the_replies_of_each_provider(provider: Provider, reply: Any) -> None:
+    assert calls_in(reply) == [ModelCall(provider, "c1", ECHO, {"text": "hi"})]
+
+
+class Function(BaseModel):
+    name: str
+    arguments: str
+
+
+class Call(BaseModel):
+    id: str
+    function: Function
+
+
+class Part(BaseModel):
+    function_call: dict[str, Any] | None = Field(default=None, serialization_alias="functionCall")
+    text: str | None = None
+
+
+def test_a_provider_s_own_objects_are_understood() -> None:
+    (call,) = calls_in([Call(id="c1", function=Function(name=ECHO, arguments="{}"))])
+    assert call == ModelCall("openai", "c1", ECHO, {})
+    (call,) = calls_in([Part(text="let me see"), Part(function_call={"name": ECHO})])
+    assert call == ModelCall("gemini", None, ECHO, {})
+
+
+@pytest.mark.parametrize("reply", ["hello", None, 7, {}, [], {"content": "hello"}, {"choices": []}, {"type": "text"}])
+def test_a_reply_without_calls_has_none(reply: Any) -> None:
+    assert calls_in(reply) == []
+
+
+# -- from the call to the answer ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (CHAT, {"role": "tool", "tool_call_id": "c1", "content": "hi"}),
+        (RESPONSES, {"type": "function_call_output", "call_id": "c1", "output": "hi"}),
+        (
+            ANTHROPIC,
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "hi"}]}],
+            },
+        ),
+    ],
+)
+async def test_each_provider_gets_its_own_message(service: ToolService, call: Any, message: dict[str, Any]) -> None:
+    assert await Dispatcher(service).dispatch(call) == [message]
+    assert await asyncio.to_thread(Dispatcher(service).dispatch_blocking, call) == [message]
+
+
+async def test_gemini_is_answered_in_its_own_words(service: ToolService) -> None:
+    (message,) = await Dispatcher(service).dispatch(GEMINI)
+    assert message["role"] == "user"
+    (part,) = message["parts"]
+    assert (part["functionResponse"]["name"], part["functionResponse"]["id"]) == (ECHO, "c1")
+    assert "hi" in json.dumps(part["functionResponse"]["response"]["output"])
+    (message,) = await Dispatcher(service).dispatch({"functionCall": {"name": "nothing"}})
+    assert "There is no tool 'nothing'" in message["parts"][0]["functionResponse"]["response"]["error"]
+
+
+def test_calls_of_one_reply_are_answered_in_one_message_where_that_is_wanted() -> None:
+    done = [
+        Dispatched(ModelCall("anthropic", str(number), "f", {}), ToolResult("f", ToolStatus.SUCCESS))
+        for number in range(3)
+    ]
+    (message,) = messages_for(done)
+    assert [block["tool_use_id"] for block in message["content"]] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "shown"),
+    [
+        ("openai", "a pixel\n[image image/png, 3 bytes]"),
+        (
+            "responses",
+            [
+                {"type": "input_text", "text": "a pixel"},
+                {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+            ],
+        ),
+        (
+            "anthropic",
+            [
+                {"type": "text", "text": "a pixel"},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+            ],
+        ),
+    ],
+)
+def test_pictures_are_shown_where_the_provider_takes_them(provider: Provider, shown: Any) -> None:
+    result = ToolResult("f", ToolStatus.SUCCESS, metadata={"content": [{"type": "text", "text": "a pixel"}, IMAGE]})
+    (message,) = messages_for([Dispatched(ModelCall(provider, "c1", "f", {}), result)])
+    block = message["content"][0] if provider == "anthropic" else message
+    assert (block["output"] if provider == "responses" else block["content"]) == shown
+
+
+ANN = UserContext("ann", permissions=UserPermissions(["builtin.echo"]))
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "words"),
+    [
+        ({**ANTHROPIC, "name": "mcp_builtin_ehco"}, "not_found", "Did you mean mcp_builtin_echo"),
+        ({**ANTHROPIC, "name": "mcp_builtin_timestamp"}, "unauthorized", "'ann' may not use builtin.timestamp"),
+        ({**ANTHROPIC, "input": {"text": 7}}, "invalid_parameters", "text"),
+        ({**ANTHROPIC, "input": [7]}, "invalid_parameters", "not a JSON object"),
+        ({**RESPONSES, "arguments": "{nonsense"}, "invalid_parameters", "not a JSON object"),
+    ],
+)
+async def test_a_call_that_cannot_be_executed_is_answered_with_why(
+    service: ToolService, call: Any, status: str, words: str
+) -> None:
+    (done,) = await Dispatcher(service, user_context=ANN).execute(call)
+    assert done.result.status == status
+    assert words in json.dumps(messages_for([done]))
+
+
+async def test_a_failure_is_marked_where_the_provider_has_a_mark(service: ToolService) -> None:
+    (message,) = await Dispatcher(service).dispatch({**ANTHROPIC, "input": {}})
+    assert message["content"][0]["is_error"] is True
+
+
+async def test_what_was_not_selected_cannot_be_called(service: ToolService) -> None:
+    (done,) = await Dispatcher(service, ["timestamp"]).execute(CHAT)
+    assert done.result.status == "not_found"
+
+
+async def test_a_call_waits_for_approval(service: ToolService) -> None:
+    dispatcher = Dispatcher(service, needs_approval=["echo"])
+    assert [call.id for call in await dispatcher.waiting([CHAT])] == ["c1"]
+    assert [call.id for call in await dispatcher.waiting([{**CHAT, "function": {"name": "unknown"}}])] == []
+    (refused,) = await dispatcher.execute(CHAT)
+    (agreed,) = await dispatcher.execute(CHAT, approved=["c1"])
+    assert (refused.result.status, agreed.result.status) == ("unauthorized", "success")
+
+
+@pytest.fixture
+def meeting() -> Iterator[None]:
+    """A tool that ends only when as many as it is told to have come."""
+    come: list[str] = []
+    all_there: dict[str, asyncio.Event] = {}
+
+    @tool
+    async def meeting(name: str, count: int, context: ToolContext) -> str:
+        """Wait for the others."""
+        event = all_there.setdefault("here", asyncio.Event())
+        come.append(name)
+        context.progress(len(come), count)
+        if len(come) == count:
+            event.set()
+        await event.wait()
+        return f"{name} in {context.session}"
+
+    yield
+    tool.remove("meeting")
+
+
+@pytest.mark.usefixtures("meeting")
+async def test_calls_of_one_reply_run_side_by_side_and_are_answered_in_order(service: ToolService) -> None:
+    heard: list[float] = []
+    dispatcher = Dispatcher(
+        service, ["meeting"], session_id="room", on_event=lambda chunk: heard.append(chunk.content["progress"])
+    )
+    calls = [
+        {"type": "tool_use", "id": name, "name": "mcp_builtin_meeting", "input": {"name": name, "count": 3}}
+        for name in ("ann", "bob", "eve")
+    ]
+    (message,) = await asyncio.wait_for(dispatcher.dispatch(calls), 10)
+    assert [block["content"][0]["text"] for block in message["content"]] == [
+        "ann in room",
+        "bob in room",
+        "eve in room",
+    ]
+    assert sorted(heard) == [1, 2, 3]
+
+
+def test_without_asyncio_calls_are_executed_one_after_the_other() -> None:
+    with BlockingToolService() as tools:
+        dispatcher = Dispatcher(tools.service)
+        assert ECHO in [each["name"] for each in dispatcher.tools_blocking("anthropic")]
+        work = dispatcher.execute([{**CHAT, "function": {"name": "nothing"}}, {**CHAT, "function": {"name": "nobody"}}])
+        with pytest.raises(StopIteration) as ended:  # nothing has to be waited for
+            work.send(None)
+    assert [done.result.tool_name for done in ended.value.value] == ["nothing", "nobody"]

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.library.contracts import ErrorCode, ErrorPayload, ToolResult, ToolStatus
+from isthmus.library.parts import Image, Text, parts_of, record_of, said_by, value_of
+
+
+def answered(*content: dict[str, Any], structured: Any = None, status: ToolStatus = ToolStatus.SUCCESS) -> ToolResult:
+    metadata = {"content": list(content), "structured": structured is not None}
+    return ToolResult("docs.read", status, "docs", structured, metadata=metadata)
+
+
+def test_text_and_images_stay_in_their_order() -> None:
+    image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    result = answered({"type": "text", "text": "before"}, image, {"type": "text", "text": "after"})
+    assert parts_of(result) == [Text("before"), Image("AAAA", "image/png"), Text("after")]
+    assert Image("AAAA", "image/png").url == "data:image/png;base64,AAAA"
+    assert said_by(result) == "before\n[image image/png, 3 bytes]\nafter"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "image", "data": "AAAA", "mimeType": "text/html"},
+        {"type": "image", "data": 7, "mimeType": "image/png"},
+        {"type": "image"},
+        {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
+        {"type": "text"},
+        {"type": ["text"]},
+        {},
+    ],
+)
+def test_a_block_that_is_not_what_it_says_is_shown_in_words(block: dict[str, Any]) -> None:
+    (part,) = parts_of(answered(block))
+    assert isinstance(part, Text)
+
+
+def test_structured_content_without_words_is_shown_as_json() -> None:
+    assert said_by(answered(structured={"found": [1, 2]})) == '{"found":[1,2]}'
+    assert said_by(answered({"type": "text", "text": "two"}, structured={"found": [1, 2]})) == "two"
+    assert said_by(answered()) == ""
+
+
+def test_of_a_failure_the_reason_is_shown() -> None:
+    said = answered({"type": "text", "text": "it is closed"}, status=ToolStatus.ERROR)
+    late = ToolResult("docs.read", ToolStatus.TIMEOUT, error_message="docs.read took longer than 1 s")
+    mute = ToolResult("docs.read", ToolStatus.TIMEOUT)
+    assert said_by(said) == "it is closed"
+    assert said_by(late) == "docs.read took longer than 1 s"
+    assert said_by(mute) == "docs.read failed: timeout"
+
+
+def test_the_record_is_plain_json_with_how_it_ended() -> None:
+    record = record_of(answered(structured=[1]))
+    assert (record["status"], record["tool"], record["server"]) == ("success", "docs.read", "docs")
+    assert record["structured_content"] == [1]
+    assert type(record["status"]) is str
+    error = ErrorPayload(ErrorCode.TOOL_TIMEOUT, "too late", "unknown", "timed_out", "docs")
+    failed = record_of(ToolResult("docs.read", ToolStatus.TIMEOUT, error=error))
+    assert (failed["error"]["code"], failed["error"]["executed"]) == ("tool.timeout", "unknown")
+    assert type(failed["error"]["code"]) is str
+    assert "structured_content" not in failed
+
+
+def test_the_value_is_what_the_tool_returned() -> None:
+    assert value_of(answered(structured={"result": [1]})) == [1]
+    assert value_of(answered(structured={"result": [1], "more": 2})) == {"result": [1], "more": 2}
+    assert value_of(answered({"type": "text", "text": "words"})) == "words"

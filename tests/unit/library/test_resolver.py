@@ -1,0 +1,52 @@
+"""Lists of names become lists of tools, or one error that says everything that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolNotFoundError, UnresolvedToolsError
+from isthmus.library.resolver import ToolResolver
+from tests.unit.library.catalogs import Shelf, user
+
+RESOLVER = ToolResolver(Shelf("builtin.echo", "files.read", "files.search", "web.search", "web.weather"))
+
+
+async def test_tools_come_in_the_order_of_their_names_each_once() -> None:
+    tools = await RESOLVER.resolve_tools(["weather", "echo", "files.search", "web.weather", "mcp_web_weather"])
+    assert [tool.name for tool in tools] == ["web.weather", "builtin.echo", "files.search"]
+
+
+async def test_no_names_are_no_tools() -> None:
+    assert await RESOLVER.resolve_tools([]) == []
+
+
+async def test_one_text_is_one_name_and_not_its_letters() -> None:
+    assert [tool.name for tool in await RESOLVER.resolve_tools("echo")] == ["builtin.echo"]
+
+
+async def test_one_tool_is_resolved_by_itself() -> None:
+    assert (await RESOLVER.resolve_tool("mcp.weather")).name == "web.weather"
+
+
+async def test_one_wrong_name_is_its_own_error() -> None:
+    with pytest.raises(ToolNotFoundError, match=r"no tool 'wether'. Did you mean web.weather\?"):
+        await RESOLVER.resolve_tools(["echo", "wether"])
+    with pytest.raises(AmbiguousToolError, match=r"files.search, web.search"):
+        await RESOLVER.resolve_tools(["search", "search"])
+    with pytest.raises(ToolDeniedError, match=r"user 'ada' may not use web.weather"):
+        await RESOLVER.resolve_tools(["weather"], user("files.*"))
+    with pytest.raises(ToolDeniedError):
+        await RESOLVER.resolve_tool("weather", user())
+
+
+async def test_several_wrong_names_are_told_at_once() -> None:
+    with pytest.raises(UnresolvedToolsError) as wrong:
+        await RESOLVER.resolve_tools(["echo", "nothing", "search", "web.weather", "files.read"], user("files.*"))
+    assert {name: type(problem) for name, problem in wrong.value.problems.items()} == {
+        "nothing": ToolNotFoundError,
+        "search": AmbiguousToolError,
+        "echo": ToolDeniedError,
+        "web.weather": ToolDeniedError,
+    }
+    assert "no tool 'nothing'" in str(wrong.value)
+    assert "may not use web.weather" in str(wrong.value)

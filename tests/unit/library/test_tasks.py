@@ -1,0 +1,96 @@
+"""A task has the tools that were named and may be used, and says which were left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isthmus.library import running
+from isthmus.library.contracts import AgentConfig, SessionContext, TaskRequest
+from isthmus.library.errors import AmbiguousToolError, ServiceClosedError, ToolNotFoundError, UnresolvedToolsError
+from isthmus.library.tasks import TaskEngine, create_task_request
+from tests.unit.library.catalogs import Shelf, user
+
+SHELF = Shelf("builtin.echo", "files.read", "files.search", "web.search", "web.weather")
+ENGINE = TaskEngine(SHELF)
+
+
+def names(request: TaskRequest) -> list[str]:
+    return [tool.name for tool in request.available_tools]
+
+
+async def test_only_the_names_of_tools_are_needed() -> None:
+    request = await ENGINE.create_task_request(tool_names=["weather", "echo"])
+    assert names(request) == ["web.weather", "builtin.echo"]
+    assert request.task_id.startswith("task_")
+    assert (request.task_type, request.metadata, request.agent_config) == ("chat", {}, None)
+
+
+async def test_whatever_else_is_said_is_in_the_task() -> None:
+    said: dict[str, Any] = {
+        "task_id": "task_123",
+        "task_type": "search",
+        "description": "Help me",
+        "messages": ["hello"],
+        "session_id": "s1",
+        "session_context": SessionContext("s1"),
+        "metadata": {"key": 1},
+        "agent_id": "a1",
+    }
+    request = await ENGINE.create_task_request(tool_names=[], **said)
+    assert {key: getattr(request, key) for key in said} == said
+
+
+async def test_what_is_none_is_as_if_it_was_not_said() -> None:
+    request = await ENGINE.create_task_request(tool_names=[], task_id=None, messages=None, metadata=None)
+    assert (request.task_id[:5], request.messages, request.metadata) == ("task_", [], {})
+
+
+async def test_what_the_user_may_not_use_is_left_out_and_named() -> None:
+    metadata = {"key": 1}
+    request = await ENGINE.create_task_request(
+        tool_names=["web.weather", "files.read", "weather"], user_context=user("files.*"), metadata=metadata
+    )
+    assert names(request) == ["files.read"]
+    assert request.metadata == {"key": 1, "denied_tools": ["web.weather"]}
+    assert metadata == {"key": 1}
+
+
+@pytest.mark.parametrize("wrong", [["wether"], ["wether", "search"]])
+async def test_wrong_names_are_told_together(wrong: list[str]) -> None:
+    with pytest.raises(UnresolvedToolsError) as unresolved:
+        await ENGINE.create_task_request(tool_names=["echo", *wrong], user_context=user("files.*"))
+    kinds = {"wether": ToolNotFoundError, "search": AmbiguousToolError}
+    assert {name: type(problem) for name, problem in unresolved.value.problems.items()} == {
+        name: kinds[name] for name in wrong
+    }
+
+
+async def test_the_tools_of_the_agent_come_after_and_are_not_doubled() -> None:
+    agent = AgentConfig(available_tools=["echo", "files.read"])
+    request = await TaskEngine(SHELF, agent).create_task_request(tool_names=["read", "weather"])
+    assert names(request) == ["files.read", "web.weather", "builtin.echo"]
+    assert request.agent_config is agent
+
+
+async def test_a_task_may_bring_its_own_agent() -> None:
+    own = AgentConfig(available_tools=["web.search"])
+    engine = TaskEngine(SHELF, AgentConfig(available_tools=["echo"]))
+    assert names(await engine.create_task_request(tool_names=[], agent_config=own)) == ["web.search"]
+
+
+# -- without an engine ---------------------------------------------------------------------------------------------
+
+
+async def test_a_service_is_enough() -> None:
+    request = await create_task_request(tool_names=["echo"], tool_service=SHELF, description="Say it")
+    assert (names(request), request.description) == (["builtin.echo"], "Say it")
+
+
+async def test_the_only_service_of_the_process_need_not_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_services", {})
+    with pytest.raises(ServiceClosedError, match="tool_service="):
+        await create_task_request(tool_names=["echo"])
+    running.begun(SHELF)
+    assert names(await create_task_request(tool_names=["echo"])) == ["builtin.echo"]

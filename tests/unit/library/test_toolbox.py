@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from isthmus.library import (
+    Tool,
+    ToolContext,
+    ToolDeniedError,
+    ToolNotFoundError,
+    ToolRequest,
+    ToolResult,
+    ToolService,
+    ToolStatus,
+    ToolStreamChunk,
+    UniversalTool,
+    UnresolvedToolsError,
+    UserContext,
+    UserPermissions,
+    tool,
+)
+from isthmus.library.toolbox import Approval, Terms, Toolbox, is_destructive, not_approved
+
+ECHOER = UserContext("ann", permissions=UserPermissions(["builtin.echo"]))
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[ToolService]:
+    async with ToolService() as made:
+        yield made
+
+
+def names(tools: list[UniversalTool]) -> list[str]:
+    return [each.name for each in tools]
+
+
+async def test_without_names_it_has_all_that_the_user_may_use(service: ToolService) -> None:
+    assert names(await Toolbox(service).tools(ECHOER)) == ["builtin.echo"]
+    assert set(names(await Toolbox(service).tools())) >= {"builtin.echo", "builtin.timestamp"}
+
+
+async def test_names_may_have_any_form_and_keep_their_order(service: ToolService) -> None:
+    (echo,) = await Toolbox(service, ["echo"]).tools()
+    assert names(await Toolbox(service, ["timestamp", echo]).tools()) == ["builtin.timestamp", "builtin.echo"]
+
+
+async def test_names_that_are_wrong_at_first_are_told(service: ToolService) -> None:
+    with pytest.raises(ToolNotFoundError, match=r"builtin\.echo"):
+        await Toolbox(service, ["builtin.ehco"]).tools()
+    with pytest.raises(ToolDeniedError, match="timestamp"):
+        await Toolbox(service, ["timestamp"]).tools(ECHOER)
+    with pytest.raises(UnresolvedToolsError):
+        await Toolbox(service, ["timestamp", "nothing"]).tools(ECHOER)
+
+
+async def test_of_names_that_users_share_each_has_what_it_may_use(service: ToolService) -> None:
+    box = Toolbox(service, ["timestamp", "echo"])
+    assert names(await box.tools(ECHOER, is_shared=True)) == ["builtin.echo"]
+    assert names(await box.tools(None, is_shared=True)) == ["builtin.timestamp", "builtin.echo"]
+    with pytest.raises(ToolNotFoundError):
+        await Toolbox(service, ["nothing"]).tools(ECHOER, is_shared=True)
+
+
+async def test_a_tool_that_goes_later_is_left_out_until_it_is_back(service: ToolService) -> None:
+    def visiting() -> str:
+        """Come and go."""
+        return "here"
+
+    box = Toolbox(service, ["visiting", "echo"])
+    tool(visiting)
+    try:
+        assert names(await box.tools()) == ["builtin.visiting", "builtin.echo"]
+        tool.remove("visiting")
+        assert names(await box.tools()) == ["builtin.echo"]
+        assert await box.find("mcp_builtin_visiting") is None
+        tool(visiting)
+        assert names(await box.tools()) == ["builtin.visiting", "builtin.echo"]
+    finally:
+        tool.remove("visiting")
+
+
+async def test_a_model_calls_what_it_was_told_of_and_nothing_else(service: ToolService) -> None:
+    box = Toolbox(service, ["echo"])
+    assert (await box.called("mcp_builtin_echo")).name == "builtin.echo"
+    with pytest.raises(ToolNotFoundError, match="Did you mean mcp_builtin_echo"):
+        await box.called("mcp_builtin_ehco")
+    for other in ("builtin.echo", "echo", "mcp_builtin_timestamp"):
+        with pytest.raises(ToolNotFoundError):
+            await box.called(other)
+    with pytest.raises(ToolDeniedError):
+        await Toolbox(service).called("mcp_builtin_timestamp", ECHOER)
+
+
+async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolService) -> None:
+    with pytest.raises(ToolNotFoundError) as caught:
+        await Toolbox(service).called("mcp_builtin_timestmap", ECHOER)
+    assert "timestamp" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("approval", "is_needed", "standing"),
+    [
+        (False, False, False),
+        (True, True, True),
+        (["echo"], True, True),
+        (["builtin.echo"], True, True),
+        (["mcp_builtin_echo"], True, True),
+        (["timestamp"], False, False),
+        ("echo", True, True),
+        (("timestamp", "echo"), True, True),
+        (lambda universal, parameters: parameters["text"] == "loud", True, None),
+        (lambda universal, parameters: parameters["text"] == "soft", False, None),
+    ],
+)
+async def test_who_has_to_agree(service: ToolService, approval: Approval, is_needed: Any, standing: Any) -> None:
+    box = Toolbox(service, ["echo"], needs_approval=approval)
+    (echo,) = await box.tools()
+    assert box.is_approval_needed(echo, {"text": "loud"}) is is_needed
+    assert box.standing_approval(echo) is standing
+
+
+async def test_a_name_that_needs_approval_has_to_be_a_tool_s(service: ToolService) -> None:
+    box = Toolbox(service, needs_approval=["builtin.ehco"])
+    for _ in range(2):  # it does not pass the second time
+        with pytest.raises(ToolNotFoundError, match=r"Did you mean builtin\.echo"):
+            await box.tools()
+
+
+class Named(Tool):
+    async def execute(self, tool_request: ToolRequest) -> ToolResult:
+        return ToolResult(self.full_name, ToolStatus.SUCCESS, result_data="done")
+
+
+async def test_a_short_name_of_several_tools_stands_for_all_of_them(service: ToolService) -> None:
+    service.register_tool(Named("erase", "here"))
+    service.register_tool(Named("erase", "there"))
+    box = Toolbox(service, ["here.erase", "there.erase", "echo"], needs_approval=["erase"])
+    needed = {each.name: box.is_approval_needed(each, {}) for each in await box.tools()}
+    assert needed == {"here.erase": True, "there.erase": True, "builtin.echo": False}
+
+
+async def test_a_server_that_is_not_there_keeps_nobody_from_the_others() -> None:
+    async with ToolService() as service:
+        await service.shutdown()
+        gone = {"name": "gone", "command": "/nonexistent"}
+        await service.initialize({"mcp_servers": [gone]})
+        box = Toolbox(service, needs_approval=["gone.erase"])
+        assert "builtin.echo" in names(await box.tools())
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        (None, True),
+        ({"readOnlyHint": True}, False),
+        ({"readOnlyHint": "yes"}, True),
+        ({"destructiveHint": False}, False),
+        ({"readOnlyHint": False, "destructiveHint": True}, True),
+    ],
+)
+def test_a_tool_may_destroy_unless_its_server_says_that_it_does_not(annotations: Any, expected: Any) -> None:
+    metadata = {} if annotations is None else {"annotations": annotations}
+    assert is_destructive(UniversalTool("docs.erase", metadata=metadata), {}) is expected
+
+
+def test_what_was_not_approved_was_not_executed() -> None:
+    result = not_approved(UniversalTool("docs.erase", namespace="docs"), "too risky")
+    assert (result.status, result.error and result.error.executed) == ("unauthorized", "no")
+    assert result.error_message == "docs.erase was not executed: it was not approved (too risky)."
+
+
+@pytest.fixture
+def counting() -> Any:
+    @tool
+    async def counting(steps: int, context: ToolContext) -> str:
+        """Count."""
+        for step in range(1, steps + 1):
+            context.progress(step, steps)
+        return f"{context.session}: {steps}"
+
+    yield counting
+    tool.remove("counting")
+
+
+async def test_a_listener_hears_progress_and_gets_the_result(service: ToolService, counting: Any) -> None:
+    box = Toolbox(service, ["counting"])
+    (found,) = await box.tools()
+    heard: list[ToolStreamChunk] = []
+
+    async def hear(chunk: ToolStreamChunk) -> None:
+        heard.append(chunk)
+
+    request = ToolRequest(found.name, parameters={"steps": 2}, session_id="s")
+    assert (await box.execute(request, hear)).text == "s: 2"
+    assert (await box.execute(request)).text == "s: 2"
+    blocking = await asyncio.to_thread(box.execute_blocking, request, heard.append)
+    assert blocking.text == (await asyncio.to_thread(box.execute_blocking, request)).text == "s: 2"
+    assert [chunk.content["progress"] for chunk in heard] == [1, 2, 1, 2]
+
+
+async def test_a_listener_that_raises_ends_the_call(service: ToolService, counting: Any) -> None:
+    box = Toolbox(service, ["counting"])
+    (found,) = await box.tools()
+
+    def fail(chunk: ToolStreamChunk) -> None:
+        raise ValueError("deaf")
+
+    with pytest.raises(ValueError, match="deaf"):
+        await box.execute(ToolRequest(found.name, parameters={"steps": 1}), fail)
+
+
+async def test_a_thread_has_no_use_for_an_asynchronous_listener(service: ToolService, counting: Any) -> None:
+    async def hear(chunk: ToolStreamChunk) -> None:
+        """Never awaited."""
+
+    request = ToolRequest("counting", parameters={"steps": 1})
+    with pytest.raises(TypeError, match="async function"):
+        await asyncio.to_thread(Toolbox(service).execute_blocking, request, hear)
+
+
+async def test_everything_is_there_without_a_loop(service: ToolService) -> None:
+    box = Toolbox(service, ["echo"])
+    assert names(await asyncio.to_thread(box.tools_blocking)) == ["builtin.echo"]
+    assert await asyncio.to_thread(box.find_blocking, "mcp_builtin_timestamp") is None
+
+
+def test_terms_are_fixed_or_read_from_the_context_of_a_call() -> None:
+    erase = UniversalTool("docs.erase")
+    fixed: Terms[dict[str, Any]] = Terms(ECHOER, "s", {"X-User": "ann"})
+    request = fixed.request(erase, {"path": "a"}, {}, "framework's")
+    assert (request.user_context, request.session_id, request.parameters) == (ECHOER, "s", {"path": "a"})
+    assert request.metadata == {"headers": {"X-User": "ann"}}
+    assert fixed.lister is ECHOER
+    read: Terms[dict[str, Any]] = Terms(
+        lambda context: context["user"], lambda context: context["session"], lambda context: context["headers"]
+    )
+    request = read.request(erase, {}, {"user": ECHOER, "session": "t", "headers": None}, "framework's")
+    assert (request.user_context, request.session_id, request.metadata) == (ECHOER, "t", {})
+    assert read.lister is None
+    none: Terms[None] = Terms()
+    assert none.request(erase, {}, None, "framework's").session_id == "framework's"
