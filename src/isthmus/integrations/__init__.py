@@ -1,0 +1,1 @@
+"""Isthmus inside the agent frameworks: one module for each, which imports the framework when it is imported itself."""

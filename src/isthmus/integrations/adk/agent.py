@@ -1,0 +1,294 @@
+"""An agent of google-adk that does a task with the tools that the task names.
+
+    agent = AdkDomainAgent("helper", AgentConfig(model="gemini-2.5-flash", system_prompt="Be brief."))
+    response = await agent.execute(AgentRequest(task_request=task_request))
+
+It makes the agent, runs it, and folds what happened into one response. Conversations last as long as it does: a task
+with the session of an earlier one goes on where that ended.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from google.adk.agents import LlmAgent
+from google.adk.agents.run_config import RunConfig
+from google.adk.events.event import Event
+from google.adk.runners import Runner
+from google.adk.sessions.in_memory_session_service import InMemorySessionService
+from google.genai import errors as genai_errors
+from google.genai import types
+
+from isthmus.integrations.adk.messages import contents_of
+from isthmus.integrations.adk.tool import HubTool, ToolOptions
+from isthmus.library.contracts import (
+    AgentConfig,
+    AgentRequest,
+    AgentResponse,
+    ErrorCode,
+    ErrorPayload,
+    TaskRequest,
+    ToolResult,
+    UniversalTool,
+)
+from isthmus.library.errors import ConfigurationError, LibraryError, ServiceClosedError, UnresolvedToolsError
+from isthmus.library.resolver import resolve_all
+from isthmus.library.running import only_service
+from isthmus.library.service import ToolService
+
+logger = logging.getLogger(__name__)
+
+APP_NAME = "isthmus"
+SOMEBODY = "user"
+"""Whose conversations those are for which no user is named."""
+
+CONFIRMATION = "adk_request_confirmation"
+REQUIRES_APPROVAL = "requires_approval"
+"""The member of a tool's metadata that has a person asked before each execution; nobody is, if it is not there."""
+
+
+class AdkDomainAgent:
+    """Executes agent requests; one object may execute many, also at once."""
+
+    def __init__(self, agent_id: str, config: AgentConfig, runtime_context: Mapping[str, Any] | None = None) -> None:
+        """Nothing is started before `execute`.
+
+        Args:
+            agent_id: What the agent is called.
+            config: What it is made of; a request may bring another.
+            runtime_context: `tool_service`, if the process has more than one; `session_service` of ADK, to keep
+                conversations longer; `approve(tool_name, arguments)`, asked about tools that require it;
+                `header_provider`, as for `HubToolset`.
+        """
+        context = runtime_context or {}
+        self.agent_id = agent_id
+        self.config = config
+        self._service: ToolService | None = context.get("tool_service")
+        self._sessions = context.get("session_service") or InMemorySessionService()
+        self._approve = context.get("approve")
+        self._header_provider = context.get("header_provider")
+
+    async def execute(self, request: AgentRequest) -> AgentResponse:
+        """Do the task; whatever goes wrong is in the response."""
+        story = _Story(request)
+        try:
+            async with aclosing(self._run(request, story)) as events:
+                async for event in events:
+                    story.hear(event)
+        except ServiceClosedError as error:
+            story.fail(ErrorCode.TOOL_UNAVAILABLE, str(error))
+        except LibraryError as error:
+            story.fail(ErrorCode.VALIDATION, str(error))
+        except genai_errors.APIError as error:
+            story.fail(ErrorCode.MODEL_UPSTREAM, str(error))
+        except Exception as error:
+            # Whatever a model, a plugin or ADK itself raises ends this task, and not the program that has others.
+            logger.exception("task %s failed", request.task_request.task_id)
+            story.fail(ErrorCode.FRAMEWORK_EXECUTION, f"{type(error).__name__}: {error}")
+        return story.response()
+
+    def execute_stream(self, request: AgentRequest) -> AsyncGenerator[Event, None]:
+        """Do the task and give ADK's events as they come; partial ones tell what tools and the model say meanwhile.
+
+        Closing it cancels what still runs.
+
+        Raises:
+            LibraryError: the task cannot be done with what there is.
+        """
+        return self._run(request, _Story(request))
+
+    async def _run(self, request: AgentRequest, story: _Story) -> AsyncGenerator[Event, None]:
+        task = request.task_request
+        config = request.agent_config or task.agent_config or self.config
+        tools = await self._tools(task, config, story.results)
+        runner = Runner(app_name=APP_NAME, agent=self._agent(config, tools), session_service=self._sessions)
+        names = {tool.name: tool.tool.name for tool in tools}
+        try:
+            message: types.Content | None = await self._opening(request, story)
+            while message is not None:
+                pending = _Pending(names)
+                events = runner.run_async(
+                    user_id=_user_id(task),
+                    session_id=story.session_id,
+                    new_message=message,
+                    run_config=RunConfig(**config.framework_config.get("run_config", {})),
+                )
+                async with aclosing(events):
+                    async for event in events:
+                        pending.hear(event)
+                        yield event
+                message = await self._decided(pending)
+                story.pending = [] if message is not None else pending.asked
+        finally:
+            await runner.close()
+
+    # -- what it is made of --------------------------------------------------------------------------------------------
+
+    def _agent(self, config: AgentConfig, tools: list[HubTool]) -> LlmAgent:
+        settings = dict(config.model_config)
+        model = config.model or settings.pop("model", None)
+        return LlmAgent(
+            name=_identifier(self.agent_id),
+            description=config.description,
+            # As a function: ADK takes braces in a string for names of its state.
+            instruction=lambda _context: config.system_prompt,
+            generate_content_config=types.GenerateContentConfig(**settings) if settings else None,
+            tools=tools,
+            **({"model": model} if model else {}),
+        )
+
+    async def _tools(self, task: TaskRequest, config: AgentConfig, results: list[ToolResult]) -> list[HubTool]:
+        """The task's tools, and those that the agent always has, as far as the user may use them."""
+        tools = {tool.name: tool for tool in task.available_tools}
+        if not tools and not config.available_tools:
+            return []
+        service = self._tool_service()
+        resolution = resolve_all(await service.catalog(), config.available_tools, task.user_context)
+        if resolution.unknown:
+            raise UnresolvedToolsError(resolution.unknown)
+        tools |= {tool.name: tool for tool in resolution.tools if tool.name not in tools}
+        options = ToolOptions(
+            user_context=task.user_context, header_provider=self._header_provider, on_result=results.append
+        )
+        return [HubTool(tool, service, _with_approval(options, tool)) for tool in tools.values()]
+
+    def _tool_service(self) -> ToolService:
+        if self._service is not None:
+            return self._service
+        try:
+            return cast("ToolService", only_service())
+        except ServiceClosedError as error:
+            raise ConfigurationError(
+                f"agent {self.agent_id!r} cannot execute tools: {error} An agent is given its service as "
+                'AdkDomainAgent(..., runtime_context={"tool_service": service}).'
+            ) from error
+
+    # -- the conversation ----------------------------------------------------------------------------------------------
+
+    async def _opening(self, request: AgentRequest, story: _Story) -> types.Content:
+        """What the agent is to answer, in a session that has all that was said before."""
+        key = {"app_name": APP_NAME, "user_id": _user_id(request.task_request), "session_id": story.session_id}
+        session = await self._sessions.get_session(**key)
+        approvals = request.runtime_options.get("approvals")
+        if approvals:
+            return _answers(approvals)
+        *earlier, message = contents_of(request.task_request)
+        if session is None:
+            session = await self._sessions.create_session(**key)
+            for content in earlier:
+                author = _identifier(self.agent_id) if content.role == "model" else "user"
+                event = Event(author=author, content=content, invocation_id=f"before-{uuid.uuid4()}")
+                await self._sessions.append_event(session, event)
+        return message
+
+    async def _decided(self, pending: _Pending) -> types.Content | None:
+        """What whoever decides here says to what is asked; None if there is nothing to say, or nobody to say it."""
+        if not pending.asked or self._approve is None:
+            return None
+        decisions: dict[str, bool] = {}
+        for question in pending.asked:
+            decision = self._approve(question["tool_name"], question["arguments"])
+            decisions[question["id"]] = bool(await decision if inspect.isawaitable(decision) else decision)
+        return _answers(decisions)
+
+
+class _Pending:
+    """The executions that wait for a person's word."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self.asked: list[dict[str, Any]] = []
+
+    def hear(self, event: Event) -> None:
+        for call in event.get_function_calls():
+            if call.name == CONFIRMATION and not event.partial:
+                original = (call.args or {}).get("originalFunctionCall") or {}
+                name = str(original.get("name"))
+                arguments = original.get("args") or {}
+                self.asked.append({"id": call.id, "tool_name": self._names.get(name, name), "arguments": arguments})
+
+
+@dataclass(slots=True)
+class _Story:
+    """What happened, for the response."""
+
+    request: AgentRequest
+    results: list[ToolResult] = field(default_factory=list)
+    pending: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+    error: ErrorPayload | None = None
+    session_id: str = ""
+
+    def __post_init__(self) -> None:
+        task = self.request.task_request
+        context = task.session_context
+        known = (self.request.session_id, task.session_id, context.session_id if context is not None else None)
+        self.session_id = next((each for each in known if each), None) or str(uuid.uuid4())
+
+    def hear(self, event: Event) -> None:
+        if event.partial:
+            return
+        if event.error_code:
+            self.fail(ErrorCode.MODEL_UPSTREAM, f"{event.error_code}: {event.error_message or 'no more is known'}")
+        elif event.is_final_response() and (text := _said(event)):
+            self.text = text
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        self.error = ErrorPayload(code, message, executed="unknown" if self.results else "no")
+
+    def response(self) -> AgentResponse:
+        task = self.request.task_request
+        if self.pending and self.error is None:
+            names = ", ".join(question["tool_name"] for question in self.pending)
+            self.fail(
+                ErrorCode.APPROVAL_TIMEOUT,
+                f"{names} waits for approval: execute the request again in this session with "
+                'runtime_options={"approvals": {id: True}}; the ids are in metadata["pending_approvals"].',
+            )
+        return AgentResponse(
+            task_id=task.task_id,
+            status="error" if self.error is not None else "success",
+            text=self.text,
+            error=self.error,
+            tool_results=self.results,
+            session_id=self.session_id,
+            metadata={"pending_approvals": self.pending} if self.pending else {},
+        )
+
+
+def _answers(decisions: Mapping[str, bool]) -> types.Content:
+    parts = [
+        types.Part(
+            function_response=types.FunctionResponse(
+                id=call_id, name=CONFIRMATION, response={"confirmed": bool(is_approved)}
+            )
+        )
+        for call_id, is_approved in decisions.items()
+    ]
+    return types.Content(role="user", parts=parts)
+
+
+def _said(event: Event) -> str:
+    parts = event.content.parts if event.content is not None else None
+    return "".join(part.text for part in parts or () if part.text and not part.thought)
+
+
+def _with_approval(options: ToolOptions, tool: UniversalTool) -> ToolOptions:
+    return replace(options, require_confirmation=tool.metadata.get(REQUIRES_APPROVAL) is True)
+
+
+def _user_id(task: TaskRequest) -> str:
+    return (task.user_context.user_id if task.user_context is not None else None) or SOMEBODY
+
+
+def _identifier(name: str) -> str:
+    """What ADK takes for an agent's name; `user` is what it calls the user."""
+    legal = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    return legal if legal.isidentifier() and legal != "user" else f"agent_{legal}"

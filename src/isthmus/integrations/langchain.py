@@ -1,0 +1,327 @@
+"""A service's tools in LangChain and LangGraph: `hub_tools` for a list of them, `HubMiddleware` for a live one.
+
+A tool has the raw JSON Schema of its server, and the hub checks arguments against it, which LangChain does not for such
+schemas. A failure is LangChain's own `ToolException` (handled, it becomes a `ToolMessage` with status `error`). The
+`ToolMessage` of every call has how it ended as its `artifact` (`record_of`), structured content included.
+Progress goes to the graph's stream (`stream_mode="custom"`) while the tool runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeAlias, TypedDict, Unpack
+
+try:
+    import langchain as _langchain  # noqa: F401 - to say what is missing, if it is
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "langchain is not installed here: pip install 'isthmus[langchain]'", name=error.name, path=error.path
+    ) from error
+
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config
+from langchain_core.tools import BaseTool, ToolException
+from langgraph.config import get_stream_writer
+from langgraph.types import interrupt
+from pydantic import Field
+
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.forms import for_model
+from isthmus.library.owner import Owner
+from isthmus.library.parts import Image, Part, Text, parts_of, record_of, said_by
+from isthmus.library.service import ToolService
+from isthmus.library.toolbox import Approval, Listener, Selection, Terms, Toolbox, llm_name_of, not_approved
+
+UserOf: TypeAlias = UserContext | Callable[[RunnableConfig], UserContext | None] | None
+"""On whose behalf: one user, or a function that reads the user from a call's configuration."""
+
+HeadersOf: TypeAlias = Mapping[str, str] | Callable[[RunnableConfig], Mapping[str, str] | None] | None
+"""Sent to those servers that are configured to receive them."""
+
+
+class HubToolException(ToolException):
+    """A tool failed, or was not executed; `result` says how, by its `status`."""
+
+    def __init__(self, message: str, result: ToolResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+async def hub_tools(
+    service: ToolService,
+    names: Selection | None = None,
+    user_context: UserOf = None,
+    *,
+    session_id: str | None = None,
+    headers: HeadersOf = None,
+    needs_approval: Approval = False,
+    timeout: float | None = None,
+    on_event: Listener | None = None,
+) -> list[BaseTool]:
+    """Tools for `create_agent(model, tools)`, a `ToolNode` or `model.bind_tools(tools)`.
+
+    Args:
+        service: an initialised service.
+        names: in any form, or the tools of a task request; without, everything that the user may use.
+        user_context: on whose behalf. A function can filter no list, and is asked at every call.
+        session_id: what servers are told as the conversation; without, the `thread_id` of the graph.
+        headers: sent to those servers that are configured to receive them.
+        needs_approval: which calls first `interrupt` the graph, to be resumed by `Command(resume=True)`.
+        timeout: seconds that a call may take.
+        on_event: told of progress and logs, beside the graph's stream.
+
+    Raises:
+        ToolError, UnresolvedToolsError: a name is no tool's, or not this user's to use.
+    """
+    box = Toolbox(service, names, needs_approval=needs_approval)
+    kit = _Kit(box, Terms(user_context, session_id, headers, timeout), on_event)
+    return [_hub_tool(kit, tool) for tool in await box.tools(kit.terms.lister)]
+
+
+class Options(TypedDict, total=False):
+    """What may be said of tools besides which and whose, as for `hub_tools`."""
+
+    session_id: str | None
+    headers: HeadersOf
+    needs_approval: Approval
+    timeout: float | None
+    on_event: Listener | None
+
+
+def hub_tools_blocking(
+    service: ToolService,
+    names: Selection | None = None,
+    user_context: UserOf = None,
+    **options: Unpack[Options],
+) -> list[BaseTool]:
+    """The same for a program without a loop."""
+    return Owner.shared().wait(hub_tools(service, names, user_context, **options))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kit:
+    """What the tools of one list share."""
+
+    box: Toolbox
+    terms: Terms[RunnableConfig]
+    on_event: Listener | None = None
+
+
+class HubTool(BaseTool):
+    """One tool of a hub."""
+
+    kit: Any = Field(exclude=True, repr=False)
+    universal: Any = Field(exclude=True, repr=False)
+    response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
+    handle_tool_error: Any = True
+
+    # Arguments come by their own names, which may be any: nothing else may be called by keyword here.
+    def _run(self, /, **parameters: Any) -> tuple[Any, dict[str, Any]]:
+        request = self._request(parameters)
+        return _answer(self.kit.box.execute_blocking(request, _teller(self.kit.on_event)))
+
+    async def _arun(self, /, **parameters: Any) -> tuple[Any, dict[str, Any]]:
+        request = self._request(parameters)
+        return _answer(await self.kit.box.execute(request, _teller(self.kit.on_event)))
+
+    def _request(self, parameters: dict[str, Any]) -> ToolRequest:
+        config = ensure_config()
+        if self.kit.box.is_approval_needed(self.universal, parameters):
+            _ask(self.universal, parameters)
+        request: ToolRequest = self.kit.terms.request(self.universal, parameters, config, _thread_of(config))
+        return request
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """See `BaseTool`."""
+        with _failures() as failures:
+            return _with_artifact(super().run(*args, **kwargs), failures)
+
+    async def arun(self, *args: Any, **kwargs: Any) -> Any:
+        """See `BaseTool`."""
+        with _failures() as failures:
+            return _with_artifact(await super().arun(*args, **kwargs), failures)
+
+
+class HubMiddleware(AgentMiddleware[Any, Any, Any]):
+    """The tools of a hub as they are at each turn, for `create_agent(model, middleware=[HubMiddleware(service)])`.
+
+    What servers add or remove, the model sees at its next turn. Nothing is asked of a server for that.
+    """
+
+    def __init__(
+        self,
+        service: ToolService,
+        names: Selection | None = None,
+        user_context: UserOf = None,
+        *,
+        session_id: str | None = None,
+        headers: HeadersOf = None,
+        needs_approval: Approval = False,
+        timeout: float | None = None,
+        on_event: Listener | None = None,
+    ) -> None:
+        """The same as for `hub_tools`; a function is asked for the user at every turn, and filters the list."""
+        super().__init__()
+        box = Toolbox(service, names, needs_approval=needs_approval)
+        self._kit = _Kit(box, Terms(user_context, session_id, headers, timeout), on_event)
+
+    async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """See `AgentMiddleware`."""
+        tools = await self._kit.box.tools(self._user(), is_shared=self._kit.terms.is_shared)
+        return await handler(self._with_tools(request, tools))
+
+    def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """See `AgentMiddleware`."""
+        tools = self._kit.box.tools_blocking(self._user(), is_shared=self._kit.terms.is_shared)
+        return handler(self._with_tools(request, tools))
+
+    async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """See `AgentMiddleware`."""
+        if request.tool is not None:
+            return await handler(request)
+        return await handler(self._with_tool(request, await self._kit.box.find(*self._asked(request))))
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """See `AgentMiddleware`."""
+        if request.tool is not None:
+            return handler(request)
+        return handler(self._with_tool(request, self._kit.box.find_blocking(*self._asked(request))))
+
+    def _asked(self, request: Any) -> tuple[str, UserContext | None]:
+        return request.tool_call["name"], self._user()
+
+    def _user(self) -> UserContext | None:
+        return self._kit.terms.user(ensure_config())
+
+    def _with_tools(self, request: Any, tools: list[UniversalTool]) -> Any:
+        return request.override(tools=[*request.tools, *(_hub_tool(self._kit, tool) for tool in tools)])
+
+    def _with_tool(self, request: Any, tool: UniversalTool | None) -> Any:
+        return request if tool is None else request.override(tool=_hub_tool(self._kit, tool))
+
+
+def _hub_tool(kit: _Kit, tool: UniversalTool) -> HubTool:
+    return HubTool(
+        name=llm_name_of(tool),
+        description=tool.description,
+        args_schema=for_model(tool.parameters_schema),
+        metadata={"tool": tool.name, "server": tool.namespace, "annotations": tool.metadata.get("annotations") or {}},
+        kit=kit,
+        universal=tool,
+    )
+
+
+def _thread_of(config: RunnableConfig) -> str | None:
+    thread = config.get("configurable", {}).get("thread_id")
+    return None if thread is None else str(thread)
+
+
+# -- approval ----------------------------------------------------------------------------------------------------------
+
+
+def _ask(tool: UniversalTool, parameters: Mapping[str, Any]) -> None:
+    """Stop the graph until somebody says yes; what is resumed begins here anew, and nothing has been sent yet.
+
+    Raises:
+        HubToolException: somebody said no.
+    """
+    question = {"type": "approval", "tool": tool.name, "parameters": dict(parameters)}
+    try:
+        reply = interrupt(question)
+    except (KeyError, RuntimeError) as error:
+        raise RuntimeError(
+            f"{tool.name} needs approval, and there is nobody to ask: run it in a graph with a checkpointer."
+        ) from error
+    if not _is_yes(reply):
+        _fail(not_approved(tool))
+
+
+def _is_yes(reply: Any) -> bool:
+    """`True`, or the words that LangChain's own middleware uses."""
+    return reply is True or reply == "approve" or (isinstance(reply, Mapping) and reply.get("type") == "approve")
+
+
+# -- while it runs -----------------------------------------------------------------------------------------------------
+
+
+def _teller(on_event: Listener | None) -> Listener | None:
+    """Who is told: the graph's stream, the program's own listener, or both."""
+    write = _stream_writer()
+    if write is None:
+        return on_event
+
+    def tell(chunk: ToolStreamChunk) -> Awaitable[None] | None:
+        write(_event_of(chunk))
+        return on_event(chunk) if on_event is not None else None
+
+    return tell
+
+
+def _stream_writer() -> Callable[[Any], None] | None:
+    try:
+        writer: Callable[[Any], None] = get_stream_writer()
+    except (KeyError, RuntimeError):  # not inside a graph
+        return None
+    return writer
+
+
+def _event_of(chunk: ToolStreamChunk) -> dict[str, Any]:
+    said = chunk.content if isinstance(chunk.content, dict) else {"data": chunk.content}
+    return {**said, "type": chunk.chunk_type, "tool": chunk.tool_name, "timestamp": chunk.timestamp.isoformat()}
+
+
+# -- how it ended ------------------------------------------------------------------------------------------------------
+
+_failed: ContextVar[list[ToolResult] | None] = ContextVar("_failed", default=None)
+"""The result of the call that fails: on its way to a `ToolMessage` LangChain keeps no more of it than the message."""
+
+
+@contextmanager
+def _failures() -> Iterator[list[ToolResult]]:
+    failures: list[ToolResult] = []
+    token = _failed.set(failures)
+    try:
+        yield failures
+    finally:
+        _failed.reset(token)
+
+
+def _with_artifact(output: Any, failures: list[ToolResult]) -> Any:
+    if failures and isinstance(output, ToolMessage):
+        output.artifact = record_of(failures[-1])
+    return output
+
+
+def _answer(result: ToolResult) -> tuple[Any, dict[str, Any]]:
+    """Content and artifact of a success.
+
+    Raises:
+        HubToolException: it is none.
+    """
+    if not result.is_success:
+        _fail(result)
+    return _content(result), record_of(result)
+
+
+def _fail(result: ToolResult) -> NoReturn:
+    failures = _failed.get()
+    if failures is not None:
+        failures.append(result)
+    raise HubToolException(said_by(result), result)
+
+
+def _content(result: ToolResult) -> Any:
+    parts = parts_of(result)
+    has_images = any(isinstance(part, Image) for part in parts)
+    return [_block(part) for part in parts] if has_images else said_by(result)
+
+
+def _block(part: Part) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    return {"type": "image", "base64": part.data, "mime_type": part.mime}

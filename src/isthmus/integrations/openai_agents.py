@@ -1,0 +1,301 @@
+"""A service's tools in the OpenAI Agents SDK: `hub_tools` for a list of them, `HubServer` for all as one server.
+
+A function tool has the raw JSON Schema of its server (not strict: strict schemas require every argument), and the hub
+checks arguments against it. A failure is text for the model, as the SDK wants it; how a call ended is `custom_data` of
+its output item (`record_of`). The SDK has no place for progress in a run's stream: `on_event` is told of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+try:
+    import agents as _agents  # noqa: F401 - to say what is missing, if it is
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "openai-agents is not installed here: pip install 'isthmus[openai-agents]'", name=error.name, path=error.path
+    ) from error
+
+from agents import AgentBase, FunctionTool, RunContextWrapper
+from agents.exceptions import UserError
+from agents.mcp import MCPServer, MCPToolCustomDataContext, MCPToolMetaContext
+from agents.tool import FunctionToolCustomDataContext, ToolOutputImage, ToolOutputText
+from agents.tool_context import ToolContext
+from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult
+from mcp.types import Tool as MCPTool
+
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.errors import ToolError
+from isthmus.library.forms import for_model
+from isthmus.library.parts import Image, Part, json_of, parts_of, record_of, said_by
+from isthmus.library.results import refused, unusable
+from isthmus.library.service import SESSION_KEY, ToolService
+from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of
+
+UserOf: TypeAlias = UserContext | Callable[[RunContextWrapper[Any]], UserContext | None] | None
+"""On whose behalf: one user, or a function that reads the user from a run's context."""
+
+Listener: TypeAlias = Callable[[ToolContext[Any], ToolStreamChunk], Awaitable[None] | None]
+"""Told of `progress` and `log` chunks while a tool runs, with the context of its call."""
+
+SessionOf: TypeAlias = str | Callable[[RunContextWrapper[Any]], str | None] | None
+"""What servers are told as the conversation; without, the run's `group_id`."""
+
+HeadersOf: TypeAlias = Mapping[str, str] | Callable[[RunContextWrapper[Any]], Mapping[str, str] | None] | None
+"""Sent to those servers that are configured to receive them."""
+
+STATUS_KEY = "isthmus/result"
+"""Where `HubServer` puts how a call ended, in `_meta`."""
+
+
+async def hub_tools(
+    service: ToolService,
+    names: Selection | None = None,
+    user_context: UserOf = None,
+    *,
+    session_id: SessionOf = None,
+    headers: HeadersOf = None,
+    needs_approval: Approval = False,
+    timeout: float | None = None,
+    on_event: Listener | None = None,
+) -> list[FunctionTool]:
+    """Tools for `Agent(tools=...)`.
+
+    One whose server has gone, or which the run's user may not use, is not shown to the model.
+
+    Args:
+        service: an initialised service.
+        names: in any form, or the tools of a task request; without, everything that the user may use.
+        user_context: on whose behalf. A function can filter no list, and is asked at every turn.
+        session_id: what servers are told as the conversation.
+        headers: sent to those servers that are configured to receive them.
+        needs_approval: which calls first interrupt the run (`result.interruptions`).
+        timeout: seconds that a call may take.
+        on_event: told of progress and logs.
+
+    Raises:
+        ToolError, UnresolvedToolsError: a name is no tool's, or not this user's to use.
+    """
+    box = Toolbox(service, names, needs_approval=needs_approval)
+    kit = _Kit(box, Terms(user_context, session_id, headers, timeout), on_event)
+    return [_function_tool(kit, tool) for tool in await box.tools(kit.terms.lister)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kit:
+    """What the tools of one list share."""
+
+    box: Toolbox
+    terms: Terms[RunContextWrapper[Any]]
+    on_event: Listener | None
+
+    async def execute(self, tool: UniversalTool, context: ToolContext[Any], parameters: dict[str, Any]) -> ToolResult:
+        """Execute one, and tell of it meanwhile."""
+        request = self.terms.request(tool, parameters, context, _group_of(context))
+        listener = self.on_event
+        tell = None if listener is None else lambda chunk: listener(context, chunk)
+        return await self.box.execute(request, tell)
+
+
+def _group_of(context: RunContextWrapper[Any]) -> str | None:
+    group: str | None = getattr(getattr(context, "run_config", None), "group_id", None)
+    return group
+
+
+def _function_tool(kit: _Kit, tool: UniversalTool) -> FunctionTool:
+    results: WeakKeyDictionary[ToolContext[Any], ToolResult] = WeakKeyDictionary()
+
+    async def invoke(context: ToolContext[Any], arguments: str) -> Any:
+        parameters = _read(arguments)
+        result = _unreadable(tool) if parameters is None else await kit.execute(tool, context, parameters)
+        results[context] = result
+        return _output(result)
+
+    async def is_there(context: RunContextWrapper[Any], agent: Any) -> bool:
+        return await kit.box.find(llm_name_of(tool), kit.terms.user(context)) is not None
+
+    async def must_wait(context: RunContextWrapper[Any], parameters: dict[str, Any], call_id: str) -> bool:
+        return kit.box.is_approval_needed(tool, parameters)
+
+    def record(call: FunctionToolCustomDataContext) -> Mapping[str, Any] | None:
+        result = results.pop(call.tool_context, None)
+        return None if result is None else record_of(result)
+
+    standing = kit.box.standing_approval(tool)
+    return FunctionTool(
+        name=llm_name_of(tool),
+        description=tool.description,
+        params_json_schema=for_model(tool.parameters_schema),
+        on_invoke_tool=invoke,
+        strict_json_schema=False,
+        is_enabled=is_there,
+        # Given a function, the SDK asks somebody about every call whose arguments it cannot read.
+        needs_approval=must_wait if standing is None else standing,
+        custom_data_extractor=record,
+    )
+
+
+def _read(arguments: str) -> dict[str, Any] | None:
+    try:
+        parameters = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return None
+    return parameters if isinstance(parameters, dict) else None
+
+
+def _unreadable(tool: UniversalTool) -> ToolResult:
+    return unusable(ToolRequest(tool.name), f"Invalid arguments for {tool.name}: they are not a JSON object.")
+
+
+def _output(result: ToolResult) -> Any:
+    parts = parts_of(result)
+    if not any(isinstance(part, Image) for part in parts):
+        return said_by(result)
+    return [_output_item(part) for part in parts]
+
+
+def _output_item(part: Part) -> ToolOutputText | ToolOutputImage:
+    return ToolOutputImage(image_url=part.url) if isinstance(part, Image) else ToolOutputText(text=part.text)
+
+
+# -- the hub as one MCP server -----------------------------------------------------------------------------------------
+
+
+class HubServer(MCPServer):
+    """A hub for `Agent(mcp_servers=[HubServer(service)])`: its tools as they are at each turn, under names for models.
+
+    The service stays its owner's: `cleanup` does not shut it down. All runs have one user, since the SDK does not say
+    whose a call is. Options of `MCPServer` (`require_approval`, `use_structured_content`, …) may be given too.
+    """
+
+    def __init__(
+        self,
+        service: ToolService,
+        names: Selection | None = None,
+        user_context: UserContext | None = None,
+        *,
+        name: str = "isthmus",
+        session_id: SessionOf = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_event: Callable[[ToolStreamChunk], Awaitable[None] | None] | None = None,
+        **options: Any,
+    ) -> None:
+        """The same as for `hub_tools`; `on_event` is told the chunk only, since the SDK does not say whose it is."""
+        options.setdefault("custom_data_extractor", _meta_record)
+        options.setdefault("tool_meta_resolver", self._meta)
+        super().__init__(**options)
+        self._box = Toolbox(service, names)
+        self._user = user_context
+        self._terms: Terms[str | None] = Terms(user_context, lambda session: session, headers, timeout)
+        self._session_id = session_id
+        self._name = name
+        self._on_event = on_event
+
+    @property
+    def name(self) -> str:
+        """What a person reads."""
+        return self._name
+
+    async def connect(self) -> None:
+        """Find every tool that was named.
+
+        Raises:
+            ToolError, UnresolvedToolsError: a name is no tool's, or not this user's to use.
+        """
+        await self._box.tools(self._user)
+
+    async def cleanup(self) -> None:
+        """Nothing was opened here."""
+
+    async def __aenter__(self) -> HubServer:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.cleanup()
+
+    async def list_tools(
+        self, run_context: RunContextWrapper[Any] | None = None, agent: AgentBase[Any] | None = None
+    ) -> list[MCPTool]:
+        """See `MCPServer`; nothing is asked of a server."""
+        return [_mcp_tool(tool) for tool in await self._box.tools(self._user)]
+
+    async def call_tool(
+        self, tool_name: str, arguments: dict[str, Any] | None, meta: dict[str, Any] | None = None
+    ) -> CallToolResult:
+        """See `MCPServer`."""
+        try:
+            tool = await self._box.called(tool_name, self._user)
+        except ToolError as error:
+            return _call_result(refused(ToolRequest(tool_name), error))
+        request = self._terms.request(tool, arguments or {}, (meta or {}).get(SESSION_KEY))
+        return _call_result(await self._box.execute(request, self._on_event))
+
+    async def list_prompts(self) -> ListPromptsResult:
+        """See `MCPServer`; permissions are for tools, so that who has a user's has no prompts."""
+        prompts = await self._box.service.list_prompts() if self._user is None else []
+        return ListPromptsResult.model_validate({"prompts": prompts})
+
+    async def get_prompt(self, name: str, arguments: dict[str, Any] | None = None) -> GetPromptResult:
+        """See `MCPServer`.
+
+        Raises:
+            UserError: it is a user's server.
+            ToolExecutionError: it cannot be had.
+        """
+        if self._user is not None:
+            raise UserError(
+                f"The prompt {name!r} cannot be had: {self.name} is a user's, and permissions are for tools."
+            )
+        return GetPromptResult.model_validate(await self._box.service.get_prompt(name, arguments))
+
+    def _meta(self, call: MCPToolMetaContext) -> dict[str, Any] | None:
+        session = Terms(session_id=self._session_id).session(call.run_context, _group_of(call.run_context))
+        return None if session is None else {SESSION_KEY: session}
+
+
+def _mcp_tool(tool: UniversalTool) -> MCPTool:
+    said = {
+        "name": llm_name_of(tool),
+        "title": tool.metadata.get("title"),
+        "description": tool.description,
+        "inputSchema": for_model(tool.parameters_schema),
+        "annotations": _hints(tool.metadata.get("annotations") or {}),
+    }
+    return MCPTool.model_validate({key: value for key, value in said.items() if value is not None})
+
+
+def _hints(annotations: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server says of a tool, as far as it is what it must be: a wrong word must not cost the whole list."""
+    return {key: value for key, value in annotations.items() if key.endswith("Hint") and isinstance(value, bool)}
+
+
+def _call_result(result: ToolResult) -> CallToolResult:
+    content = [_content_block(part) for part in parts_of(result)]
+    answer: dict[str, Any] = {
+        "content": content,
+        "isError": not result.is_success,
+        "_meta": {STATUS_KEY: json.loads(json_of(record_of(result)))},
+    }
+    if isinstance(result.result_data, dict) and result.metadata.get("structured"):
+        answer["structuredContent"] = result.result_data
+    return CallToolResult.model_validate(answer)
+
+
+def _content_block(part: Part) -> dict[str, Any]:
+    if isinstance(part, Image):
+        return {"type": "image", "data": part.data, "mimeType": part.mime}
+    return {"type": "text", "text": part.text}
+
+
+def _meta_record(call: MCPToolCustomDataContext) -> Mapping[str, Any] | None:
+    meta = call.result_meta
+    return None if meta is None else meta.get(STATUS_KEY)

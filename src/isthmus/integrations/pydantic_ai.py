@@ -1,0 +1,234 @@
+"""A service's tools in pydantic-ai: `HubToolset` for `Agent(toolsets=[...])`, live at every step of a run.
+
+A tool has the raw JSON Schema of its server, and the hub checks arguments against it: bad ones are `ModelRetry`, every
+other failure is `ToolFailed`. The model is given structured content where the tool gave some. How a call ended is the
+`metadata` of its return and a `HubResultEvent`; progress and logs are `HubProgressEvent` and `HubLogEvent` of the
+run's stream while the tool runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+try:
+    import pydantic_ai as _pydantic_ai  # noqa: F401 - to say what is missing, if it is
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pydantic-ai is not installed here: pip install 'isthmus[pydantic-ai]'", name=error.name, path=error.path
+    ) from error
+
+from pydantic_ai import BinaryContent, CustomEvent, RunContext, ToolDefinition, ToolReturn
+from pydantic_ai.exceptions import ApprovalRequired, ModelRetry, ToolFailed, UserError
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
+from pydantic_core import SchemaValidator, core_schema
+
+from isthmus.library.contracts import ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.forms import for_model
+from isthmus.library.parts import Image, Part, parts_of, record_of, said_by, value_of
+from isthmus.library.service import ToolService
+from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of
+
+DepsT = TypeVar("DepsT")
+
+UserOf: TypeAlias = UserContext | Callable[[RunContext[Any]], UserContext | None] | None
+"""On whose behalf: one user, or a function that reads the user from a run's context (`ctx.deps`)."""
+
+SessionOf: TypeAlias = str | Callable[[RunContext[Any]], str | None] | None
+"""What servers are told as the conversation; without, the run's `conversation_id`."""
+
+HeadersOf: TypeAlias = Mapping[str, str] | Callable[[RunContext[Any]], Mapping[str, str] | None] | None
+"""Sent to those servers that are configured to receive them."""
+
+_ANY_OBJECT = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
+"""The hub checks arguments; here they only have to be an object."""
+
+
+@dataclass(kw_only=True)
+class HubProgressEvent(CustomEvent):
+    """How far a tool is."""
+
+    tool: str
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+@dataclass(kw_only=True)
+class HubLogEvent(CustomEvent):
+    """What a tool's server logs meanwhile."""
+
+    tool: str
+    level: str
+    content: Any = None
+
+
+@dataclass(kw_only=True)
+class HubResultEvent(CustomEvent):
+    """How a call ended, as `record_of` says it; `status` tells the ways to fail apart."""
+
+    tool: str
+    status: str
+    record: dict[str, Any]
+
+
+class HubToolFailed(ToolFailed):
+    """A tool failed, or was not executed; `result` says how, by its `status`."""
+
+    def __init__(self, message: str, result: ToolResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
+    """Tools of a hub. The service stays its owner's: leaving the toolset does not shut it down."""
+
+    def __init__(  # noqa: PLR0913 - each is a choice of its own
+        self,
+        service: ToolService,
+        names: Selection | None = None,
+        user_context: UserOf = None,
+        *,
+        session_id: SessionOf = None,
+        headers: HeadersOf = None,
+        needs_approval: Approval = False,
+        timeout: float | None = None,
+        max_retries: int = 1,
+        id: str | None = None,
+    ) -> None:
+        """What an agent has.
+
+        Args:
+            service: an initialised service.
+            names: in any form, or the tools of a task request; without, everything that the user may use.
+            user_context: on whose behalf. Where it is a function, a run has those tools that its user may use.
+            session_id: what servers are told as the conversation.
+            headers: sent to those servers that are configured to receive them.
+            needs_approval: which calls wait for approval (`DeferredToolRequests`).
+            timeout: seconds that a call may take.
+            max_retries: how often a model may try again after bad arguments.
+            id: what durable execution knows it by.
+        """
+        self._box = Toolbox(service, names, needs_approval=needs_approval)
+        self._terms: Terms[RunContext[Any]] = Terms(user_context, session_id, headers, timeout)
+        self._max_retries = max_retries
+        self._id = id
+
+    @property
+    def id(self) -> str | None:
+        """See `AbstractToolset`."""
+        return self._id
+
+    async def get_tools(self, ctx: RunContext[DepsT]) -> dict[str, ToolsetTool[DepsT]]:
+        """See `AbstractToolset`; nothing is asked of a server.
+
+        Raises:
+            ToolError, UnresolvedToolsError: at first, for names that are no tool's or not this user's to use.
+        """
+        tools = await self._box.tools(self._terms.user(ctx), is_shared=self._terms.is_shared)
+        return {llm_name_of(tool): self._toolset_tool(tool) for tool in tools}
+
+    def _toolset_tool(self, tool: UniversalTool) -> ToolsetTool[DepsT]:
+        return HubToolsetTool(
+            toolset=self,
+            tool_def=_definition(tool),
+            max_retries=self._max_retries,
+            args_validator=_ANY_OBJECT,
+            universal=tool,
+        )
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[DepsT], tool: ToolsetTool[DepsT]
+    ) -> Any:
+        """See `AbstractToolset`.
+
+        Raises:
+            ApprovalRequired: somebody has to agree first.
+            ModelRetry: the arguments do not fit the tool.
+            ToolFailed: the call failed in any other way.
+        """
+        assert isinstance(tool, HubToolsetTool)
+        universal = tool.universal
+        if not ctx.tool_call_approved and self._box.is_approval_needed(universal, tool_args):
+            raise ApprovalRequired(metadata={"tool": universal.name, "server": universal.namespace})
+        request = self._terms.request(universal, tool_args, ctx, ctx.conversation_id)
+        result = await self._box.execute(request, lambda chunk: _tell(ctx, chunk))
+        await _emit(ctx, HubResultEvent(tool=result.tool_name, status=str(result.status), record=record_of(result)))
+        return _returned(result)
+
+
+@dataclass(kw_only=True)
+class HubToolsetTool(ToolsetTool[DepsT], Generic[DepsT]):
+    """A tool that knows which one of the hub it is."""
+
+    universal: UniversalTool
+
+
+def _definition(tool: UniversalTool) -> ToolDefinition:
+    return ToolDefinition(
+        name=llm_name_of(tool),
+        description=tool.description or None,
+        parameters_json_schema=for_model(tool.parameters_schema),
+        strict=False,  # a strict schema requires every argument
+        metadata={"tool": tool.name, "server": tool.namespace, "annotations": tool.metadata.get("annotations") or {}},
+    )
+
+
+# -- while it runs -----------------------------------------------------------------------------------------------------
+
+
+async def _tell(ctx: RunContext[Any], chunk: ToolStreamChunk) -> None:
+    said = chunk.content if isinstance(chunk.content, dict) else {}
+    if chunk.chunk_type == "progress":
+        await _emit(ctx, _progress(chunk.tool_name, said))
+    else:
+        await _emit(
+            ctx, HubLogEvent(tool=chunk.tool_name, level=str(said.get("level", "info")), content=said.get("data"))
+        )
+
+
+def _progress(tool: str, said: dict[str, Any]) -> HubProgressEvent:
+    """What a server said of its progress, as far as it is what it must be."""
+    progress, total, message = said.get("progress"), said.get("total"), said.get("message")
+    return HubProgressEvent(
+        tool=tool,
+        progress=progress if isinstance(progress, int | float) else 0.0,
+        total=total if isinstance(total, int | float) else None,
+        message=message if isinstance(message, str) else None,
+    )
+
+
+async def _emit(ctx: RunContext[Any], event: CustomEvent) -> None:
+    with suppress(UserError):  # outside a run there is nobody to tell
+        await ctx.emit(event)
+
+
+# -- how it ended ------------------------------------------------------------------------------------------------------
+
+
+def _returned(result: ToolResult) -> ToolReturn[Any]:
+    if result.status is ToolStatus.INVALID_PARAMETERS:
+        raise ModelRetry(said_by(result))
+    if not result.is_success:
+        raise HubToolFailed(said_by(result), result)
+    return ToolReturn(return_value=_value(result), metadata=record_of(result))
+
+
+def _value(result: ToolResult) -> Any:
+    parts = parts_of(result)
+    if any(isinstance(part, Image) for part in parts):
+        return [_content(part) for part in parts]
+    return value_of(result)
+
+
+def _content(part: Part) -> str | BinaryContent:
+    if not isinstance(part, Image):
+        return part.text
+    try:
+        return BinaryContent(data=base64.b64decode(part.data, validate=True), media_type=part.mime)
+    except binascii.Error:
+        return f"[an image, {part.mime}, that is not base64]"
