@@ -12,14 +12,15 @@ MCP1 := .venv-mcp1
 A2A10 := .venv-a2a10
 A2A03 := .venv-a2a03
 VAULT := .venv-agentvault
-SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready
+FRAMEWORKS := .venv-frameworks
+SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready $(FRAMEWORKS)/.ready
 NPM := tests/peers/npm
 SUITE := tests/conformance/npm
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo devices test conformance soak cover lint format bench agents crowd relayed gate lock clean
+.PHONY: help serve demo devices test conformance soak cover lint format bench agents crowd relayed library gate resolve lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -40,8 +41,9 @@ test: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run 
 conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite against the hub
 	$(VENV)/bin/python -m tests.conformance.run $(ARGS)
 
-soak: $(VENV)/.test ## cut the wire at every byte instead of every 16th (about eight minutes)
+soak: $(VENV)/.test ## cut the wire at every byte, and have 200 services start processes (about nine minutes)
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
+	ISTHMUS_STARTS=200 $(VENV)/bin/python -m pytest tests/library/test_leaks.py --timeout 1200 $(ARGS)
 
 cover: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
@@ -68,8 +70,14 @@ crowd: $(VENV)/.test ## measure what ten thousand servers cost that have dialled
 relayed: $(VENV)/.test ## measure calls over the relay beside a direct WebSocket
 	$(VENV)/bin/python -m bench.relayed $(ARGS)
 
+library: $(VENV)/.test ## measure calls by the library beside those by the official SDK's client
+	$(VENV)/bin/python -m bench.library $(ARGS)
+
 gate: $(VENV)/.test ## fail when a call has become 15 % dearer than the committed baseline
 	$(VENV)/bin/python -m bench.gate $(ARGS)
+
+resolve: $(VENV)/.test ## show that no framework gets older by the hub beside it; asks the package index
+	$(VENV)/bin/python -m tests.frameworks.resolve $(ARGS)
 
 lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
@@ -78,6 +86,7 @@ lock: ## pin the newest versions again; needs uv and npm
 	for sdk in mcp1 a2a10 a2a03 agentvault; do \
 	  $(COMPILE) --upgrade requirements/$$sdk.in --output-file requirements/$$sdk.txt || exit 1; \
 	done
+	$(COMPILE) --upgrade pyproject.toml requirements/frameworks.in --output-file requirements/frameworks.txt
 	cd $(NPM) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 	cd $(SUITE) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 

@@ -25,7 +25,7 @@ START_SECONDS = 60.0
 LINE_BYTES = 64 * 1024
 
 
-Sdk = Literal["mcp1", "a2a10", "a2a03", "agentvault"]
+Sdk = Literal["mcp1", "a2a10", "a2a03", "agentvault", "frameworks"]
 """What has an environment of its own, because it cannot share one with the tests; named as its requirements are."""
 
 

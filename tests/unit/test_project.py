@@ -106,8 +106,11 @@ def test_the_scanner_sees_calls_attributes_and_imports() -> None:
 
 
 def test_only_the_crew_starts_tasks() -> None:
-    # The door starts one task for a request that must wait, as every ASGI server does, and owns it to its end.
-    assert files_that_mention(STARTING_TASKS) == {"core/crew.py", "faces/http/connection.py"}
+    # The door starts one task for a request that must wait, as every ASGI server does, and owns it to its end. The
+    # library carries coroutines to another thread's loop, whose caller waits for them: to begin and end a service, and
+    # to put a question to a program. A call of a tool is none of these.
+    crossing = {"library/owner.py", "library/questions.py"}
+    assert files_that_mention(STARTING_TASKS) == {"core/crew.py", "faces/http/connection.py"} | crossing
 
 
 def test_only_the_process_channel_starts_processes() -> None:
@@ -122,9 +125,9 @@ def test_only_the_egress_guard_connects_to_anything() -> None:
     assert files_that_mention({"connect"}) & with_sockets <= {"transport/egress.py"}
 
 
-def test_only_app_and_cli_read_the_environment() -> None:
+def test_only_what_makes_a_hub_reads_the_environment() -> None:
     readers = files_that_mention({"environ", "environb", "getenv", "getenvb"})
-    assert {name.split("/")[0] for name in readers} <= {"app", "cli"}
+    assert {name.split("/")[0] for name in readers} <= {"app", "cli", "library"}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -136,7 +139,7 @@ def test_files_and_functions_stay_short(name: str) -> None:
 
 
 def test_there_are_requirement_files_for_serving_testing_the_image_and_each_sdk_that_needs_its_own() -> None:
-    sdks = {"a2a03", "a2a10", "agentvault", "mcp1"}
+    sdks = {"a2a03", "a2a10", "agentvault", "frameworks", "mcp1"}
     assert {path.stem for path in REQUIREMENTS} == {"image", "serve", "test"} | sdks
 
 

@@ -1,0 +1,1 @@
+"""What runs in the frameworks' environment. Functions are tests; the files are not called so, and are run by name."""

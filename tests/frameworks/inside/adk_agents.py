@@ -1,0 +1,262 @@
+"""`AdkDomainAgent`: from the names that a user types to the answer of a real google-adk agent."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from isthmus.integrations.adk import AdkDomainAgent
+from isthmus.library import (
+    AgentConfig,
+    AgentRequest,
+    AgentResponse,
+    BlockingToolService,
+    ErrorCode,
+    TaskEngine,
+    TaskRequest,
+    ToolRequest,
+    ToolService,
+    ToolStatus,
+    UserContext,
+    UserPermissions,
+    create_task_request,
+)
+from tests.frameworks.inside.adk_scripted import CHECKOUT, Ledger, Scripted, http_server, repeat_answer
+
+ANN = UserContext(user_id="ann", permissions=UserPermissions(permissions=["docs.search", "docs.index"]))
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return Ledger(tmp_path_factory.mktemp("ledger") / "ledger")
+
+
+@pytest.fixture(scope="module")
+def service(ledger: Ledger) -> Iterator[ToolService]:
+    with http_server(ledger) as url:
+        servers = [{"name": "docs", "endpoint": url, "user_headers": ["X-User"]}]
+        with BlockingToolService({"tool_service": {"enable_mcp": True, "mcp_servers": servers}}) as blocking:
+            yield blocking.service
+
+
+def agent_of(*turns: Any, **context: Any) -> AdkDomainAgent:
+    config = AgentConfig(model=Scripted(turns=list(turns)), system_prompt="Use {braces} as they are.")
+    return AdkDomainAgent("my helper", config, context)
+
+
+def model_of(agent: AdkDomainAgent) -> Scripted:
+    assert isinstance(agent.config.model, Scripted)
+    return agent.config.model
+
+
+async def execute(agent: AdkDomainAgent, task: TaskRequest, **options: Any) -> AgentResponse:
+    async with asyncio.timeout(20):
+        return await agent.execute(AgentRequest(task_request=task, runtime_options=options))
+
+
+async def test_from_the_names_that_a_user_types_to_the_answer(service: ToolService) -> None:
+    engine = TaskEngine(service)
+    task = await engine.create_task_request(
+        tool_names=["echo", "mcp.search", "index", "docs.erase"],
+        description="What is there about tides?",
+        user_context=ANN,
+        session_id="conversation-9",
+    )
+    assert [tool.name for tool in task.available_tools] == ["docs.search", "docs.index"]
+    assert task.metadata["denied_tools"] == ["builtin.echo", "docs.erase"]
+    agent = agent_of({"mcp_docs_search": {"query": "tides"}}, lambda request: f"I found {found(request)}.")
+    response = await execute(agent, task)
+    assert (response.status, response.text) == ("success", "I found a document about tides.")
+    assert (response.task_id, response.session_id, response.error) == (task.task_id, "conversation-9", None)
+    (result,) = response.tool_results
+    assert (result.tool_name, result.status) == ("docs.search", ToolStatus.SUCCESS)
+    assert result.result_data["meta"]["isthmus/session"] == "conversation-9"
+    assert list(model_of(agent).declarations()) == ["mcp_docs_search", "mcp_docs_index"]
+    assert str(model_of(agent).requests[0].config.system_instruction).startswith("Use {braces} as they are.")
+
+
+def found(request: LlmRequest) -> str:
+    return str(request.contents[-1].parts[-1].function_response.response["result"]["found"])
+
+
+async def test_progress_comes_at_increasing_times_before_the_end(service: ToolService) -> None:
+    task = await create_task_request(tool_names=["index"], description="Index it.", user_context=ANN)
+    events = []
+    async with asyncio.timeout(20):
+        async for event in agent_of({"mcp_docs_index": {"steps": 3}}, repeat_answer).execute_stream(
+            AgentRequest(task_request=task)
+        ):
+            events.append(event)
+            if event.partial:  # the tool waits for this, so it has not ended yet
+                await service.execute_tool(ToolRequest("docs.go"))
+    told = [event.custom_metadata["tool_progress"]["progress"] for event in events if event.partial]
+    assert told == [1, 2, 3]
+    times = [event.timestamp for event in events]
+    assert times == sorted(set(times))
+    assert events[-1].content.parts[0].text == "{'result': '3 steps'}"
+
+
+async def test_an_agents_own_tools_come_after_the_tasks_and_the_user_gets_those_allowed(service: ToolService) -> None:
+    agent = agent_of("hello", tool_service=service)
+    agent.config.available_tools = ["docs.search", "docs.index", "docs.erase"]
+    task = TaskRequest(description="hi", user_context=ANN, available_tools=[await service.resolve("docs.index")])
+    assert (await execute(agent, task)).text == "hello"
+    assert list(model_of(agent).declarations()) == ["mcp_docs_index", "mcp_docs_search"]
+
+
+async def test_a_conversation_goes_on_in_its_session_and_may_begin_with_what_was_said(service: ToolService) -> None:
+    agent = agent_of("first", "second")
+    said = [{"role": "user", "content": "I am Ann."}, {"role": "assistant", "content": "Hello Ann."}, "Who am I?"]
+    await execute(agent, TaskRequest(messages=said, session_id="s"))
+    await execute(agent, TaskRequest(description="And now?", session_id="s"))
+    heard = [(each.role, each.parts[0].text) for each in model_of(agent).requests[1].contents]
+    assert heard == [
+        ("user", "I am Ann."),
+        ("model", "Hello Ann."),
+        ("user", "Who am I?"),
+        ("model", "first"),
+        ("user", "And now?"),
+    ]
+
+
+async def test_headers_of_the_user_are_passed_on(service: ToolService) -> None:
+    agent = agent_of(
+        {"mcp_docs_search": {"query": "q"}}, "done", header_provider=lambda context: {"X-User": context.user_id}
+    )
+    task = await create_task_request(tool_names=["search"], description="Search.", user_context=ANN)
+    (result,) = (await execute(agent, task)).tool_results
+    assert result.result_data["headers"] == {"x-user": "ann"}
+
+
+# -- approval ----------------------------------------------------------------------------------------------------------
+
+
+async def erasing(path: str, **metadata: Any) -> TaskRequest:
+    task = await create_task_request(tool_names=["erase"], description=f"Erase {path}.", session_id=path)
+    task.available_tools[0].metadata |= metadata
+    return task
+
+
+async def test_nobody_is_asked_unless_a_tool_requires_approval(service: ToolService) -> None:
+    response = await execute(agent_of({"mcp_docs_erase": {"path": "a"}}, repeat_answer), await erasing("a"))
+    assert response.text == "{'result': 'a is gone'}"
+
+
+@pytest.mark.parametrize("is_approved", [True, False])
+async def test_who_decides_is_asked_and_obeyed(service: ToolService, ledger: Ledger, *, is_approved: bool) -> None:
+    asked = []
+
+    async def approve(tool_name: str, arguments: dict[str, Any]) -> bool:
+        asked.append((tool_name, arguments))
+        return is_approved
+
+    path = f"b-{is_approved}"
+    agent = agent_of({"mcp_docs_erase": {"path": path}}, repeat_answer, approve=approve)
+    response = await execute(agent, await erasing(path, requires_approval=True))
+    assert asked == [("docs.erase", {"path": path})]
+    assert response.status == "success"
+    assert (f"erased {path}" in ledger.lines()) is is_approved
+
+
+async def test_where_nobody_decides_the_response_says_what_waits_and_a_later_request_decides(
+    service: ToolService,
+) -> None:
+    agent = agent_of({"mcp_docs_erase": {"path": "c"}}, repeat_answer)
+    task = await erasing("c", requires_approval=True)
+    response = await execute(agent, task)
+    assert response.status == "error"
+    assert response.error is not None
+    assert response.error.code is ErrorCode.APPROVAL_TIMEOUT
+    assert response.tool_results == []
+    (pending,) = response.metadata["pending_approvals"]
+    assert (pending["tool_name"], pending["arguments"]) == ("docs.erase", {"path": "c"})
+    response = await execute(agent, task, approvals={pending["id"]: True})
+    assert (response.status, response.text) == ("success", "{'result': 'c is gone'}")
+
+
+# -- failing -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_tools_failure_is_in_the_results_and_the_agent_goes_on(service: ToolService) -> None:
+    task = await create_task_request(tool_names=["refuse"], description="Try.")
+    response = await execute(agent_of({"mcp_docs_refuse": {}}, repeat_answer), task)
+    assert (response.status, response.text.endswith("the archive is closed")) == ("success", True)
+    assert [result.status for result in response.tool_results] == [ToolStatus.ERROR]
+
+
+async def test_names_that_are_no_tools_a_task_without_words_and_a_model_that_breaks_are_told(
+    service: ToolService,
+) -> None:
+    agent = agent_of(tool_service=service)
+    agent.config.available_tools = ["docs.nothing"]
+    cases = [
+        (agent, TaskRequest(description="hi"), ErrorCode.VALIDATION, "There is no tool 'docs.nothing'."),
+        (agent_of(), TaskRequest(), ErrorCode.VALIDATION, "has nothing to answer"),
+        (agent_of(), TaskRequest(messages=[{"content": 3}]), ErrorCode.VALIDATION, "must be text"),
+        (agent_of(), TaskRequest(description="hi"), ErrorCode.FRAMEWORK_EXECUTION, "IndexError"),
+    ]
+    for each, task, code, words in cases:
+        response = await execute(each, task)
+        assert response.error is not None
+        assert (response.status, response.error.code) == ("error", code)
+        assert words in response.error.message
+
+
+async def test_without_a_service_an_agent_says_how_to_get_one(service: ToolService) -> None:
+    task = await create_task_request(tool_names=["search"], description="Search.")
+    async with ToolService():  # two of them: neither is meant
+        response = await execute(agent_of("never"), task)
+    assert response.error is not None
+    assert "tool_service" in response.error.message
+
+
+async def test_a_service_that_was_shut_down_is_told() -> None:
+    async with ToolService() as closed:
+        task = await create_task_request(tool_names=["echo"], tool_service=closed, description="Echo.")
+    response = await execute(agent_of("never", tool_service=closed), task)
+    assert response.error is not None
+    assert (response.error.code, response.error.message) == (
+        ErrorCode.TOOL_UNAVAILABLE,
+        "This ToolService is shut down.",
+    )
+
+
+async def test_who_stops_waiting_stops_the_tool_at_its_server(service: ToolService, ledger: Ledger) -> None:
+    task = await create_task_request(tool_names=["hang"], description="Hang.")
+    agent = agent_of({"mcp_docs_hang": {"token": "agent"}}, "never")
+    async with asyncio.timeout(20):
+        events = agent.execute_stream(AgentRequest(task_request=task))
+        async for event in events:
+            if event.partial:
+                break
+        await events.aclose()
+        await ledger.has("cancelled agent")
+
+
+async def test_the_model_may_be_asked_for_with_settings(service: ToolService) -> None:
+    agent = agent_of("warm")
+    agent.config.model_config = {"temperature": 0.5}
+    await execute(agent, TaskRequest(description="hi"))
+    config = model_of(agent).requests[0].config
+    assert isinstance(config, types.GenerateContentConfig)
+    assert config.temperature == 0.5
+
+
+async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    await runpy.run_path(str(CHECKOUT / "examples" / "library" / "adk_agent.py"))["main"]()
+    assert capsys.readouterr().out.splitlines() == [
+        "an agent of your own",
+        "  meanwhile: reading the library",
+        "  meanwhile: reading the archive",
+        "  meanwhile: reading the field notes",
+        "  answer:    tides: mentioned in the library, the archive, the field notes",
+        "a task",
+        "  tools:     ['workshop.measure'] denied: ['workshop.publish']",
+        "  response:  success {'words': 4, 'weight': 4}",
+    ]

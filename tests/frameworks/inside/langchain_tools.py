@@ -1,0 +1,255 @@
+"""Tools of a hub in LangChain and LangGraph: real agents with a scripted model, real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+
+from isthmus.integrations.langchain import HubMiddleware, HubToolException, hub_tools, hub_tools_blocking
+from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolRequest, ToolService, tool
+from tests.frameworks.inside.served import (
+    ALL_BUT_GO,
+    FAILURES,
+    SEARCHER,
+    SECONDS,
+    let_go,
+    run_example,
+    seconds_for,
+    serving,
+    wait_for_note,
+    wait_until,
+)
+
+
+class Scripted(GenericFakeChatModel):
+    """Says one message after the other, and keeps which tools it was offered."""
+
+    offered: Any = None
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        self.offered.append([convert_to_openai_tool(each)["function"]["name"] for each in tools])
+        return self
+
+
+def scripted(*turns: str | tuple[str, dict[str, Any]]) -> Scripted:
+    """A model that says these words, or calls these tools."""
+    messages = [
+        AIMessage(turn)
+        if isinstance(turn, str)
+        else AIMessage("", tool_calls=[{"name": turn[0], "args": turn[1], "id": f"call_{number}"}])
+        for number, turn in enumerate(turns)
+    ]
+    return Scripted(messages=iter(messages), offered=[])
+
+
+def tool_messages(state: dict[str, Any]) -> list[ToolMessage]:
+    """What the model was told by tools."""
+    return [message for message in state["messages"] if isinstance(message, ToolMessage)]
+
+
+ASKED = {"messages": [("user", "please")]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("langchain")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[ToolService]:
+    with serving(folder) as made:
+        yield made
+
+
+async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(service: ToolService) -> None:
+    task = await TaskEngine(service).create_task_request(tool_names=["echo", "docs.search"])
+    tools = await hub_tools(service, task.available_tools)
+    model = scripted(("mcp_docs_search", {"query": "canals"}), "it is about canals")
+    state = await create_agent(model, tools).ainvoke(ASKED, {"configurable": {"thread_id": "thread 1"}})
+    (told,) = tool_messages(state)
+    assert state["messages"][-1].content == "it is about canals"
+    assert model.offered[0] == ["mcp_builtin_echo", "mcp_docs_search"]
+    assert "a document about canals" in told.content
+    assert told.artifact["structured_content"]["found"] == "a document about canals"
+    assert told.artifact["structured_content"]["meta"]["isthmus/session"] == "thread 1"
+    assert (told.status, told.artifact["status"]) == ("success", "success")
+
+
+def test_the_same_without_a_loop(service: ToolService) -> None:
+    tools = hub_tools_blocking(service, ["docs.search"])
+    model = scripted(("mcp_docs_search", {"query": "locks"}), "done")
+    state = create_agent(model, tools).invoke(ASKED)
+    assert tool_messages(state)[0].artifact["structured_content"]["found"] == "a document about locks"
+
+
+async def test_a_tool_by_itself_needs_no_graph(service: ToolService) -> None:
+    (search,) = await hub_tools(service, ["docs.search"], session_id="mine")
+    assert '"isthmus/session":"mine"' in (await search.ainvoke({"query": "weirs"})).replace(" ", "")
+
+
+async def test_progress_is_in_the_stream_before_the_end(service: ToolService) -> None:
+    agent = create_agent(
+        scripted(("mcp_docs_index", {"steps": 3}), "indexed"), await hub_tools(service, ["docs.index"])
+    )
+    seen: list[dict[str, Any]] = []
+    async with asyncio.timeout(SECONDS):
+        async for mode, chunk in agent.astream(ASKED, stream_mode=["custom", "values"]):
+            if mode == "custom":
+                seen.append(chunk)
+                await let_go(service)  # the tool goes on only when its progress was seen
+    assert [(each["type"], each["progress"], each["message"]) for each in seen] == [
+        ("progress", number, f"step {number}") for number in (1, 2, 3)
+    ]
+    times = [datetime.fromisoformat(each["timestamp"]) for each in seen]
+    assert times == sorted(set(times))
+
+
+def test_progress_is_in_the_stream_without_a_loop_too(service: ToolService) -> None:
+    agent = create_agent(scripted(("mcp_docs_index", {"steps": 2}), "indexed"), hub_tools_blocking(service, ["index"]))
+    seen = []
+    for chunk in agent.stream(ASKED, stream_mode="custom"):
+        seen.append(chunk["progress"])
+        service.blocking.execute_tool(ToolRequest("docs.go"))
+    assert seen == [1, 2]
+
+
+async def test_a_user_is_given_the_tools_that_permissions_cover(service: ToolService) -> None:
+    assert [each.name for each in await hub_tools(service, user_context=SEARCHER)] == ["mcp_docs_search"]
+    with pytest.raises(ToolDeniedError, match=r"docs\.erase"):
+        await hub_tools(service, ["docs.erase"], SEARCHER)
+    with pytest.raises(ToolNotFoundError, match=r"Did you mean docs\.search"):
+        await hub_tools(service, ["docs.serach"])
+
+
+@pytest.mark.parametrize(("name", "arguments", "status"), FAILURES)
+async def test_every_way_to_fail_has_its_own_status(
+    service: ToolService, name: str, arguments: dict[str, Any], status: str
+) -> None:
+    def passing() -> str:
+        """Gone when it is called."""
+        return "here"
+
+    tool(passing)
+    try:
+        names = ["docs.refuse", "docs.search", "docs.hang", "raw.pay", "docs.go", "builtin.passing"]
+        tools = await hub_tools(service, names, lambda config: ALL_BUT_GO, timeout=seconds_for(status))
+    finally:
+        tool.remove("passing")
+    state = await create_agent(scripted((name, arguments), "so be it"), tools).ainvoke(ASKED)
+    (told,) = tool_messages(state)
+    assert (told.status, told.artifact["status"]) == ("error", status)
+    assert told.content == told.artifact["error"]["message"]
+    assert state["messages"][-1].content == "so be it"
+
+
+async def test_a_failure_can_be_had_as_an_exception(service: ToolService) -> None:
+    (refuse,) = await hub_tools(service, ["docs.refuse"])
+    refuse.handle_tool_error = False
+    with pytest.raises(HubToolException, match="the archive is closed") as caught:
+        await refuse.ainvoke({})
+    assert caught.value.result.status == "error"
+
+
+async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Path) -> None:
+    (hang,) = await hub_tools(service, ["docs.hang"], on_event=lambda chunk: started.set())
+    started = asyncio.Event()
+    running = asyncio.create_task(hang.ainvoke({"token": "chain"}))
+    await asyncio.wait_for(started.wait(), SECONDS)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await wait_for_note(folder, "cancelled chain")
+
+
+@pytest.mark.parametrize(("reply", "ending"), [(True, "success"), ({"type": "reject"}, "unauthorized")])
+async def test_a_tool_that_needs_approval_waits_for_it(
+    service: ToolService, folder: Path, reply: Any, ending: str
+) -> None:
+    path = f"chain {ending}"
+    tools = await hub_tools(service, ["docs.erase", "docs.search"], needs_approval=["docs.erase"])
+    agent = create_agent(scripted(("mcp_docs_erase", {"path": path}), "well"), tools, checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": path}}
+    state = await agent.ainvoke(ASKED, config)
+    (question,) = state["__interrupt__"]
+    assert question.value == {"type": "approval", "tool": "docs.erase", "parameters": {"path": path}}
+    state = await agent.ainvoke(Command(resume=reply), config)
+    assert tool_messages(state)[0].artifact["status"] == ending
+    noted = (folder / "ledger").read_text() if (folder / "ledger").exists() else ""
+    assert (f"erased {path}" in noted) == (ending == "success")
+
+
+async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolService) -> None:
+    model = scripted(("mcp_docs_grow", {"name": "chained"}), ("mcp_docs_chained", {}), "grown")
+
+    async def is_listed() -> bool:
+        return "docs.chained" in await service.list_tools()
+
+    class Patient(HubMiddleware):
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            if len(model.offered) == 1:
+                await wait_until(is_listed)
+            return await super().awrap_model_call(request, handler)
+
+    state = await create_agent(model, middleware=[Patient(service)]).ainvoke(ASKED)
+    assert "mcp_docs_chained" not in model.offered[0]
+    assert "mcp_docs_chained" in model.offered[1]
+    assert [each.content for each in tool_messages(state)] == ["chained", "went"]
+
+
+def test_live_tools_without_a_loop(service: ToolService) -> None:
+    model = scripted(("mcp_docs_search", {"query": "rafts"}), "done")
+    state = create_agent(model, middleware=[HubMiddleware(service, ["search"])]).invoke(ASKED)
+    assert model.offered == [["mcp_docs_search"]] * 2
+    assert tool_messages(state)[0].artifact["status"] == "success"
+
+
+async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) -> None:
+    names = ["docs.search", "docs.erase"]
+    hub = HubMiddleware(service, names, lambda config: config["configurable"].get("user"))
+    model = scripted("nothing to do", "nothing to do")
+    agent = create_agent(model, middleware=[hub])
+    await agent.ainvoke(ASKED, {"configurable": {"user": SEARCHER}})
+    await agent.ainvoke(ASKED)
+    assert model.offered == [["mcp_docs_search"], ["mcp_docs_search", "mcp_docs_erase"]]
+
+
+async def test_arguments_may_be_called_whatever_they_are(service: ToolService) -> None:
+    def clashing(self: str, config: str, run_manager: str, callbacks: str = "none") -> str:
+        """All names that the framework uses itself."""
+        return f"{self} {config} {run_manager} {callbacks}"
+
+    tool(clashing)
+    try:
+        arguments = {"self": "a", "config": "b", "run_manager": "c", "callbacks": "d"}
+        (built,) = await hub_tools(service, ["clashing"])
+        assert await built.ainvoke(arguments) == "a b c d"
+    finally:
+        tool.remove("clashing")
+
+
+async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
+    (picture,) = await hub_tools(service, ["docs.picture"])
+    text, image = await picture.ainvoke({})
+    assert (text["text"], image["type"], image["mime_type"]) == ("a pixel", "image", "image/png")
+
+
+async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    await run_example("langgraph_agent")
+    said = capsys.readouterr().out
+    expected = [
+        "meanwhile: reading the archive",
+        "told:      success {'words': 4",
+        "answer:    Four words.",
+    ]
+    assert [words for words in expected if words not in said] == []

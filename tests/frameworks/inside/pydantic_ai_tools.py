@@ -1,0 +1,235 @@
+"""Tools of a hub in pydantic-ai: real runs with a scripted model, real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+
+from isthmus.integrations.pydantic_ai import HubProgressEvent, HubResultEvent, HubToolset
+from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolService, tool
+from tests.frameworks.inside.served import (
+    ALL_BUT_GO,
+    FAILURES,
+    SEARCHER,
+    SECONDS,
+    let_go,
+    now,
+    run_example,
+    seconds_for,
+    serving,
+    wait_for_note,
+    wait_until,
+)
+
+Turn = str | tuple[str, Any]
+
+
+class Scripted:
+    """Says one turn after the other, and keeps which tools it was offered."""
+
+    def __init__(self, *turns: Turn) -> None:
+        self._turns = list(turns)
+        self.offered: list[list[str]] = []
+        self.model = FunctionModel(self._say, stream_function=self._stream)
+
+    def _next(self, info: AgentInfo) -> Turn:
+        self.offered.append([each.name for each in info.function_tools])
+        return self._turns.pop(0)
+
+    async def _say(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        turn = self._next(info)
+        return ModelResponse(parts=[TextPart(turn) if isinstance(turn, str) else ToolCallPart(*turn)])
+
+    async def _stream(self, messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
+        turn = self._next(info)
+        if isinstance(turn, str):
+            yield turn
+        else:
+            yield {0: DeltaToolCall(turn[0], ToolCallPart(*turn).args_as_json_str())}
+
+
+def returns(messages: list[ModelMessage]) -> list[ToolReturnPart]:
+    """What the model was told by tools."""
+    requests = [message for message in messages if isinstance(message, ModelRequest)]
+    return [part for message in requests for part in message.parts if isinstance(part, ToolReturnPart)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pydantic_ai")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[ToolService]:
+    with serving(folder) as made:
+        yield made
+
+
+async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(service: ToolService) -> None:
+    task = await TaskEngine(service).create_task_request(tool_names=["echo", "docs.search"])
+    script = Scripted(("mcp_docs_search", {"query": "canals"}), "it is about canals")
+    agent = Agent(script.model, toolsets=[HubToolset(service, task.available_tools)])
+    result = await agent.run("please", conversation_id="conversation 1")
+    (told,) = returns(result.all_messages())
+    assert result.output == "it is about canals"
+    assert script.offered[0] == ["mcp_builtin_echo", "mcp_docs_search"]
+    assert told.content["found"] == "a document about canals"
+    assert told.content["meta"]["isthmus/session"] == "conversation 1"
+    assert told.metadata["status"] == "success"
+
+
+async def test_progress_is_in_the_stream_before_the_end(service: ToolService) -> None:
+    agent = Agent(
+        Scripted(("mcp_docs_index", {"steps": 3}), "indexed").model, toolsets=[HubToolset(service, ["index"])]
+    )
+    seen: list[tuple[str, Any, float]] = []
+    async with asyncio.timeout(SECONDS), agent.run_stream_events("please") as events:
+        async for event in events:
+            if isinstance(event, HubProgressEvent):
+                seen.append(("progress", event.message, now()))
+                await let_go(service)  # the tool goes on only when its progress was seen
+            elif isinstance(event, HubResultEvent):
+                seen.append(("result", event.status, now()))
+    assert [each[:2] for each in seen] == [
+        ("progress", "step 1"),
+        ("progress", "step 2"),
+        ("progress", "step 3"),
+        ("result", "success"),
+    ]
+    times = [time for _, _, time in seen]
+    assert times == sorted(set(times))
+
+
+async def test_a_user_is_given_the_tools_that_permissions_cover(service: ToolService) -> None:
+    script = Scripted("nothing to do", "nothing to do")
+    agent = Agent(
+        script.model, deps_type=object, toolsets=[HubToolset(service, ["search", "erase"], lambda ctx: ctx.deps)]
+    )
+    await agent.run("please", deps=SEARCHER)
+    await agent.run("please", deps=None)
+    assert script.offered == [["mcp_docs_search"], ["mcp_docs_search", "mcp_docs_erase"]]
+    with pytest.raises(ToolDeniedError, match=r"docs\.erase"):
+        await Agent(script.model, toolsets=[HubToolset(service, ["docs.erase"], SEARCHER)]).run("please")
+    with pytest.raises(ToolNotFoundError, match=r"Did you mean docs\.search"):
+        await Agent(script.model, toolsets=[HubToolset(service, ["docs.serach"])]).run("please")
+
+
+@pytest.mark.parametrize(("name", "arguments", "status"), FAILURES)
+async def test_every_way_to_fail_has_its_own_status(
+    service: ToolService, name: str, arguments: dict[str, Any], status: str
+) -> None:
+    def passing() -> str:
+        """Gone when it is called."""
+        return "here"
+
+    class Stale(HubToolset[Any]):
+        """Shows the model what it had at first."""
+
+        shown: Any = None
+
+        async def get_tools(self, ctx: Any) -> Any:
+            self.shown = self.shown or await super().get_tools(ctx)
+            self._terms = replace(self._terms, user_context=ALL_BUT_GO)
+            tool.remove("passing")
+            return self.shown
+
+    names = ["docs.refuse", "docs.search", "docs.hang", "raw.pay", "docs.go", "builtin.passing"]
+    tool(passing)
+    agent = Agent(
+        Scripted((name, arguments), "so be it").model, toolsets=[Stale(service, names, timeout=seconds_for(status))]
+    )
+    ended: list[HubResultEvent] = []
+
+    async def hear(ctx: Any, events: Any) -> None:
+        ended.extend([event async for event in events if isinstance(event, HubResultEvent)])
+
+    result = await agent.run("please", event_stream_handler=hear)
+    (told,) = returns(result.all_messages())
+    assert [event.status for event in ended] == [status]
+    assert told.outcome == ("retried" if status == "invalid_parameters" else "failed")
+    assert told.content == ended[0].record["error"]["message"]
+    assert result.output == "so be it"
+
+
+async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Path) -> None:
+    started = asyncio.Event()
+
+    async def hear(ctx: Any, events: Any) -> None:
+        async for event in events:
+            if isinstance(event, HubProgressEvent):
+                started.set()
+
+    agent = Agent(Scripted(("mcp_docs_hang", {"token": "step"})).model, toolsets=[HubToolset(service, ["hang"])])
+    running = asyncio.create_task(agent.run("please", event_stream_handler=hear))
+    await asyncio.wait_for(started.wait(), SECONDS)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await wait_for_note(folder, "cancelled step")
+
+
+async def test_a_tool_that_needs_approval_waits_for_it(service: ToolService, folder: Path) -> None:
+    script = Scripted(("mcp_docs_erase", {"path": "step"}), "well")
+    toolset = HubToolset[None](service, ["docs.erase", "docs.search"], needs_approval=["docs.erase"])
+    agent = Agent(script.model, output_type=[str, DeferredToolRequests], toolsets=[toolset])
+    result = await agent.run("please")
+    assert isinstance(result.output, DeferredToolRequests)
+    (waiting,) = result.output.approvals
+    assert not (folder / "ledger").exists() or "erased step" not in (folder / "ledger").read_text()
+    agreed = DeferredToolResults(approvals={waiting.tool_call_id: True})
+    result = await agent.run(message_history=result.all_messages(), deferred_tool_results=agreed)
+    assert result.output == "well"
+    assert returns(result.all_messages())[-1].metadata["status"] == "success"
+    await wait_for_note(folder, "erased step")
+
+
+async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolService) -> None:
+    async def is_listed() -> bool:
+        return "docs.stepped" in await service.list_tools()
+
+    class Patient(HubToolset[Any]):
+        async def get_tools(self, ctx: Any) -> Any:
+            if len(script.offered) == 1:
+                await wait_until(is_listed)
+            return await super().get_tools(ctx)
+
+    script = Scripted(("mcp_docs_grow", {"name": "stepped"}), ("mcp_docs_stepped", {}), "grown")
+    result = await Agent(script.model, toolsets=[Patient(service)]).run("please")
+    assert ["mcp_docs_stepped" in each for each in script.offered] == [False, True, True]
+    assert [each.content for each in returns(result.all_messages())] == ["stepped", "went"]
+
+
+async def test_it_may_be_wrapped_like_every_toolset(service: ToolService) -> None:
+    toolset = (
+        HubToolset[None](service).filtered(lambda ctx, each: each.metadata["tool"] == "docs.search").prefixed("my")
+    )
+    script = Scripted(("my_mcp_docs_search", {"query": "rafts"}), "done")
+    (told,) = returns((await Agent(script.model, toolsets=[toolset]).run("please")).all_messages())
+    assert script.offered[0] == ["my_mcp_docs_search"]
+    assert told.content["found"] == "a document about rafts"
+
+
+async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
+    agent = Agent(Scripted(("mcp_docs_picture", {}), "seen").model, toolsets=[HubToolset(service, ["picture"])])
+    (told,) = returns((await agent.run("please")).all_messages())
+    text, image = told.content
+    assert (text, image.media_type) == ("a pixel", "image/png")
+
+
+async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    await run_example("pydantic_ai_agent")
+    said = capsys.readouterr().out
+    expected = [
+        "meanwhile: reading the archive",
+        "ended:     workshop.measure success",
+        "answer:    Four words.",
+    ]
+    assert [words for words in expected if words not in said] == []

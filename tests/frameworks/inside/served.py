@@ -1,0 +1,97 @@
+"""What the tests of several frameworks share: a service over two real servers, and what a user may do.
+
+`docs` is on the official SDK (`served_stdio`, which tells what it is sent); `raw` has none, and dies when told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import runpy
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from isthmus.library import BlockingToolService, ToolRequest, ToolService, UserContext, UserPermissions
+from tests.library.services import raw_server, with_servers
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+SECONDS = 20.0
+POLL_SECONDS = 0.01
+
+SEARCHER = UserContext("ann", permissions=UserPermissions(["docs.search"]))
+"""May search, and nothing else."""
+
+FAILURES: list[tuple[str, dict[str, Any], str]] = [
+    ("mcp_docs_refuse", {}, "error"),
+    ("mcp_docs_search", {"query": 7}, "invalid_parameters"),
+    ("mcp_docs_hang", {"token": "slow"}, "timeout"),
+    ("mcp_raw_pay", {"nonce": "lost", "mode": "die_after_ledger"}, "unavailable"),
+    ("mcp_docs_go", {}, "unauthorized"),
+    ("mcp_builtin_passing", {}, "not_found"),
+]
+"""A call for each way to fail. `go` is denied to `ALL_BUT_GO`; `passing` is gone when it is called."""
+ALL_BUT_GO = UserContext("bob", permissions=UserPermissions(["*"], restrictions={"tools": ["docs.go"]}))
+
+
+def seconds_for(status: str) -> float | None:
+    """How long a call that is to fail in this way may take; only `hang` is cut short, on however busy a machine."""
+    return 0.1 if status == "timeout" else None
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[ToolService]:
+    """A service over both servers; `folder / "ledger"` is what `docs` notes."""
+    docs = {
+        "name": "docs",
+        "command": sys.executable,
+        "args": ["-m", "tests.frameworks.inside.served_stdio"],
+        "env": {
+            "PYTHONPATH": os.pathsep.join([str(CHECKOUT / "src"), str(CHECKOUT)]),
+            "LEDGER": str(folder / "ledger"),
+        },
+        "cwd": str(CHECKOUT),
+    }
+    with BlockingToolService(with_servers(docs, raw_server(ledger=folder / "payments"))) as tools:
+        assert tools.failures == {}
+        yield tools.service
+
+
+async def let_go(service: ToolService) -> None:
+    """Let `docs.index` take one more step."""
+    assert (await service.execute_tool(ToolRequest("docs.go"))).is_success
+
+
+async def wait_until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what nobody announces.
+
+    Raises:
+        TimeoutError: it did not come in time.
+    """
+    async with asyncio.timeout(SECONDS):
+        while not await is_so():  # noqa: ASYNC110 (another process does it, and cannot wake us)
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def wait_for_note(folder: Path, line: str) -> None:
+    """Wait until the server `docs` has noted something."""
+    ledger = folder / "ledger"
+
+    async def is_noted() -> bool:
+        return ledger.exists() and line in ledger.read_text().splitlines()
+
+    await wait_until(is_noted)
+
+
+async def run_example(name: str) -> None:
+    """Run an example of this checkout as it is, in this process: frameworks take long to import."""
+    program = runpy.run_path(str(CHECKOUT / "examples" / "library" / f"{name}.py"), run_name="example")
+    await asyncio.wait_for(program["main"](), SECONDS)
+
+
+def now() -> float:
+    """A clock for what comes first."""
+    return time.monotonic()

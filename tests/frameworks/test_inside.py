@@ -1,0 +1,30 @@
+"""Every test of `inside`, run beside the real frameworks, passes or fails here under its own name.
+
+While working on one: `PYTHONPATH=src:. .venv-frameworks/bin/python -m pytest --confcutdir=tests/frameworks/inside
+tests/frameworks/inside/FILE.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frameworks.conftest import Inside
+from tests.frameworks.running import inner_tests
+
+PARAMETERS = [
+    # One worker runs a file, another worker the next.
+    pytest.param(file, name, id=f"{file.removesuffix('.py')}-{name}", marks=pytest.mark.xdist_group(f"inside_{file}"))
+    for file, name in inner_tests()
+]
+
+
+@pytest.mark.parametrize(("file", "name"), PARAMETERS)
+def test_beside_the_frameworks(inside: Inside, file: str, name: str) -> None:
+    run = inside(file)
+    cases = run.cases.get(name, [])
+    if not cases:
+        pytest.fail(f"{file} did not run {name}:\n{run.output}", pytrace=False)
+    if failed := [case for case in cases if case.ending == "failed"]:
+        pytest.fail("\n".join(f"{case.name}\n{case.words}" for case in failed), pytrace=False)
+    if all(case.ending == "skipped" for case in cases):
+        pytest.skip("; ".join(case.words for case in cases))
