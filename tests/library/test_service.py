@@ -32,6 +32,7 @@ from isthmus.library import (
 from isthmus.library.results import CODES, STATUSES, result_from
 from isthmus.model.faults import Bug, Fault, ServerError, leaves
 from isthmus.model.names import ServerName
+from tests.conftest import children
 from tests.library.services import pay, raw_server, wait_for_line, with_servers
 from tests.peers import content
 from tests.peers.launch import command
@@ -96,6 +97,31 @@ async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(service: 
     result = await service.execute_tool(ToolRequest("raw.pay", parameters={"nonce": object()}))
     assert result.status is ToolStatus.INVALID_PARAMETERS
     assert "raw.pay" in str(result.error_message)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (ToolRequest(None), "tool_name"),  # type: ignore[arg-type]
+        (ToolRequest("echo", 7), "tool_namespace"),  # type: ignore[arg-type]
+        (ToolRequest("echo", user_context={"user_id": "ada"}), "user_context"),  # type: ignore[arg-type]
+        (ToolRequest("raw.pay", user_context="ada"), "user_context"),  # type: ignore[arg-type]
+        (ToolRequest("echo", user_context=UserContext(["ada"])), "user_context.user_id"),  # type: ignore[arg-type]
+        (ToolRequest("echo", session_context={"session_id": "talk"}), "session_context"),  # type: ignore[arg-type]
+        (ToolRequest("echo", metadata=["headers"]), "metadata"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_field_of_a_wrong_type_is_told_by_name(request_: ToolRequest, field: str) -> None:
+    async with ToolService() as service:
+        result = await service.execute_tool(request_)
+        blocked = await asyncio.to_thread(service.blocking.execute_tool, request_)
+        (chunk,) = [chunk async for chunk in service.execute_tool_stream(request_)]
+    assert (result.status, blocked.status) == (ToolStatus.INVALID_PARAMETERS, ToolStatus.INVALID_PARAMETERS)
+    assert str(result.error_message).startswith(f"{field} must be ")
+    assert isinstance(result.tool_name, str)
+    assert result.error is not None
+    assert (result.error.reason, result.error.executed) == ("bad_arguments", "no")
+    assert (chunk.chunk_type, chunk.is_final) == ("error", True)
 
 
 async def test_a_tool_that_says_no_is_an_error_and_never_a_success(service: ToolService) -> None:
@@ -306,6 +332,8 @@ async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
         ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "timeout": True}]}, "1 to 300"),
         ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "timeout": 301}]}, "1 to 300"),
         ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "colour": 1}]}, "colour"),
+        ({"mcp_servers": [{"name": "a", "command": "x", "user_headers": ["X-User"]}]}, "headers need an HTTP address"),
+        ({"mcp_servers": [{"name": "a", "url": "ws://h/mcp", "user_headers": ["X-User"]}]}, "headers need an HTTP"),
         (
             {"mcp_servers": [{"name": "a", "endpoint": "http://h"}, {"name": "a", "endpoint": "http://i"}]},
             "two servers",
@@ -334,6 +362,33 @@ async def test_a_file_says_what_there_is(tmp_path: Path) -> None:
         assert "paid.pay" in await service.list_tools()
         with pytest.raises(ConfigurationError, match="already"):
             await service.initialize()
+
+
+async def test_kept_results_are_given_again_to_nobody_else(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    server = raw_server(ledger=ledger)
+    (tmp_path / "isthmus.toml").write_text(
+        f"[servers.raw]\ncommand = {json.dumps(server['command'])}\nargs = {json.dumps(server['args'])}\n"
+        '[servers.raw.cache]\ntools = ["pay"]\nttl = 600\n'
+    )
+    all_of_it, more = UserPermissions(["raw"]), UserPermissions(["raw", "builtin"])
+    askers: list[dict[str, Any]] = [
+        {},
+        {"user_context": UserContext(permissions=all_of_it)},
+        {"user_context": UserContext(permissions=more)},
+        {"user_context": UserContext(permissions=all_of_it), "session_id": "talk"},
+        {"user_context": UserContext(permissions=all_of_it, session_token="hers")},
+        {"user_context": UserContext(permissions=all_of_it, session_token="his")},
+        {"user_context": UserContext("ada", permissions=all_of_it)},
+        {"user_context": UserContext("local", permissions=all_of_it)},
+    ]
+    service = ToolService()
+    await service.initialize(tmp_path / "isthmus.toml")
+    async with service:
+        for paid, asker in enumerate(askers, start=1):
+            for _ in range(2):
+                assert (await service.execute_tool(pay("one", **asker))).result_data == "one"
+                assert len(noted(tmp_path, "one")) == paid, asker
 
 
 async def test_a_server_that_failed_is_listed_and_has_no_tools(deaf_port: int) -> None:
@@ -365,3 +420,57 @@ async def test_changes_are_told_and_seen_without_listing_again(service: ToolServ
             await changed.wait()
             changed.clear()
     stop()
+
+
+# -- twice at once -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_service_is_initialized_once() -> None:
+    service = ToolService()
+    both = await asyncio.gather(
+        service.initialize(with_servers(raw_server())),
+        service.initialize(with_servers(raw_server())),
+        return_exceptions=True,
+    )
+    assert [type(each) for each in both if each is not None] == [ConfigurationError]
+    async with service:
+        assert "raw.pay" in await service.list_tools()
+
+
+async def test_who_shuts_down_beside_another_waits_for_the_end_too(service: ToolService) -> None:
+    first = asyncio.create_task(service.shutdown())
+    await asyncio.sleep(0)
+    await service.shutdown()
+    assert not children()
+    await first
+
+
+async def test_one_reader_reads_a_stream(service: ToolService, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    stream = service.execute_tool_stream(pay("shared", f"until:{gate}"))
+    reading = asyncio.create_task(anext(stream))
+    await asyncio.to_thread(wait_for_line, tmp_path / "ledger.jsonl", "shared")
+    with pytest.raises(RuntimeError, match="read already"):
+        await anext(stream)
+    gate.touch()
+    assert (await reading).content == "shared"
+
+
+async def test_one_watcher_that_fails_does_not_keep_the_others_from_the_news(service: ToolService) -> None:
+    heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stops = [service.watch(lambda: 1 / 0), service.watch(lambda: loop.call_soon_threadsafe(heard.set))]
+    await service.execute_tool(ToolRequest("raw.grow", parameters={"name": "sprout"}))
+    async with asyncio.timeout(20):
+        await heard.wait()
+    for stop in stops:
+        stop()
+
+
+@pytest.mark.parametrize("word", ["raw.pay", "pay", "mcp.pay", "mcp_raw_pay", "raw", "raw.*", "*", "pay me.not"])
+async def test_a_tool_is_denied_by_any_of_its_names(service: ToolService, word: str) -> None:
+    for restricted in ([word], word, iter([word]), {"pay": word}):
+        ada = UserContext("ada", permissions=UserPermissions(["*"], restrictions={"tools": restricted}))
+        for _ in range(2):
+            assert (await service.execute_tool(pay("denied", user_context=ada))).status is ToolStatus.UNAUTHORIZED
+            assert "raw.pay" not in await service.list_tools(ada)

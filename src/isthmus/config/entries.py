@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from isthmus.config import codes, values
-from isthmus.config.dialects.dialect import OWN, STANDARD, Dialect, Root
+from isthmus.config.dialects.dialect import OWN, Dialect, Root
 from isthmus.config.dialects.draft import Draft
 from isthmus.config.dialects.steps import COMMON, RENAMED
 from isthmus.config.dialects.syntax import Surroundings, in_our_words, input_variable, inputs_used
@@ -76,7 +76,7 @@ def entry_of(name: str, fields: object, place: Place, dialect: Dialect, around: 
     if not dialect.is_own:
         for step in (*dialect.steps, *COMMON):
             step(draft)
-    known = KEYS if dialect in (OWN, STANDARD) else _THEIR_KEYS
+    known = KEYS if dialect.has_hub else _THEIR_KEYS
     extra = _extra(draft, known, [str(key) for key, value in fields.items() if value is None])
     if dialect.is_own:
         draft.findings += [place.unknown(key, sorted(KEYS)) for key in draft.fields if key not in known]

@@ -158,8 +158,8 @@ def _told(server: ServerSettings) -> ServerSettings:
     return replace(server, secrets=frozenset(), extra={})
 
 
-def roster_of(document: Document, around: Around) -> Roster:
-    """Return the servers of one file, read by themselves.
+def roster_of(document: Document, around: Around, limits: Limits | None = None) -> Roster:
+    """Return the servers of one file, read by themselves; the usual limits hold for them, unless said.
 
     Raises:
         ConfigError: the place where servers should be holds something else.
@@ -167,10 +167,10 @@ def roster_of(document: Document, around: Around) -> Roster:
     roster = Roster()
     entries, odd = entries_of(document, around.home, around.cwd)
     roster.findings += odd
-    roster.add(entries, _reading(document.file, document.base(around.home, around.cwd), around))
+    roster.add(entries, _reading(document.file, document.base(around.home, around.cwd), around, limits))
     return roster
 
 
-def _reading(file: Path, folder: Path, around: Around) -> Reading:
+def _reading(file: Path, folder: Path, around: Around, limits: Limits | None = None) -> Reading:
     seen, _ = seen_from(file, around.environment)
-    return Reading(Variables(seen, folder, around.home), folder, around.home, Limits())
+    return Reading(Variables(seen, folder, around.home), folder, around.home, limits or Limits())

@@ -27,6 +27,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.config import get_stream_writer
+from langgraph.prebuilt.tool_node import INVALID_TOOL_NAME_ERROR_TEMPLATE
 from langgraph.types import interrupt
 from pydantic import Field
 
@@ -184,13 +185,15 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
         """See `AgentMiddleware`."""
         if request.tool is not None:
             return await handler(request)
-        return await handler(self._with_tool(request, await self._kit.box.find(*self._asked(request))))
+        found = await self._kit.box.look_up(*self._asked(request))
+        return _unless_unknown(request, found, await handler(self._with_tool(request, found)))
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """See `AgentMiddleware`."""
         if request.tool is not None:
             return handler(request)
-        return handler(self._with_tool(request, self._kit.box.find_blocking(*self._asked(request))))
+        found = self._kit.box.look_up_blocking(*self._asked(request))
+        return _unless_unknown(request, found, handler(self._with_tool(request, found)))
 
     def _asked(self, request: Any) -> tuple[str, UserContext | None]:
         return request.tool_call["name"], self._user()
@@ -201,8 +204,8 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
     def _with_tools(self, request: Any, tools: list[UniversalTool]) -> Any:
         return request.override(tools=[*request.tools, *(_hub_tool(self._kit, tool) for tool in tools)])
 
-    def _with_tool(self, request: Any, tool: UniversalTool | None) -> Any:
-        return request if tool is None else request.override(tool=_hub_tool(self._kit, tool))
+    def _with_tool(self, request: Any, found: UniversalTool | ToolResult) -> Any:
+        return request if isinstance(found, ToolResult) else request.override(tool=_hub_tool(self._kit, found))
 
 
 def _hub_tool(kit: _Kit, tool: UniversalTool) -> HubTool:
@@ -213,6 +216,30 @@ def _hub_tool(kit: _Kit, tool: UniversalTool) -> HubTool:
         metadata={"tool": tool.name, "server": tool.namespace, "annotations": tool.metadata.get("annotations") or {}},
         kit=kit,
         universal=tool,
+    )
+
+
+def _unless_unknown(request: Any, found: UniversalTool | ToolResult, output: Any) -> Any:
+    """What came of a call; if nobody has the tool, what is said of it here.
+
+    Another middleware may have a tool that this one does not have, so that the others are asked first.
+    """
+    if isinstance(found, ToolResult) and _is_of_nobody(request.tool_call["name"], output):
+        return _refusal(request, found)
+    return output
+
+
+def _is_of_nobody(name: str, output: Any) -> bool:
+    """Whether LangGraph itself answered; the tools that it names are those it was made with, not the model's."""
+    said = INVALID_TOOL_NAME_ERROR_TEMPLATE.format(requested_tool=name, available_tools="")
+    beginning = said.partition("[")[0]
+    return isinstance(output, ToolMessage) and output.status == "error" and str(output.content).startswith(beginning)
+
+
+def _refusal(request: Any, result: ToolResult) -> ToolMessage:
+    call = request.tool_call
+    return ToolMessage(
+        said_by(result), name=call["name"], tool_call_id=call["id"], status="error", artifact=record_of(result)
     )
 
 

@@ -3,13 +3,15 @@
 A function tool has the raw JSON Schema of its server (not strict: strict schemas require every argument), and the hub
 checks arguments against it. A failure is text for the model, as the SDK wants it; how a call ended is `custom_data` of
 its output item (`record_of`). The SDK has no place for progress in a run's stream: `on_event` is told of it.
+With `hub_run_config` a run also survives names that are no tool's.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -21,7 +23,7 @@ except ModuleNotFoundError as error:
         "openai-agents is not installed here: pip install 'isthmus[openai-agents]'", name=error.name, path=error.path
     ) from error
 
-from agents import AgentBase, FunctionTool, RunContextWrapper
+from agents import AgentBase, FunctionTool, RunConfig, RunContextWrapper, ToolErrorFormatterArgs
 from agents.exceptions import UserError
 from agents.mcp import MCPServer, MCPToolCustomDataContext, MCPToolMetaContext
 from agents.tool import FunctionToolCustomDataContext, ToolOutputImage, ToolOutputText
@@ -30,10 +32,9 @@ from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult
 from mcp.types import Tool as MCPTool
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
-from isthmus.library.errors import ToolError
 from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, json_of, parts_of, record_of, said_by
-from isthmus.library.results import refused, unusable
+from isthmus.library.results import unusable
 from isthmus.library.service import SESSION_KEY, ToolService
 from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of
 
@@ -48,6 +49,9 @@ SessionOf: TypeAlias = str | Callable[[RunContextWrapper[Any]], str | None] | No
 
 HeadersOf: TypeAlias = Mapping[str, str] | Callable[[RunContextWrapper[Any]], Mapping[str, str] | None] | None
 """Sent to those servers that are configured to receive them."""
+
+OnRefusal: TypeAlias = Callable[[str, ToolResult], Awaitable[None] | None]
+"""Told of a call, by its id, of what is no tool, or not the user's to use, with how it ended."""
 
 STATUS_KEY = "isthmus/result"
 """Where `HubServer` puts how a call ended, in `_meta`."""
@@ -163,6 +167,48 @@ def _output_item(part: Part) -> ToolOutputText | ToolOutputImage:
     return ToolOutputImage(image_url=part.url) if isinstance(part, Image) else ToolOutputText(text=part.text)
 
 
+# -- names that the agent does not have --------------------------------------------------------------------------------
+
+
+def hub_run_config(
+    service: ToolService,
+    names: Selection | None = None,
+    user_context: UserOf = None,
+    *,
+    run_config: RunConfig | None = None,
+    on_refusal: OnRefusal | None = None,
+) -> RunConfig:
+    """A configuration with which a run goes on after its model has called what is no tool, or not the user's to use.
+
+    The SDK looks for a tool before it asks anybody, and ends the run if there is none; only the run's configuration can
+    change that. The model is told what is wrong, and which tools are called nearly so.
+
+    Args:
+        service: the same as for `hub_tools` or `HubServer`.
+        names: the same.
+        user_context: the same.
+        run_config: what else is to hold for the run; it stays as it is.
+        on_refusal: told how such a call ended, since its output item has no `custom_data`.
+    """
+    given = run_config or RunConfig()
+    box, terms, otherwise = Toolbox(service, names), Terms(user_context), given.tool_error_formatter
+
+    async def explain(call: ToolErrorFormatterArgs[Any]) -> str | None:
+        if call.kind == "tool_not_found":
+            result = await box.look_up(call.tool_name, terms.user(call.run_context))
+            if isinstance(result, ToolResult):
+                if on_refusal is not None:
+                    await _settled(on_refusal(call.call_id, result))
+                return said_by(result)
+        return None if otherwise is None else await _settled(otherwise(call))
+
+    return replace(given, tool_not_found_behavior="return_error_to_model", tool_error_formatter=explain)
+
+
+async def _settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
 # -- the hub as one MCP server -----------------------------------------------------------------------------------------
 
 
@@ -232,10 +278,9 @@ class HubServer(MCPServer):
         self, tool_name: str, arguments: dict[str, Any] | None, meta: dict[str, Any] | None = None
     ) -> CallToolResult:
         """See `MCPServer`."""
-        try:
-            tool = await self._box.called(tool_name, self._user)
-        except ToolError as error:
-            return _call_result(refused(ToolRequest(tool_name), error))
+        tool = await self._box.look_up(tool_name, self._user)
+        if isinstance(tool, ToolResult):
+            return _call_result(tool)
         request = self._terms.request(tool, arguments or {}, (meta or {}).get(SESSION_KEY))
         return _call_result(await self._box.execute(request, self._on_event))
 

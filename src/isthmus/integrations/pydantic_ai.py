@@ -13,7 +13,8 @@ import binascii
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from datetime import datetime
+from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar
 
 try:
     import pydantic_ai as _pydantic_ai  # noqa: F401 - to say what is missing, if it is
@@ -24,12 +25,15 @@ except ModuleNotFoundError as error:
 
 from pydantic_ai import BinaryContent, CustomEvent, RunContext, ToolDefinition, ToolReturn
 from pydantic_ai.exceptions import ApprovalRequired, ModelRetry, ToolFailed, UserError
+from pydantic_ai.messages import ModelRequest, RetryPromptPart, ToolReturnPart
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema
 
-from isthmus.library.contracts import ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.errors import ToolError, ToolNotFoundError
 from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, parts_of, record_of, said_by, value_of
+from isthmus.library.results import refused
 from isthmus.library.service import ToolService
 from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of
 
@@ -44,6 +48,8 @@ SessionOf: TypeAlias = str | Callable[[RunContext[Any]], str | None] | None
 HeadersOf: TypeAlias = Mapping[str, str] | Callable[[RunContext[Any]], Mapping[str, str] | None] | None
 """Sent to those servers that are configured to receive them."""
 
+_Answer: TypeAlias = ToolReturnPart | RetryPromptPart
+
 _ANY_OBJECT = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
 """The hub checks arguments; here they only have to be an object."""
 
@@ -54,6 +60,7 @@ class HubProgressEvent(CustomEvent):
 
     tool: str
     progress: float
+    timestamp: datetime
     total: float | None = None
     message: str | None = None
 
@@ -64,6 +71,7 @@ class HubLogEvent(CustomEvent):
 
     tool: str
     level: str
+    timestamp: datetime
     content: Any = None
 
 
@@ -129,8 +137,32 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
         Raises:
             ToolError, UnresolvedToolsError: at first, for names that are no tool's or not this user's to use.
         """
-        tools = await self._box.tools(self._terms.user(ctx), is_shared=self._terms.is_shared)
+        user = self._terms.user(ctx)
+        tools = await self._box.tools(user, is_shared=self._terms.is_shared)
+        for part in _misses(ctx):
+            await self._explain(part, user, ctx)
         return {llm_name_of(tool): self._toolset_tool(tool) for tool in tools}
+
+    async def _explain(self, part: _Answer, user: UserContext | None, ctx: RunContext[DepsT]) -> None:
+        """Put how the call ended into what the model is about to be told of it."""
+        result = await self._miss(str(part.tool_name), str(part.content), user)
+        if result is not None:
+            part.content = said_by(result)
+            if isinstance(part, ToolReturnPart):
+                part.metadata = record_of(result)
+            await _emit(ctx, _ended(result))
+
+    async def _miss(self, name: str, told: str, user: UserContext | None) -> ToolResult | None:
+        """How the call ended; None if there is such a tool by now."""
+        try:
+            await self._box.called(name, user)
+        except ToolNotFoundError as error:
+            # What pydantic-ai said names all that the model has, as wrapped toolsets have renamed or filtered it.
+            known = [each for each in error.suggestions if repr(each) in told]
+            return refused(ToolRequest(name), ToolNotFoundError(name, known))
+        except ToolError as error:
+            return refused(ToolRequest(name), error)
+        return None
 
     def _toolset_tool(self, tool: UniversalTool) -> ToolsetTool[DepsT]:
         return HubToolsetTool(
@@ -157,7 +189,7 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
             raise ApprovalRequired(metadata={"tool": universal.name, "server": universal.namespace})
         request = self._terms.request(universal, tool_args, ctx, ctx.conversation_id)
         result = await self._box.execute(request, lambda chunk: _tell(ctx, chunk))
-        await _emit(ctx, HubResultEvent(tool=result.tool_name, status=str(result.status), record=record_of(result)))
+        await _emit(ctx, _ended(result))
         return _returned(result)
 
 
@@ -178,25 +210,48 @@ def _definition(tool: UniversalTool) -> ToolDefinition:
     )
 
 
+# -- names that the agent does not have --------------------------------------------------------------------------------
+
+
+def _misses(ctx: RunContext[Any]) -> list[_Answer]:
+    """What pydantic-ai itself said last of names that are no tool's; it asks no toolset about them.
+
+    The list of tools is made just before the model is told, and a run's history may be changed until then.
+    """
+    last = ctx.messages[-1] if ctx.messages else None
+    parts = last.parts if isinstance(last, ModelRequest) else ()
+    return [part for part in parts if _is_miss(part)]
+
+
+def _is_miss(part: Any) -> TypeGuard[_Answer]:
+    if isinstance(part, ToolReturnPart):
+        retry = getattr(part, "retry", None)
+        return retry is not None and retry.cause == "unknown_tool" and part.metadata is None
+    # Releases that give no cause have a part without metadata: there only `HubResultEvent` has the status.
+    return isinstance(part, RetryPromptPart) and str(part.content).startswith(f"Unknown tool name: {part.tool_name!r}.")
+
+
 # -- while it runs -----------------------------------------------------------------------------------------------------
 
 
 async def _tell(ctx: RunContext[Any], chunk: ToolStreamChunk) -> None:
     said = chunk.content if isinstance(chunk.content, dict) else {}
     if chunk.chunk_type == "progress":
-        await _emit(ctx, _progress(chunk.tool_name, said))
+        await _emit(ctx, _progress(chunk, said))
     else:
+        level = str(said.get("level", "info"))
         await _emit(
-            ctx, HubLogEvent(tool=chunk.tool_name, level=str(said.get("level", "info")), content=said.get("data"))
+            ctx, HubLogEvent(tool=chunk.tool_name, level=level, timestamp=chunk.timestamp, content=said.get("data"))
         )
 
 
-def _progress(tool: str, said: dict[str, Any]) -> HubProgressEvent:
+def _progress(chunk: ToolStreamChunk, said: dict[str, Any]) -> HubProgressEvent:
     """What a server said of its progress, as far as it is what it must be."""
     progress, total, message = said.get("progress"), said.get("total"), said.get("message")
     return HubProgressEvent(
-        tool=tool,
+        tool=chunk.tool_name,
         progress=progress if isinstance(progress, int | float) else 0.0,
+        timestamp=chunk.timestamp,
         total=total if isinstance(total, int | float) else None,
         message=message if isinstance(message, str) else None,
     )
@@ -208,6 +263,10 @@ async def _emit(ctx: RunContext[Any], event: CustomEvent) -> None:
 
 
 # -- how it ended ------------------------------------------------------------------------------------------------------
+
+
+def _ended(result: ToolResult) -> HubResultEvent:
+    return HubResultEvent(tool=result.tool_name, status=str(result.status), record=record_of(result))
 
 
 def _returned(result: ToolResult) -> ToolReturn[Any]:

@@ -29,7 +29,7 @@ from isthmus.core.catalog.names import (
 from isthmus.core.catalog.view import Route
 from isthmus.library.contracts import UniversalTool, UserContext
 from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError
-from isthmus.library.permissions import grants_of, has_all, policy_of
+from isthmus.library.permissions import grants_of, has_all, policy_of, restricted_words
 from isthmus.model.calls import Surface
 from isthmus.model.features import Feature
 from isthmus.model.names import FeatureName, ServerName
@@ -228,17 +228,30 @@ class Catalog:
 
     def may_use(self, user: UserContext | None, entry: Entry) -> bool:
         """Whether this user's permissions cover a tool."""
-        return _covers(policy_of(grants_of(user)), entry) and has_all(user, entry.demanded)
+        is_covered = _covers(policy_of(grants_of(user)), entry) and has_all(user, entry.demanded)
+        return is_covered and not _is_restricted(entry, restricted_words(user))
 
     def reachable(self, user: UserContext | None) -> list[Entry]:
         """What this user may use, in the order of the list."""
         policy = policy_of(grants_of(user))
-        return [entry for entry in self.entries.values() if _covers(policy, entry) and has_all(user, entry.demanded)]
+        words = restricted_words(user)
+        return [
+            entry
+            for entry in self.entries.values()
+            if _covers(policy, entry) and has_all(user, entry.demanded) and not _is_restricted(entry, words)
+        ]
 
 
 def _covers(policy: Policy, entry: Entry) -> bool:
     # A tool of no known server is granted by the whole of its name, which is written as a server's.
     return policy.allows(entry.server or ServerName(entry.full_name), entry.name)
+
+
+def _is_restricted(entry: Entry, words: frozenset[object]) -> bool:
+    """Whether a tool is denied by any of its names; one that several have denies them all."""
+    if not words:
+        return False
+    return not words.isdisjoint((entry.full_name, entry.name, f"{ANY_SERVER}.{entry.name}", entry.llm_name))
 
 
 def _is_in(namespace: str, entry: Entry) -> bool:

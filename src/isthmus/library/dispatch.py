@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, assert_never
 
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
-from isthmus.library.errors import ToolError
 from isthmus.library.forms import anthropic_form, gemini_form, openai_form
 from isthmus.library.owner import Owner
 from isthmus.library.parts import Image, Part, parts_of, said_by, value_of
-from isthmus.library.results import refused, unusable
+from isthmus.library.results import unusable
 from isthmus.library.service import ToolService
 from isthmus.library.toolbox import Approval, Listener, Selection, Terms, Toolbox, llm_name_of, not_approved
 
@@ -127,10 +126,9 @@ class Dispatcher:
         return Dispatched(call, await self._result(call, approved))
 
     async def _result(self, call: ModelCall, approved: frozenset[str]) -> ToolResult:
-        try:
-            tool = await self._box.called(call.name, self._terms.lister)
-        except ToolError as error:
-            return refused(ToolRequest(call.name), error)
+        tool = await self._box.look_up(call.name, self._terms.lister)
+        if isinstance(tool, ToolResult):
+            return tool
         if call.arguments is None:
             return unusable(ToolRequest(tool.name), f"Invalid arguments for {tool.name}: they are not a JSON object.")
         if self._box.is_approval_needed(tool, call.arguments) and call.key not in approved:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import structlog
+
 from isthmus.app.hub import RunningHub
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
@@ -28,6 +30,8 @@ from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import ServerName
 from isthmus.upstream.registered import REGISTRY
 from isthmus.upstream.settings import HttpSettings, ServerSettings
+
+log = structlog.get_logger(__name__)
 
 HUB = ServerName("hub")
 """What a running hub is called where a service has it as its only server."""
@@ -217,4 +221,7 @@ class Engine:
     def _changed(self) -> None:
         self._catalog = None
         for callback in list(self._watchers.values()):
-            callback()
+            try:
+                callback()
+            except Exception:  # one that fails must not keep the others from the news
+                log.exception("somebody who watches the tools failed")

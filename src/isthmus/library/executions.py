@@ -6,7 +6,6 @@ reads on its own side. Made by the service.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +23,7 @@ from isthmus.library.contracts import ChunkType, ToolResult, ToolStreamChunk
 from isthmus.library.crossing import Crossing, ToThread, crossing_here
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.owner import Owner
-from isthmus.library.questions import Questions, put
+from isthmus.library.questions import Asking
 from isthmus.library.tools import end_of
 from isthmus.model.calls import Call
 from isthmus.model.events import Event, Progress
@@ -42,15 +41,16 @@ W = TypeVar("W", bound=Crossing[None])
 class Execution:
     """The caller's side of one call; everything happens on the owner's loop."""
 
-    __slots__ = ("_asker", "_call", "_hub", "_inflight", "_loop", "_owner", "_sink")
+    __slots__ = ("_asked", "_asking", "_call", "_hub", "_inflight", "_owner", "_sink")
 
-    def __init__(self, hub: Hub, call: Call, sink: Sink, owner: Owner, asker: Questions | None) -> None:
+    def __init__(self, hub: Hub, call: Call, sink: Sink, owner: Owner, asking: Asking | None) -> None:
         self._hub = hub
         self._call = call
         self._sink = sink
         self._owner = owner
-        self._asker = asker
-        self._loop = _loop_here() if asker is not None else None
+        self._asking = asking
+        self._asked: dict[OnReply, Callable[[], None]] = {}
+        """What takes back each question that is not answered."""
         self._inflight: InFlight | None = None
 
     def start(self) -> None:
@@ -68,25 +68,35 @@ class Execution:
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """See `Exchange`."""
-        if self._asker is None:
+        if self._asking is None:
             reply(NOT_ASKED)
         else:
-            put(question, self._asker, self._loop, lambda answer: self._answer(reply, answer))
+            self._asked[reply] = self._asking.put(question, partial(self._post_answer, reply))
+
+    def _post_answer(self, reply: OnReply, answer: Reply) -> None:
+        with suppress(ServiceClosedError):
+            self._owner.post(self._answer, reply, answer)
 
     def _answer(self, reply: OnReply, answer: Reply) -> None:
-        with suppress(ServiceClosedError):
-            self._owner.post(reply, answer)
+        if self._asked.pop(reply, None) is not None:
+            reply(answer)
+
+    def retract(self, asked: OnReply) -> None:
+        """See `Retracting`."""
+        if (take_back := self._asked.pop(asked, None)) is not None:
+            take_back()
+
+    def retract_later(self, asked: OnReply) -> Callable[[], None] | None:
+        """See `Retracting`: with the call, nobody is left to answer."""
+        self.retract(asked)
+        return None
 
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""
+        asked, self._asked = self._asked, {}
+        for take_back in asked.values():
+            take_back()
         self._sink.end(outcome)
-
-
-def _loop_here() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 class Sink(Protocol):
@@ -199,6 +209,19 @@ class _Chunks:
         """Chunks of one happening that were not given yet."""
         self._execution: Execution | None = None
         self._is_over = False
+        self._is_read = False
+
+    def _enter(self) -> None:
+        """Begin to read.
+
+        Raises:
+            ServiceClosedError: the stream is another process's.
+            RuntimeError: somebody else waits for its next chunk.
+        """
+        self._owner.check()
+        if self._is_read:
+            raise RuntimeError("this stream is being read already: give each reader a stream of its own")
+        self._is_read = True
 
     def _let_go(self) -> None:
         execution, self._execution = self._execution, None
@@ -234,6 +257,13 @@ class ChunkStream(_Chunks):
         return self
 
     async def __anext__(self) -> ToolStreamChunk:
+        self._enter()
+        try:
+            return await self._await_next()
+        finally:
+            self._is_read = False
+
+    async def _await_next(self) -> ToolStreamChunk:
         begin, self._begin = self._begin, None
         if begin is not None:
             try:
@@ -282,6 +312,13 @@ class BlockingChunks(_Chunks):
         return self
 
     def __next__(self) -> ToolStreamChunk:
+        self._enter()
+        try:
+            return self._wait_for_next()
+        finally:
+            self._is_read = False
+
+    def _wait_for_next(self) -> ToolStreamChunk:
         begin, self._begin = self._begin, None
         if begin is not None:
             try:

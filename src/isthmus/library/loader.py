@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from isthmus.config import values
 from isthmus.config.dialects.dialect import STANDARD
 from isthmus.config.files import Document, located, read
 from isthmus.config.findings import ConfigError
 from isthmus.config.imports import Around
 from isthmus.config.merging import roster_of
 from isthmus.config.servers import Roster
+from isthmus.core.settings import Limits
 from isthmus.library.servers import TIMEOUT_SECONDS_MAX, MCPServerConfig
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import HttpSettings, ServerSettings, SocketSettings, StdioSettings
@@ -29,6 +32,7 @@ FILE_NAME = "mcp.json"
 HOME_FILE = ".excelmanus/mcp.json"
 ROOT = "mcpServers"
 TIMEOUT_SECONDS_MIN = 1.0
+LIMITS = Limits(hard_seconds=TIMEOUT_SECONDS_MAX)
 
 
 class MCPConfigLoader:
@@ -79,11 +83,18 @@ def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
     for source, path in ((FILE_VARIABLE, os.environ.get(FILE_VARIABLE)), ("config_path", named)):
         if path:
             file = located(str(path), Path(), Path.home())
-            if file.is_file():
+            if _is_file(file):
                 yield file
             else:
                 log.warning("%s names %s, which is not a file: looking elsewhere for MCP servers.", source, file)
-    yield from (file for file in (workspace / FILE_NAME, Path.home() / HOME_FILE) if file.is_file())
+    yield from (file for file in (workspace / FILE_NAME, Path.home() / HOME_FILE) if _is_file(file))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a path that is too long, or leads through a folder that is not ours to enter
+        return False
 
 
 def _around(workspace: Path) -> Around:
@@ -91,11 +102,30 @@ def _around(workspace: Path) -> Around:
 
 
 def _configs_of(document: Document, around: Around) -> list[MCPServerConfig]:
-    roster = roster_of(document, around)
+    # Our own file may ask for what a hub grants, and is refused what none does; others' timeouts are cut while read.
+    limits = None if document.dialect.is_own else LIMITS
+    roster = roster_of(_in_seconds(_with_servers_only(document)), around, limits)
     for finding in (*document.warnings, *roster.findings):
         log.warning("%s", finding)
     found = (_config(name, settings, roster) for name, settings in roster.servers.items())
     return [config for config in found if config is not None]
+
+
+def _with_servers_only(document: Document) -> Document:
+    """The same without what stands where servers should be and holds none; of that, tell."""
+    held = document.table.get(ROOT, {})
+    if isinstance(held, dict) or (isinstance(held, list) and held):
+        return document
+    found = "an empty list" if held == [] else values.shown(held)
+    log.warning("%s: %s must be a table of servers, not %s.", document.file, ROOT, found)
+    return replace(document, table={key: value for key, value in document.table.items() if key != ROOT})
+
+
+def _in_seconds(document: Document) -> Document:
+    """The same with seconds for timeouts, unless its program counts otherwise; a hub would have to guess."""
+    if document.dialect.unit != "unsaid":
+        return document
+    return replace(document, dialect=replace(document.dialect, unit="seconds"))
 
 
 def _config(name: ServerName, settings: ServerSettings, roster: Roster) -> MCPServerConfig | None:

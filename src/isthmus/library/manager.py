@@ -128,13 +128,14 @@ class MCPManager:
             log.warning("Tool %r of MCP server %s is left out: its schema is wrong: %s", original, server_name, problem)
             return None
 
+        # Cut here already: whoever calls these without the registry shows a language model the result all the same.
         def func(**arguments: Any) -> str:
-            return client.call_tool_blocking(original, arguments)
+            return made.truncate_result(client.call_tool_blocking(original, arguments))
 
         async def async_func(**arguments: Any) -> str:
-            return await client.call_tool(original, arguments)
+            return made.truncate_result(await client.call_tool(original, arguments))
 
-        return ToolDef(
+        made = ToolDef(
             name=name or _name_alone(server_name, original),
             description=_described(server_name, tool.get("description")),
             input_schema=dict(schema),
@@ -143,6 +144,7 @@ class MCPManager:
             max_result_chars=MCP_RESULT_CHARS,
             origin=(server_name, original),
         )
+        return made
 
 
 def _name_alone(server: str, tool: str) -> str:

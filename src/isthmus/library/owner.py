@@ -138,7 +138,7 @@ class Owner:
         """Run a coroutine on the loop; who is cancelled meanwhile cancels it."""
         if self.is_here():
             return await work
-        future = self._submit(work)
+        future = self.submit(work)
         crossing = crossing_here()
         future.add_done_callback(lambda done: _pass_on(done, crossing))
         try:
@@ -159,7 +159,7 @@ class Owner:
         except WrongThreadError:
             work.close()
             raise
-        future = self._submit(work)
+        future = self.submit(work)
         crossing: ToThread[T] = ToThread()
         future.add_done_callback(lambda done: _pass_on(done, crossing))
         try:
@@ -171,7 +171,7 @@ class Owner:
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine on the loop, whatever comes of it; once there is no loop any more, do not."""
         with suppress(ServiceClosedError):
-            self._submit(work)
+            self.submit(work)
 
     def refuse_here(self) -> None:
         """Refuse to stand still on the loop itself.
@@ -185,7 +185,12 @@ class Owner:
                 "`async def` tool await the service's own methods (or `async_func`); blocking ones are for `def` tools."
             )
 
-    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop by itself; what is returned has its result, and cancels it.
+
+        Raises:
+            ServiceClosedError: there is no loop any more, or it is another process's.
+        """
         try:
             self.check()
             return asyncio.run_coroutine_threadsafe(work, self.loop)

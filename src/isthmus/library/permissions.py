@@ -71,11 +71,19 @@ def _denial(item: object) -> str:
         return EVERYTHING
 
 
+def restricted_words(user: UserContext | None) -> frozenset[object]:
+    """What is denied, as it was written: a tool is, whichever of its names it is denied by."""
+    given = getattr(user, "permissions", None)
+    restrictions = given.restrictions if isinstance(given, UserPermissions) else None
+    items = _items(restrictions.get("tools") if isinstance(restrictions, dict) else restrictions)
+    return frozenset(item for item in items if isinstance(item, str))
+
+
 def _items(given: object) -> list[object]:
-    """The members of a list; one text is one member, not its letters."""
+    """The members of a list; one text is one member, not its letters, and what can be read only once is none."""
     if not given:
         return []
-    return [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    return list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
 
 
 def _is_pattern(text: str) -> bool:

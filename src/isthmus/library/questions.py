@@ -1,16 +1,20 @@
 """What servers ask back while a tool runs, put to functions of the program's own.
 
-An asynchronous function runs on the asyncio loop from which the tool was executed; where there is none, and for a plain
-function, a thread of its own is started. Called by `library.executions`.
+An asynchronous function runs on the asyncio loop from which the tool was executed; where there is none, where it stands
+still, and for a plain function, a thread of its own is started. Both see the context variables of whoever had the tool
+executed. Called by `library.executions`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -55,33 +59,90 @@ class Questions:
                 return None
 
 
-def put(question: Question, questions: Questions, loop: asyncio.AbstractEventLoop | None, answer: OnAnswer) -> None:
-    """Ask; `answer` is called once, from any thread."""
-    handler = questions.handler_of(question)
-    if handler is None:
-        answer(NOT_ASKED)
-        return
-    params = msgspec.json.decode(question.params)
-    method = question.method
-    if loop is not None and inspect.iscoroutinefunction(handler):
-        future = asyncio.run_coroutine_threadsafe(_asked(handler, params), loop)
-        future.add_done_callback(lambda done: answer(_GONE if done.cancelled() else _reply_of(method, done.result)))
-        return
-    work = lambda: answer(_reply_of(method, lambda: asyncio.run(_asked(handler, params))))  # noqa: E731
-    threading.Thread(target=work, name="isthmus question", daemon=True).start()
+class Asking:
+    """Puts what one execution is asked to the program, as whoever had it executed: on its loop, in its context."""
+
+    def __init__(self, questions: Questions, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Made by who has it executed; without a `loop`, because there is none or it stands still, threads are used."""
+        self._questions = questions
+        self._loop = loop
+        self._context = contextvars.copy_context()
+
+    def put(self, question: Question, answer: OnAnswer) -> Callable[[], None]:
+        """Ask; `answer` is called once, from any thread, unless what is returned is called before to take it back."""
+        handler = self._questions.handler_of(question)
+        if handler is None:
+            answer(NOT_ASKED)
+            return _nothing
+        params = msgspec.json.decode(question.params)
+        context = self._context.copy()
+        if self._loop is not None and inspect.iscoroutinefunction(handler):
+            return _on_loop(self._loop, context, partial(_asked, handler, params, question.method, answer))
+        work = partial(context.run, _stand_for, handler, params, question.method, answer)
+        threading.Thread(target=work, name="isthmus question", daemon=True).start()
+        return _nothing
 
 
-async def _asked(handler: Handler, params: dict[str, Any]) -> Mapping[str, Any] | None:
-    found = handler(params)
-    return await found if inspect.isawaitable(found) else found
+def _nothing() -> None:
+    """A thread cannot be taken back; its answer comes too late."""
 
 
-def _reply_of(method: str, result: Callable[[], Mapping[str, Any] | None]) -> Reply:
+def _on_loop(
+    loop: asyncio.AbstractEventLoop, context: contextvars.Context, work: Callable[[], Coroutine[Any, Any, None]]
+) -> Callable[[], None]:
+    tasks: list[asyncio.Task[None]] = []
+
+    def begin() -> None:
+        tasks.append(loop.create_task(work()))
+
+    def take_back() -> None:
+        for task in tasks:
+            task.cancel()
+
+    with suppress(RuntimeError):  # the loop is closed, and whoever was to be asked is gone; so is the call
+        loop.call_soon_threadsafe(begin, context=context)
+    return partial(_post, loop, take_back)
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # as above
+        loop.call_soon_threadsafe(function)
+
+
+async def _asked(handler: Handler, params: dict[str, Any], method: str, answer: OnAnswer) -> None:
     try:
-        found = _as_result(method, result())
-        return _DECLINED if found is None else Answered(msgspec.Raw(msgspec.json.encode(found)))
-    except Exception as error:  # noqa: BLE001 - the server hears that there is no answer
-        return Declined(-32603, f"{type(error).__name__}: {error}")
+        found = handler(params)
+        reply = _reply_to(method, await found if inspect.isawaitable(found) else found)
+    except BaseException as error:
+        answer(_failed(error))
+        if not isinstance(error, Exception):
+            raise
+    else:
+        answer(reply)
+
+
+def _stand_for(handler: Handler, params: dict[str, Any], method: str, answer: OnAnswer) -> None:
+    """In a thread of its own: a plain function is called as it is, an asynchronous one gets a loop."""
+    try:
+        found = handler(params)
+        answer(_reply_to(method, asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found))
+    except BaseException as error:  # noqa: BLE001 - `sys.exit` in a handler ends nothing but its question
+        answer(_failed(error))
+
+
+async def _awaited(found: Awaitable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    return await found
+
+
+def _reply_to(method: str, found: Mapping[str, Any] | None) -> Reply:
+    result = _as_result(method, found)
+    return _DECLINED if result is None else Answered(msgspec.Raw(msgspec.json.encode(result)))
+
+
+def _failed(error: BaseException) -> Declined:
+    if isinstance(error, asyncio.CancelledError):
+        return _GONE
+    return Declined(-32603, f"{type(error).__name__}: {error}")
 
 
 def _as_result(method: str, found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

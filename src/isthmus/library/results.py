@@ -6,11 +6,21 @@ Called by the service and its streams. What a server answered is read here for t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 import msgspec
 
-from isthmus.library.contracts import ErrorCode, ErrorPayload, ToolRequest, ToolResult, ToolStatus, text_of
+from isthmus.library.contracts import (
+    ErrorCode,
+    ErrorPayload,
+    SessionContext,
+    ToolRequest,
+    ToolResult,
+    ToolStatus,
+    UserContext,
+    text_of,
+)
 from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.model.faults import Fault, ServerError
 from isthmus.model.outcomes import Outcome, Result
@@ -118,9 +128,10 @@ def refused(request: ToolRequest, error: ToolError) -> ToolResult:
 
 
 def unusable(request: ToolRequest, message: str) -> ToolResult:
-    """A request whose arguments cannot even be written down."""
+    """A request that has something in it of the wrong type, or arguments that cannot even be written down."""
     payload = ErrorPayload(ErrorCode.TOOL_INVALID_PARAMETERS, message, "no", "bad_arguments")
-    return _failed(request, payload, request.tool_name, request.tool_namespace, 0.0)
+    name: object = request.tool_name
+    return _failed(request, payload, name if isinstance(name, str) else "", request.tool_namespace, 0.0)
 
 
 def payload_of(fault: Fault) -> ErrorPayload:
@@ -179,6 +190,8 @@ def _failed(
 
 def trouble_with(request: ToolRequest) -> str | None:
     """Why a request cannot be made, whatever tool it is for; None if it can."""
+    if (trouble := _wrong_type_in(request)) is not None:
+        return trouble
     timeout: object = request.timeout
     session: object = session_of(request)
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
@@ -190,11 +203,30 @@ def trouble_with(request: ToolRequest) -> str | None:
     return None
 
 
+_TYPES: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
+    ("tool_name", str, "text"),
+    ("tool_namespace", (str, NoneType), "text"),
+    ("user_context", (UserContext, NoneType), "a UserContext"),
+    ("session_context", (SessionContext, NoneType), "a SessionContext"),
+    ("metadata", (Mapping, NoneType), "a dictionary"),
+)
+"""What the fields of a request must be: a program that nobody checked for types may have put anything there."""
+
+
+def _wrong_type_in(request: ToolRequest) -> str | None:
+    for name, wanted, word in _TYPES:
+        if not isinstance(held := getattr(request, name), wanted):
+            return f"{name} must be {word}, not {type(held).__name__}"
+    user_id: object = request.user_context.user_id if request.user_context is not None else None
+    if not isinstance(user_id, str | None):
+        return f"user_context.user_id must be text, not {type(user_id).__name__}"
+    return None
+
+
 def _are_texts(headers: object) -> bool:
     return isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
 
 
 def session_of(request: ToolRequest) -> str | None:
     """The conversation that a request belongs to, by whichever of its two fields."""
-    context = request.session_context
-    return request.session_id or (context.session_id if context is not None else None)
+    return request.session_id or getattr(request.session_context, "session_id", None)

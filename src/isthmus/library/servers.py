@@ -115,6 +115,11 @@ class MCPServerConfig:
 
     def _reach(self) -> Reach:
         way = self._way()
+        if self.user_headers and way in ("stdio", "ws"):
+            how = "started by a command" if way == "stdio" else "reached by WebSocket"
+            raise ConfigurationError(
+                f"server {self.name!r}: user_headers cannot be used: headers need an HTTP address, and it is {how}"
+            )
         if way == "stdio":
             if self.command is None:
                 raise ConfigurationError(f"server {self.name!r}: command is missing, which stdio needs")

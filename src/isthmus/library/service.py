@@ -7,7 +7,10 @@ programs without one.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,7 +21,7 @@ import msgspec
 
 from isthmus.library.catalog import Catalog, Entry
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
-from isthmus.library.crossing import ToThread, crossing_here
+from isthmus.library.crossing import Awaited, ToAsyncio, ToThread, crossing_here
 from isthmus.library.engine import Engine, Plan, plan_of
 from isthmus.library.errors import (
     ConfigurationError,
@@ -32,7 +35,7 @@ from isthmus.library.functions import registered_tool
 from isthmus.library.logs import use_standard_logging
 from isthmus.library.owner import Owner
 from isthmus.library.permissions import UNRESTRICTED, grants_of
-from isthmus.library.questions import Questions
+from isthmus.library.questions import Asking, Questions
 from isthmus.library.results import payload_of, refused, result_from, session_of, trouble_with, unusable
 from isthmus.library.running import begun, ended
 from isthmus.library.tools import MCPTool, Tool, end_of
@@ -45,6 +48,13 @@ from isthmus.model.questions import NOTHING
 
 ME = Caller("local", "local", UNRESTRICTED)
 """Who calls where no user is named: the program itself."""
+
+USERS = "users"
+NAMELESS = "nameless"
+"""Tenants of those for whom the program calls, so that no name of theirs is the program's own or each other's."""
+
+_KEY = secrets.token_bytes(32)
+"""Makes of what is known of a nameless user a name that tells nobody what that was."""
 
 SESSION_KEY = "isthmus/session"
 """Where a server finds the conversation that a call belongs to, in `_meta`."""
@@ -64,6 +74,9 @@ class ToolService:
         self._profile = questions.profile if questions is not None else NOTHING
         self._owner: Owner | None = None
         self._engine: Engine | None = None
+        self._is_opening = False
+        self._closing: asyncio.Future[None] | None = None
+        """Done when everything is closed; on the owner's loop."""
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
@@ -89,17 +102,31 @@ class ToolService:
         owner = Owner.shared()
         try:
             await owner.run(self._open(owner, plan))
+        except ConfigurationError:
+            raise
         except BaseException:
             owner.start(self._close())  # it may have been opened just when its caller was cancelled
             raise
 
     def _planned(self, config: Any, hub: str | None, key: str | None) -> Plan:
-        if self._engine is not None:
+        if self._engine is not None or self._is_opening:
             raise ConfigurationError("this service is initialized already: shut it down first, or make another")
         use_standard_logging()
         return plan_of(config, hub, key)
 
     async def _open(self, owner: Owner, plan: Plan) -> None:
+        self._planned_once()
+        try:
+            await self._open_once(owner, plan)
+        finally:
+            self._is_opening = False
+
+    def _planned_once(self) -> None:
+        if self._engine is not None or self._is_opening:
+            raise ConfigurationError("this service is being initialized already: await that, or make another")
+        self._is_opening = True
+
+    async def _open_once(self, owner: Owner, plan: Plan) -> None:
         engine = Engine(plan, self._questions)
         try:
             await engine.settle()
@@ -117,16 +144,23 @@ class ToolService:
 
         One that was inherited by a fork is its parent's to shut down, and is left alone.
         """
-        if self._owner is not None and self._engine is not None and not self._owner.is_inherited:
+        if self._owner is not None and not self._owner.is_inherited:
             await self._owner.run(self._close())
 
     async def _close(self) -> None:
         owner, engine = self._owner, self._engine
         self._engine = None
-        if owner is not None and engine is not None:
-            owner.closed(self)
-            ended(self)
+        if owner is None or engine is None:
+            if self._closing is not None:
+                await asyncio.wait([self._closing])
+            return
+        self._closing = asyncio.get_running_loop().create_future()
+        owner.closed(self)
+        ended(self)
+        try:
             await engine.aclose()
+        finally:
+            self._closing.set_result(None)
 
     async def __aenter__(self) -> ToolService:
         if self._engine is None:
@@ -232,7 +266,7 @@ class ToolService:
             return prepared
         entry, call = prepared
         crossing = crossing_here()
-        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._questions)
+        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._asking(crossing))
         owner.post(execution.start)
         try:
             outcome: Outcome = await crossing.wait()
@@ -247,9 +281,20 @@ class ToolService:
         return ChunkStream(owner, partial(self._begin, request))
 
     async def _begin(self, request: ToolRequest, mailbox: Mailbox) -> Execution | None:
-        return self._started(request, await self.catalog(), mailbox)
+        return self._started(request, await self.catalog(), mailbox, self._asking(crossing_here()))
 
-    def _started(self, request: ToolRequest, catalog: Catalog, mailbox: Mailbox) -> Execution | None:
+    def _begin_here(self, request: ToolRequest, mailbox: Mailbox) -> Execution | None:
+        return self._started(request, self._catalog_now(), mailbox, self._asking())
+
+    def _asking(self, crossing: Awaited[Any] | None = None) -> Asking | None:
+        """Who is asked what a server asks back; on the loop that waits, if one does."""
+        if self._questions is None:
+            return None
+        return Asking(self._questions, crossing.loop if isinstance(crossing, ToAsyncio) else None)
+
+    def _started(
+        self, request: ToolRequest, catalog: Catalog, mailbox: Mailbox, asking: Asking | None
+    ) -> Execution | None:
         owner, engine = self._open_engine()
         began = time.perf_counter()
         prepared = self._prepared(engine, catalog, request, is_watched=True)
@@ -258,7 +303,7 @@ class ToolService:
             return None
         entry, call = prepared
         sink: Sink = Telling(entry.full_name, mailbox, partial(_concluded, request, entry, began))
-        execution = Execution(engine.running.hub, call, sink, owner, self._questions)
+        execution = Execution(engine.running.hub, call, sink, owner, asking)
         owner.post(execution.start)
         return execution
 
@@ -266,6 +311,8 @@ class ToolService:
         self, engine: Engine, catalog: Catalog, request: ToolRequest, *, is_watched: bool
     ) -> tuple[Entry, Call] | ToolResult:
         """The tool that is meant and the call for it; or why there will be none."""
+        if (trouble := trouble_with(request)) is not None:
+            return unusable(request, trouble)
         user = request.user_context
         try:
             entry = _allowed(catalog, request.tool_name, request.tool_namespace, user)
@@ -275,11 +322,9 @@ class ToolService:
             arguments = msgspec.Raw(_encode(request.parameters))
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             return unusable(request, f"Invalid arguments for {entry.full_name}: {error}")
-        if (trouble := trouble_with(request)) is not None:
-            return unusable(request, trouble)
         session = session_of(request)
         return entry, Call(
-            ME if user is None else _caller(user, is_attached=engine.is_attached),
+            ME if user is None else _caller(user, session, is_attached=engine.is_attached),
             entry.surface,
             entry.exposed,
             arguments,
@@ -308,7 +353,10 @@ class ToolService:
         Raises:
             ToolExecutionError: it cannot be read; its `result` says why.
         """
-        return list((await self._asked("resource", uri, {})).get("contents", ()))
+        contents = (await self._asked("resource", uri, {})).get("contents")
+        if not isinstance(contents, list):
+            raise ToolExecutionError(uri, f"{uri} was answered without contents")
+        return contents
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
         """A prompt written out: `description` and `messages`.
@@ -330,7 +378,7 @@ class ToolService:
         owner, engine = self._open_engine()
         call = Call(ME, engine.surface, name, msgspec.Raw(_encode(arguments)), kind=kind, profile=self._profile)
         crossing = crossing_here()
-        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._questions)
+        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._asking(crossing))
         owner.post(execution.start)
         try:
             outcome: Outcome = await crossing.wait()
@@ -421,7 +469,7 @@ class BlockingToolService:
             return prepared
         entry, call = prepared
         crossing: ToThread[Outcome] = ToThread()
-        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, service._questions)
+        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, service._asking())
         try:
             owner.post(execution.start)
             outcome = crossing.wait()
@@ -434,9 +482,7 @@ class BlockingToolService:
         """See `ToolService`."""
         owner, _ = self.service._open_engine()
         owner.refuse_here()
-        return BlockingChunks(
-            owner, lambda mailbox: self.service._started(request, self.service._catalog_now(), mailbox)
-        )
+        return BlockingChunks(owner, partial(self.service._begin_here, request))
 
     def list_resources(self) -> list[dict[str, Any]]:
         """See `ToolService`."""
@@ -479,10 +525,15 @@ def _allowed(catalog: Catalog, name: str, namespace: str | None, user: UserConte
     return entry
 
 
-def _caller(user: UserContext, *, is_attached: bool) -> Caller:
+def _caller(user: UserContext, session: str | None, *, is_attached: bool) -> Caller:
     """Who calls for a user. A hub elsewhere knows nothing of them: what they may use was decided here."""
-    grants = UNRESTRICTED if is_attached else grants_of(user)
-    return Caller(user.user_id or ME.name, ME.tenant, grants)
+    granted = grants_of(user)
+    grants = UNRESTRICTED if is_attached else granted
+    if user.user_id:
+        return Caller(user.user_id, USERS, grants)
+    # Whom nothing tells apart is the same to everybody; whatever does must, or one is given what is kept for another.
+    known = repr((user.user_name, user.session_token, session, granted)).encode("utf-8", "surrogatepass")
+    return Caller(hashlib.blake2b(known, digest_size=16, key=_KEY).hexdigest(), NAMELESS, grants)
 
 
 def _concluded(request: ToolRequest, entry: Entry, began: float, outcome: Outcome) -> ToolResult:
@@ -501,5 +552,7 @@ def _contents(name: str, outcome: Outcome) -> dict[str, Any]:
         payload = payload_of(outcome)
         result = result_from(ToolRequest(name), outcome, name, payload.server, 0.0)
         raise ToolExecutionError(name, payload.message, result)
-    decoded: dict[str, Any] = msgspec.json.decode(outcome.payload)
-    return decoded
+    try:
+        return msgspec.json.decode(outcome.payload, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ToolExecutionError(name, f"{name} was answered with what cannot be read: {error}") from error

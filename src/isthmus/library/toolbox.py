@@ -26,6 +26,7 @@ from isthmus.library.contracts import (
 from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.library.owner import Owner
 from isthmus.library.resolver import resolve_all
+from isthmus.library.results import refused
 from isthmus.library.service import ToolService
 
 Selection: TypeAlias = Iterable[str | UniversalTool]
@@ -155,24 +156,32 @@ class Toolbox:
         """
         catalog = await self.service.catalog()
         entry = catalog.by_llm_name(llm_name)
+        if entry is not None and not catalog.may_use(user, entry):
+            # Whether it was selected or not: a task has none of those that its user may not use.
+            raise ToolDeniedError(entry.full_name, user.user_id if user else None)
         selected = self._selected(catalog)
         if entry is None or entry.full_name not in selected:
             known = [each.llm_name for each in selected.values() if catalog.may_use(user, each)]
             raise ToolNotFoundError(llm_name, suggestions(llm_name, known))
-        if not catalog.may_use(user, entry):
-            raise ToolDeniedError(entry.full_name, user.user_id if user else None)
         return entry.tool
 
+    async def look_up(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | ToolResult:
+        """The same, or how the call ends of what is no tool, or not the user's to use."""
+        try:
+            return await self.called(llm_name, user)
+        except ToolError as error:
+            return refused(ToolRequest(llm_name), error)
+
+    def look_up_blocking(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | ToolResult:
+        """The same, standing still meanwhile."""
+        return Owner.shared().wait(self.look_up(llm_name, user))
+
     async def find(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | None:
-        """The same, or None."""
+        """The tool, or None."""
         try:
             return await self.called(llm_name, user)
         except ToolError:
             return None
-
-    def find_blocking(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | None:
-        """The same, standing still meanwhile."""
-        return Owner.shared().wait(self.find(llm_name, user))
 
     def _selected(self, catalog: Catalog) -> Mapping[str, Entry]:
         """By full names; kept for as long as nothing changes, since models call more often than that."""

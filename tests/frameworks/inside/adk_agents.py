@@ -17,6 +17,7 @@ from isthmus.library import (
     AgentRequest,
     AgentResponse,
     BlockingToolService,
+    ConfigurationError,
     ErrorCode,
     TaskEngine,
     TaskRequest,
@@ -27,7 +28,15 @@ from isthmus.library import (
     UserPermissions,
     create_task_request,
 )
-from tests.frameworks.inside.adk_scripted import CHECKOUT, Ledger, Scripted, http_server, repeat_answer
+from tests.frameworks.inside.adk_scripted import (
+    CHECKOUT,
+    Ledger,
+    Scripted,
+    answers,
+    http_server,
+    repeat_answer,
+    text_of,
+)
 
 ANN = UserContext(user_id="ann", permissions=UserPermissions(permissions=["docs.search", "docs.index"]))
 
@@ -79,6 +88,32 @@ async def test_from_the_names_that_a_user_types_to_the_answer(service: ToolServi
     assert result.result_data["meta"]["isthmus/session"] == "conversation-9"
     assert list(model_of(agent).declarations()) == ["mcp_docs_search", "mcp_docs_index"]
     assert str(model_of(agent).requests[0].config.system_instruction).startswith("Use {braces} as they are.")
+
+
+async def test_a_task_from_typed_names_to_the_answer_in_one_run(service: ToolService) -> None:
+    task = await TaskEngine(service).create_task_request(
+        tool_names=["search", "mcp.index", "docs.erase"],
+        description="Index, then search.",
+        user_context=ANN,
+        session_id="task 1",
+    )
+    assert task.metadata["denied_tools"] == ["docs.erase"]
+    agent = agent_of({"mcp_docs_index": {"steps": 2}}, {"mcp_docs_search": {"query": "locks"}}, "about locks")
+    events = []
+    async with asyncio.timeout(20):
+        async for event in agent.execute_stream(AgentRequest(task_request=task)):
+            events.append(event)
+            if event.partial:  # the tool waits for this, so it has not ended yet
+                await service.execute_tool(ToolRequest("docs.go"))
+    assert [event.custom_metadata["tool_progress"]["progress"] for event in events if event.partial] == [1, 2]
+    times = [event.timestamp for event in events]
+    assert times == sorted(set(times))
+    assert [list(model_of(agent).declarations(turn)) for turn in range(3)] == [
+        ["mcp_docs_search", "mcp_docs_index"]
+    ] * 3
+    _, searched = answers(events)
+    assert searched["result"]["meta"]["isthmus/session"] == "task 1"
+    assert text_of(events) == "about locks"
 
 
 def found(request: LlmRequest) -> str:
@@ -188,6 +223,39 @@ async def test_a_tools_failure_is_in_the_results_and_the_agent_goes_on(service: 
     response = await execute(agent_of({"mcp_docs_refuse": {}}, repeat_answer), task)
     assert (response.status, response.text.endswith("the archive is closed")) == ("success", True)
     assert [result.status for result in response.tool_results] == [ToolStatus.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("mcp_docs_serch", "not_found", "There is no tool 'mcp_docs_serch'. Did you mean mcp_docs_search?"),
+        ("mcp_docs_erase", "unauthorized", "user 'ann' may not use docs.erase: its permissions do not cover it."),
+    ],
+)
+async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+    service: ToolService, name: str, status: str, words: str
+) -> None:
+    task = await create_task_request(tool_names=["search", "erase"], description="Try.", user_context=ANN)
+    response = await execute(agent_of({name: {}}, repeat_answer), task)
+    assert (response.status, response.text) == ("success", words)
+    (result,) = response.tool_results
+    assert (result.tool_name, result.status, result.error_message) == (name, status, words)
+
+
+async def test_a_model_that_calls_a_tool_where_there_are_none_is_told_so() -> None:
+    response = await execute(agent_of({"mcp_docs_search": {}}, repeat_answer), TaskRequest(description="Try."))
+    assert response.text == "There is no tool 'mcp_docs_search'."
+    assert [result.status for result in response.tool_results] == [ToolStatus.NOT_FOUND]
+
+
+def test_a_configuration_may_be_a_mapping_and_nothing_else() -> None:
+    agent = AdkDomainAgent("helper", {"model": "gemini-2.5-flash", "available_tools": ["echo"]})
+    assert agent.config == AgentConfig(model="gemini-2.5-flash", available_tools=["echo"])
+    with pytest.raises(ConfigurationError, match="AgentConfig has no modle"):
+        AdkDomainAgent("helper", {"modle": "gemini-2.5-flash"})
+    for nothing in (None, "gemini-2.5-flash", 3):
+        with pytest.raises(ConfigurationError, match=f"not {type(nothing).__name__}"):
+            AdkDomainAgent("helper", nothing)  # type: ignore[arg-type]
 
 
 async def test_names_that_are_no_tools_a_task_without_words_and_a_model_that_breaks_are_told(

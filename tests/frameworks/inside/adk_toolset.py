@@ -237,6 +237,44 @@ async def test_each_way_of_failing_has_its_own_status_and_never_ends_the_agent(
     assert answer["error_payload"]["executed"] in ("no", "yes", "unknown")
 
 
+@pytest.mark.parametrize(
+    ("name", "user", "status", "words"),
+    [
+        (
+            "my_mcp_docs_serch",
+            None,
+            "not_found",
+            "There is no tool 'my_mcp_docs_serch'. Did you mean my_mcp_docs_search",
+        ),
+        ("my_mcp_docs_go", ONLY_SEARCH, "unauthorized", f"user '{USER}' may not use docs.go"),
+        ("my_mcp_docs_erse", ONLY_SEARCH, "not_found", "my_mcp_docs_erse'. Did you mean my_mcp_docs_search?"),
+    ],
+)
+async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+    service: ToolService, name: str, user: UserContext | None, status: str, words: str
+) -> None:
+    toolset = HubToolset(service, user_context=user, tool_name_prefix="my")
+    events = await Conversation([toolset], {name: {}}, repeat_answer).say("Do it.")
+    (answer,) = answers(events)
+    assert answer["status"] == status
+    assert words in answer["error"]
+    assert text_of(events) == answer["error"]
+
+
+async def test_a_callback_of_the_agents_own_comes_first_and_other_tools_errors_stay_theirs(
+    service: ToolService,
+) -> None:
+    def break_down() -> str:
+        raise RuntimeError("broken")
+
+    conversation = Conversation([HubToolset(service), break_down], {"break_down": {}}, "never", {"unknown": {}}, "well")
+    with pytest.raises(RuntimeError, match="broken"):
+        await conversation.say("Break.")
+    conversation.model.turns.pop(0)
+    conversation.runner.agent.on_tool_error_callback = lambda tool, args, tool_context, error: {"mine": tool.name}
+    assert answers(await conversation.say("Again.")) == [{"mine": "unknown"}]
+
+
 async def test_a_service_that_was_shut_down_is_unavailable() -> None:
     service = ToolService()
     await service.initialize()

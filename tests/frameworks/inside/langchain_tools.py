@@ -14,15 +14,28 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 
 from isthmus.integrations.langchain import HubMiddleware, HubToolException, hub_tools, hub_tools_blocking
-from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolRequest, ToolService, tool
+from isthmus.library import (
+    TaskEngine,
+    ToolDeniedError,
+    ToolNotFoundError,
+    ToolRequest,
+    ToolService,
+    UserContext,
+    tool,
+)
 from tests.frameworks.inside.served import (
     ALL_BUT_GO,
     FAILURES,
+    MISSES,
+    READER,
     SEARCHER,
     SECONDS,
+    TYPED,
     let_go,
     run_example,
     seconds_for,
@@ -84,6 +97,31 @@ async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(ser
     assert told.artifact["structured_content"]["found"] == "a document about canals"
     assert told.artifact["structured_content"]["meta"]["isthmus/session"] == "thread 1"
     assert (told.status, told.artifact["status"]) == ("success", "success")
+
+
+async def test_a_task_from_typed_names_to_the_answer_in_one_run(service: ToolService) -> None:
+    task = await TaskEngine(service).create_task_request(
+        tool_names=TYPED, description="Index, then search.", user_context=READER, session_id="task 1"
+    )
+    assert task.metadata["denied_tools"] == ["docs.erase"]
+    hub = HubMiddleware(service, task.available_tools, task.user_context, session_id=task.session_id)
+    model = scripted(("mcp_docs_index", {"steps": 2}), ("mcp_docs_search", {"query": "locks"}), "about locks")
+    seen: list[Any] = []
+    state: dict[str, Any] = {}
+    async with asyncio.timeout(SECONDS):
+        asked = {"messages": [("user", task.description)]}
+        async for mode, chunk in create_agent(model, middleware=[hub]).astream(asked, stream_mode=["custom", "values"]):
+            if mode == "custom":
+                seen.append(chunk)
+                await let_go(service)  # the tool goes on only when its progress was seen
+            else:
+                state = chunk
+    times = [datetime.fromisoformat(each["timestamp"]) for each in seen]
+    assert ([each["progress"] for each in seen], times) == ([1, 2], sorted(set(times)))
+    assert model.offered == [["mcp_docs_search", "mcp_docs_index"]] * 3
+    _, searched = tool_messages(state)
+    assert searched.artifact["structured_content"]["meta"]["isthmus/session"] == "task 1"
+    assert state["messages"][-1].content == "about locks"
 
 
 def test_the_same_without_a_loop(service: ToolService) -> None:
@@ -151,6 +189,42 @@ async def test_every_way_to_fail_has_its_own_status(
     assert (told.status, told.artifact["status"]) == ("error", status)
     assert told.content == told.artifact["error"]["message"]
     assert state["messages"][-1].content == "so be it"
+
+
+@pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
+async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+    service: ToolService, name: str, user: UserContext | None, status: str, words: str
+) -> None:
+    hub = HubMiddleware(service, user_context=user)
+    state = await create_agent(scripted((name, {}), "so be it"), middleware=[hub]).ainvoke(ASKED)
+    (told,) = tool_messages(state)
+    assert (told.status, told.name, told.artifact["status"]) == ("error", name, status)
+    assert told.content.startswith(words)
+    assert told.content == told.artifact["error"]["message"]
+    assert state["messages"][-1].content == "so be it"
+    blocking = create_agent(scripted((name, {}), "well"), middleware=[hub])
+    assert tool_messages(await asyncio.to_thread(blocking.invoke, ASKED))[0].artifact == told.artifact
+
+
+async def test_a_name_that_one_hub_does_not_have_may_be_anothers(service: ToolService) -> None:
+    class Other(HubMiddleware):
+        """LangChain takes one middleware of a name."""
+
+    hubs = [HubMiddleware(service, ["echo"]), Other(service, ["docs.search"])]
+    model = scripted(("mcp_docs_search", {"query": "weirs"}), ("mcp_docs_index", {"steps": 1}), "done")
+    told = tool_messages(await create_agent(model, middleware=hubs).ainvoke(ASKED))
+    assert [each.artifact["status"] for each in told] == ["success", "not_found"]
+
+
+async def test_a_node_of_tools_may_be_told_whom_to_ask_about_other_names(service: ToolService) -> None:
+    hub = HubMiddleware(service, user_context=SEARCHER)
+    tools = await hub_tools(service, user_context=SEARCHER)
+    graph = StateGraph(MessagesState)
+    graph.add_node("tools", ToolNode(tools, awrap_tool_call=hub.awrap_tool_call))
+    graph.set_entry_point("tools")
+    calls = [{"name": name, "args": {"query": "a"}, "id": name} for name in ("mcp_docs_search", "mcp_docs_go")]
+    state = await graph.compile().ainvoke({"messages": [AIMessage("", tool_calls=calls)]})
+    assert [each.artifact["status"] for each in tool_messages(state)] == ["success", "unauthorized"]
 
 
 async def test_a_failure_can_be_had_as_an_exception(service: ToolService) -> None:

@@ -14,13 +14,23 @@ from agents.items import ToolCallOutputItem
 from agents.testing import ScriptedModel, assistant_message, function_call
 from agents.tool_context import ToolContext
 
-from isthmus.integrations.openai_agents import HubServer, hub_tools
-from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolService, ToolStreamChunk, tool
+from isthmus.integrations.openai_agents import HubServer, hub_run_config, hub_tools
+from isthmus.library import (
+    TaskEngine,
+    ToolDeniedError,
+    ToolNotFoundError,
+    ToolResult,
+    ToolService,
+    ToolStreamChunk,
+    UserContext,
+)
 from tests.frameworks.inside.served import (
-    ALL_BUT_GO,
-    FAILURES,
+    EXECUTED,
+    MISSES,
+    READER,
     SEARCHER,
     SECONDS,
+    TYPED,
     let_go,
     run_example,
     seconds_for,
@@ -75,6 +85,31 @@ async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(ser
     assert told.custom_data["status"] == "success"
     assert told.custom_data["structured_content"]["found"] == "a document about canals"
     assert told.custom_data["structured_content"]["meta"]["isthmus/session"] == "group 1"
+
+
+async def test_a_task_from_typed_names_to_the_answer_in_one_run(service: ToolService) -> None:
+    task = await TaskEngine(service).create_task_request(
+        tool_names=TYPED, description="Index, then search.", user_context=READER, session_id="task 1"
+    )
+    assert task.metadata["denied_tools"] == ["docs.erase"]
+    seen: list[ToolStreamChunk] = []
+
+    async def hear(context: ToolContext[Any], chunk: ToolStreamChunk) -> None:
+        seen.append(chunk)
+        await let_go(service)  # the tool goes on only when its progress was heard
+
+    model = scripted(("mcp_docs_index", {"steps": 2}), ("mcp_docs_search", {"query": "locks"}), "about locks")
+    tools = await hub_tools(service, task.available_tools, task.user_context, session_id=task.session_id, on_event=hear)
+    async with asyncio.timeout(SECONDS):
+        result = await Runner.run(
+            Agent("librarian", model=model, tools=[*tools]), task.description, run_config=UNTRACED
+        )
+    times = [chunk.timestamp for chunk in seen]
+    assert ([chunk.content["progress"] for chunk in seen], times) == ([1, 2], sorted(set(times)))
+    assert offered(model) == [["mcp_docs_search", "mcp_docs_index"]] * 3
+    _, searched = outputs(result)
+    assert searched.custom_data["structured_content"]["meta"]["isthmus/session"] == "task 1"
+    assert result.final_output == "about locks"
 
 
 async def test_the_hub_is_one_server_with_the_same_tools(service: ToolService) -> None:
@@ -134,22 +169,11 @@ async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) ->
 UNREADABLE = ("mcp_docs_search", "{nonsense", "invalid_parameters")
 
 
-@pytest.mark.parametrize(("name", "arguments", "status"), [*FAILURES, UNREADABLE])
+@pytest.mark.parametrize(("name", "arguments", "status"), [*EXECUTED, UNREADABLE])
 async def test_every_way_to_fail_has_its_own_status(
     service: ToolService, name: str, arguments: Any, status: str
 ) -> None:
-    def passing() -> str:
-        """Gone when it is called."""
-        return "here"
-
-    tool(passing)
-    try:
-        names = ["docs.refuse", "docs.search", "docs.hang", "raw.pay", "docs.go", "builtin.passing"]
-        tools = await hub_tools(service, names, lambda context: ALL_BUT_GO, timeout=seconds_for(status))
-    finally:
-        tool.remove("passing")
-    for each in tools:
-        each.is_enabled = True  # or the model would not be told of those that it may not call
+    tools = await hub_tools(service, timeout=seconds_for(status))
     agent = Agent("librarian", model=scripted((name, arguments), "so be it"), tools=[*tools])
     result = await Runner.run(agent, "please", run_config=UNTRACED)
     (told,) = outputs(result)
@@ -158,12 +182,54 @@ async def test_every_way_to_fail_has_its_own_status(
     assert result.final_output == "so be it"
 
 
-@pytest.mark.parametrize(("name", "arguments", "status"), FAILURES[:3])
+@pytest.mark.parametrize(("name", "arguments", "status"), EXECUTED[:3])
 async def test_the_same_by_the_server(service: ToolService, name: str, arguments: Any, status: str) -> None:
     server = HubServer(service, timeout=seconds_for(status))
     agent = Agent("librarian", model=scripted((name, arguments), "so be it"), mcp_servers=[server])
     result = await Runner.run(agent, "please", run_config=UNTRACED)
     assert outputs(result)[0].custom_data["status"] == status
+
+
+@pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
+@pytest.mark.parametrize("is_server", [True, False])
+async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+    service: ToolService, name: str, user: UserContext | None, status: str, words: str, *, is_server: bool
+) -> None:
+    refusals: list[tuple[str, ToolResult]] = []
+    config = hub_run_config(
+        service,
+        user_context=user,
+        run_config=UNTRACED,
+        on_refusal=lambda call_id, result: refusals.append((call_id, result)),
+    )
+    agent = Agent("librarian", model=scripted((name, {}), "so be it"))
+    if is_server:
+        agent.mcp_servers = [HubServer(service, user_context=user)]
+    else:
+        agent.tools = [*await hub_tools(service, user_context=user)]
+    result = await Runner.run(agent, "please", run_config=config)
+    (told,) = outputs(result)
+    assert told.output.startswith(words)
+    assert [(call_id, each.status, each.error_message) for call_id, each in refusals] == [
+        ("call_0", status, told.output)
+    ]
+    assert result.final_output == "so be it"
+
+
+async def test_what_a_run_says_of_other_errors_stays_its_own(service: ToolService) -> None:
+    own = RunConfig(tracing_disabled=True, tool_error_formatter=lambda call: f"{call.kind}, sorry")
+    config = hub_run_config(service, run_config=own)
+    agent = Agent(
+        "librarian",
+        model=scripted(("mcp_docs_erase", {"path": "formatted"}), "well"),
+        tools=[*await hub_tools(service, ["docs.erase"], needs_approval=True)],
+    )
+    result = await Runner.run(agent, "please", run_config=config)
+    state = result.to_state()
+    state.reject(result.interruptions[0])
+    result = await Runner.run(agent, state, run_config=config)
+    assert outputs(result)[-1].output == "approval_rejected, sorry"
+    assert own.tool_not_found_behavior == "raise_error"
 
 
 async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Path) -> None:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
+from pydantic_ai import Agent, AgentRunResultEvent, DeferredToolRequests, DeferredToolResults
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from isthmus.integrations.pydantic_ai import HubProgressEvent, HubResultEvent, HubToolset
-from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolService, tool
+from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolService, UserContext
 from tests.frameworks.inside.served import (
-    ALL_BUT_GO,
-    FAILURES,
+    EXECUTED,
+    MISSES,
+    READER,
     SEARCHER,
     SECONDS,
+    TYPED,
     let_go,
-    now,
     run_example,
     seconds_for,
     serving,
@@ -33,23 +34,25 @@ Turn = str | tuple[str, Any]
 
 
 class Scripted:
-    """Says one turn after the other, and keeps which tools it was offered."""
+    """Says one turn after the other, and keeps which tools it was offered and what it was told last."""
 
     def __init__(self, *turns: Turn) -> None:
         self._turns = list(turns)
         self.offered: list[list[str]] = []
+        self.told: list[str] = []
         self.model = FunctionModel(self._say, stream_function=self._stream)
 
-    def _next(self, info: AgentInfo) -> Turn:
+    def _next(self, messages: list[ModelMessage], info: AgentInfo) -> Turn:
+        self.told = [str(part.content) for part in returns(messages[-1:])]
         self.offered.append([each.name for each in info.function_tools])
         return self._turns.pop(0)
 
     async def _say(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        turn = self._next(info)
+        turn = self._next(messages, info)
         return ModelResponse(parts=[TextPart(turn) if isinstance(turn, str) else ToolCallPart(*turn)])
 
     async def _stream(self, messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
-        turn = self._next(info)
+        turn = self._next(messages, info)
         if isinstance(turn, str):
             yield turn
         else:
@@ -86,25 +89,53 @@ async def test_names_that_a_user_typed_become_tools_of_an_agent_that_answers(ser
     assert told.metadata["status"] == "success"
 
 
+async def test_a_task_from_typed_names_to_the_answer_in_one_run(service: ToolService) -> None:
+    task = await TaskEngine(service).create_task_request(
+        tool_names=TYPED, description="Index, then search.", user_context=READER, session_id="task 1"
+    )
+    assert task.metadata["denied_tools"] == ["docs.erase"]
+    script = Scripted(("mcp_docs_index", {"steps": 2}), ("mcp_docs_search", {"query": "locks"}), "about locks")
+    toolset = HubToolset[None](service, task.available_tools, task.user_context, session_id=task.session_id)
+    seen: list[HubProgressEvent] = []
+    result: Any = None
+    async with (
+        asyncio.timeout(SECONDS),
+        Agent(script.model, toolsets=[toolset]).run_stream_events(task.description) as events,
+    ):
+        async for event in events:
+            if isinstance(event, HubProgressEvent):
+                seen.append(event)
+                await let_go(service)  # the tool goes on only when its progress was seen
+            elif isinstance(event, AgentRunResultEvent):
+                result = event.result
+    times = [event.timestamp for event in seen]
+    assert ([event.progress for event in seen], times) == ([1, 2], sorted(set(times)))
+    assert script.offered == [["mcp_docs_search", "mcp_docs_index"]] * 3
+    _, searched = returns(result.all_messages())
+    assert searched.content["meta"]["isthmus/session"] == "task 1"
+    assert result.output == "about locks"
+
+
 async def test_progress_is_in_the_stream_before_the_end(service: ToolService) -> None:
     agent = Agent(
         Scripted(("mcp_docs_index", {"steps": 3}), "indexed").model, toolsets=[HubToolset(service, ["index"])]
     )
-    seen: list[tuple[str, Any, float]] = []
+    seen: list[tuple[str, Any]] = []
+    times: list[datetime] = []
     async with asyncio.timeout(SECONDS), agent.run_stream_events("please") as events:
         async for event in events:
             if isinstance(event, HubProgressEvent):
-                seen.append(("progress", event.message, now()))
+                seen.append(("progress", event.message))
+                times.append(event.timestamp)
                 await let_go(service)  # the tool goes on only when its progress was seen
             elif isinstance(event, HubResultEvent):
-                seen.append(("result", event.status, now()))
-    assert [each[:2] for each in seen] == [
+                seen.append(("result", event.status))
+    assert seen == [
         ("progress", "step 1"),
         ("progress", "step 2"),
         ("progress", "step 3"),
         ("result", "success"),
     ]
-    times = [time for _, _, time in seen]
     assert times == sorted(set(times))
 
 
@@ -122,29 +153,12 @@ async def test_a_user_is_given_the_tools_that_permissions_cover(service: ToolSer
         await Agent(script.model, toolsets=[HubToolset(service, ["docs.serach"])]).run("please")
 
 
-@pytest.mark.parametrize(("name", "arguments", "status"), FAILURES)
+@pytest.mark.parametrize(("name", "arguments", "status"), EXECUTED)
 async def test_every_way_to_fail_has_its_own_status(
     service: ToolService, name: str, arguments: dict[str, Any], status: str
 ) -> None:
-    def passing() -> str:
-        """Gone when it is called."""
-        return "here"
-
-    class Stale(HubToolset[Any]):
-        """Shows the model what it had at first."""
-
-        shown: Any = None
-
-        async def get_tools(self, ctx: Any) -> Any:
-            self.shown = self.shown or await super().get_tools(ctx)
-            self._terms = replace(self._terms, user_context=ALL_BUT_GO)
-            tool.remove("passing")
-            return self.shown
-
-    names = ["docs.refuse", "docs.search", "docs.hang", "raw.pay", "docs.go", "builtin.passing"]
-    tool(passing)
     agent = Agent(
-        Scripted((name, arguments), "so be it").model, toolsets=[Stale(service, names, timeout=seconds_for(status))]
+        Scripted((name, arguments), "so be it").model, toolsets=[HubToolset(service, timeout=seconds_for(status))]
     )
     ended: list[HubResultEvent] = []
 
@@ -157,6 +171,33 @@ async def test_every_way_to_fail_has_its_own_status(
     assert told.outcome == ("retried" if status == "invalid_parameters" else "failed")
     assert told.content == ended[0].record["error"]["message"]
     assert result.output == "so be it"
+
+
+@pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
+async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
+    service: ToolService, name: str, user: UserContext | None, status: str, words: str
+) -> None:
+    script = Scripted((name, {}), "so be it")
+    ended: list[HubResultEvent] = []
+
+    async def hear(ctx: Any, events: Any) -> None:
+        ended.extend([event async for event in events if isinstance(event, HubResultEvent)])
+
+    agent = Agent(script.model, toolsets=[HubToolset(service, user_context=user)])
+    result = await agent.run("please", event_stream_handler=hear)
+    (told,) = returns(result.all_messages())
+    assert script.told == [str(told.content)]
+    assert told.content.startswith(words)
+    assert (told.metadata["status"], told.metadata["error"]["message"]) == (status, told.content)
+    assert [event.record for event in ended] == [told.metadata]
+    assert result.output == "so be it"
+
+
+async def test_what_was_renamed_or_left_out_is_not_suggested(service: ToolService) -> None:
+    toolset = HubToolset[None](service).filtered(lambda ctx, each: each.metadata["tool"] == "docs.index")
+    agent = Agent(Scripted(("mcp_docs_serch", {}), "well").model, toolsets=[toolset])
+    (told,) = returns((await agent.run("please")).all_messages())
+    assert (told.metadata["status"], told.content) == ("not_found", "There is no tool 'mcp_docs_serch'.")
 
 
 async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Path) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import os
 import runpy
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +33,20 @@ FAILURES: list[tuple[str, dict[str, Any], str]] = [
     ("mcp_builtin_passing", {}, "not_found"),
 ]
 """A call for each way to fail. `go` is denied to `ALL_BUT_GO`; `passing` is gone when it is called."""
+EXECUTED = FAILURES[:4]
+"""Those of tools that the model is shown."""
+
+MISSES: list[tuple[str, UserContext | None, str, str]] = [
+    ("mcp_docs_serch", None, "not_found", "There is no tool 'mcp_docs_serch'. Did you mean mcp_docs_search"),
+    ("mcp_docs_erse", SEARCHER, "not_found", "There is no tool 'mcp_docs_erse'. Did you mean mcp_docs_search?"),
+    ("mcp_docs_go", SEARCHER, "unauthorized", "user 'ann' may not use docs.go: its permissions do not cover it."),
+]
+"""Names that a model makes up, or should not know: whose run it is, how the call ends, and what is said of it."""
+
+READER = UserContext("rita", permissions=UserPermissions(["docs.search", "docs.index"]))
+TYPED = ["search", "mcp.index", "docs.erase"]
+"""What a user types, of which `READER` may not use the last."""
+
 ALL_BUT_GO = UserContext("bob", permissions=UserPermissions(["*"], restrictions={"tools": ["docs.go"]}))
 
 
@@ -90,8 +103,3 @@ async def run_example(name: str) -> None:
     """Run an example of this checkout as it is, in this process: frameworks take long to import."""
     program = runpy.run_path(str(CHECKOUT / "examples" / "library" / f"{name}.py"), run_name="example")
     await asyncio.wait_for(program["main"](), SECONDS)
-
-
-def now() -> float:
-    """A clock for what comes first."""
-    return time.monotonic()

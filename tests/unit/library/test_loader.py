@@ -85,7 +85,22 @@ def test_a_named_file_that_is_not_there_is_told_and_the_next_is_read(
     assert "config_path names also/missing.json" in warnings[1]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"mcpServers": 3}', "\xff"])
+@pytest.mark.parametrize("source", ["environment", "argument", "workspace"])
+def test_a_path_that_no_file_can_have_is_as_one_that_is_not_there(
+    source: str, workspace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(Path.home() / ".excelmanus" / "mcp.json", home=STDIO)
+    long = "x" * 5000
+    if source == "environment":
+        monkeypatch.setenv(FILE_VARIABLE, long)
+    found = MCPConfigLoader.load(long if source == "argument" else None, long if source == "workspace" else workspace)
+    assert names(found) == ["home"]
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == (source != "workspace")
+    assert all("which is not a file" in line for line in told)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "\xff"])
 def test_a_file_that_cannot_be_read_is_an_error_in_the_log_and_no_servers(
     text: str, workspace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -97,10 +112,28 @@ def test_a_file_that_cannot_be_read_is_an_error_in_the_log_and_no_servers(
     assert "mcp.json" in record.getMessage()
 
 
-@pytest.mark.parametrize("data", [[], 3, None, {"mcpServers": "x"}])
+@pytest.mark.parametrize("data", [[], 3, None])
 def test_contents_that_hold_no_servers_are_an_error_in_the_log(data: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert MCPConfigLoader._parse_config(data) == []
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("held", "told"), [([], "an empty list"), (None, "null"), ("npx", "'npx'"), (3, "3"), (False, "false")]
+)
+def test_where_servers_should_be_is_something_else_and_that_is_told(
+    held: Any, told: str, workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (workspace / "mcp.json").write_text(json.dumps({"mcpServers": held}))
+    assert MCPConfigLoader.load(workspace_root=workspace) == []
+    assert MCPConfigLoader._parse_config({"mcpServers": held}) == []
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert all(f"mcpServers must be a table of servers, not {told}" in line.getMessage() for line in caplog.records)
+
+
+def test_servers_elsewhere_in_the_file_are_read_all_the_same() -> None:
+    assert names(MCPConfigLoader._parse_config({"mcpServers": None, "servers": {"one": STDIO}})) == ["one"]
+    assert names(MCPConfigLoader._parse_config({"mcpServers": [{"name": "one", **STDIO}]})) == ["one"]
 
 
 # -- what ----------------------------------------------------------------------------------------------------
@@ -177,10 +210,29 @@ def test_a_name_that_no_server_can_have_is_mended_and_told(caplog: pytest.LogCap
     assert "the server is called my-server-v2" in caplog.text
 
 
-@pytest.mark.parametrize(("given", "used"), [(0.5, 1), (400, 300), (60_000, 60), (45.5, 45.5)])
+@pytest.mark.parametrize(
+    ("given", "used"), [(0.5, 1), (400, 300), (999, 300), (60_000, 300), (1e9, 300), (300, 300), (45.5, 45.5)]
+)
 def test_timeouts_are_seconds_within_bounds(given: float, used: float, caplog: pytest.LogCaptureFixture) -> None:
-    assert only({**STDIO, "timeout": given}).timeout == used
-    assert bool(caplog.records) == (given != used)
+    found = only({**STDIO, "timeout": given})
+    assert (found.timeout, found.settings().timeout) == (used, used)
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == len(caplog.records) == (given != used)
+    assert all(f"{given:g} seconds" in line and f"{used:g}" in line and "one" in line for line in told)
+
+
+def test_a_timeout_in_a_variable_is_in_seconds_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATIENCE", "999")
+    assert only({**STDIO, "timeout": "${PATIENCE}"}).timeout == 300
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_a_file_of_a_program_that_counts_in_milliseconds_is_read_as_that_program_reads_it(workspace: Path) -> None:
+    file = write(workspace / ".kiro" / "settings" / "mcp.json", one={**STDIO, "timeout": 60_000})
+    (found,) = MCPConfigLoader.load(file)
+    assert found.timeout == 60
 
 
 def test_variables_are_replaced_and_their_values_never_logged(

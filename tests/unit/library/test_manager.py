@@ -19,7 +19,7 @@ from isthmus.library.servers import MCPServerConfig
 from isthmus.library.wrapper import MCPClientWrapper
 from isthmus.model.calls import EVERYTHING
 from tests.unit.core.doubles import tool
-from tests.unit.library.benches import Bench
+from tests.unit.library.benches import Bench, said
 from tests.unit.library.catalogs import routes_of
 
 CLIENT = MCPClientWrapper(MCPServerConfig("web", command="never-started"), service=Bench("web.search"))
@@ -251,3 +251,20 @@ async def test_both_functions_of_a_tool_lead_to_the_server() -> None:
     assert made is not None
     assert made.async_func is not None
     assert await made.async_func(self="any name will do") == "done"
+
+
+@pytest.mark.parametrize("way", ["func", "async_func"])
+async def test_what_a_function_of_a_tool_returns_is_cut_and_cutting_it_again_changes_nothing(way: str) -> None:
+    bench = Bench("web.search")
+    bench.result = said("x" * 20_000)
+    client = MCPClientWrapper(MCPServerConfig("web", command="never-started"), service=bench)
+    made = MCPManager()._make_tool_def("web", client, {"name": "search"})
+    assert made is not None
+    assert made.async_func is not None
+    text = made.func() if way == "func" else await made.async_func()
+    assert text == "x" * 5000 + "\n[15,000 of 20,000 characters left out]"
+    assert made.truncate_result(text) == text
+    registry = ToolRegistry([made])
+    assert (registry.call_tool(made.name), await registry.acall_tool(made.name)) == (text, text)
+    made.max_result_chars = 10
+    assert made.func() == "x" * 10 + "\n[19,990 of 20,000 characters left out]"

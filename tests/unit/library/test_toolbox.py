@@ -92,6 +92,18 @@ async def test_a_model_calls_what_it_was_told_of_and_nothing_else(service: ToolS
             await box.called(other)
     with pytest.raises(ToolDeniedError):
         await Toolbox(service).called("mcp_builtin_timestamp", ECHOER)
+    with pytest.raises(ToolDeniedError):  # a task has only those that its user may use
+        await box.called("mcp_builtin_timestamp", ECHOER)
+
+
+async def test_a_call_of_what_is_not_there_has_an_end_too(service: ToolService) -> None:
+    box = Toolbox(service, ["echo"])
+    assert await box.look_up("mcp_builtin_echo") == await box.called("mcp_builtin_echo")
+    unknown, denied = await box.look_up("mcp_builtin_ehco"), await box.look_up("mcp_builtin_timestamp", ECHOER)
+    assert isinstance(unknown, ToolResult)
+    assert isinstance(denied, ToolResult)
+    assert (unknown.status, denied.status) == (ToolStatus.NOT_FOUND, ToolStatus.UNAUTHORIZED)
+    assert "Did you mean mcp_builtin_echo" in str(unknown.error_message)
 
 
 async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolService) -> None:
@@ -224,7 +236,9 @@ async def test_a_thread_has_no_use_for_an_asynchronous_listener(service: ToolSer
 async def test_everything_is_there_without_a_loop(service: ToolService) -> None:
     box = Toolbox(service, ["echo"])
     assert names(await asyncio.to_thread(box.tools_blocking)) == ["builtin.echo"]
-    assert await asyncio.to_thread(box.find_blocking, "mcp_builtin_timestamp") is None
+    missed = await asyncio.to_thread(box.look_up_blocking, "mcp_builtin_timestamp")
+    assert isinstance(missed, ToolResult)
+    assert missed.status is ToolStatus.NOT_FOUND
 
 
 def test_terms_are_fixed_or_read_from_the_context_of_a_call() -> None:

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from isthmus.model.events import Event, Log, Progress
-from isthmus.upstream.signatures import BadArgument, Context, Function, Unusable
+from isthmus.upstream.context import Context
+from isthmus.upstream.signatures import BadArgument, Function, Unusable
 from tests.unit.core.doubles import raw
 
 

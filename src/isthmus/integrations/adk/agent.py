@@ -15,7 +15,7 @@ import re
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from google.adk.agents import LlmAgent
@@ -23,11 +23,16 @@ from google.adk.agents.run_config import RunConfig
 from google.adk.events.event import Event
 from google.adk.runners import Runner
 from google.adk.sessions.in_memory_session_service import InMemorySessionService
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
 from google.genai import errors as genai_errors
 from google.genai import types
 
+from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.messages import contents_of
+from isthmus.integrations.adk.misses import is_miss, miss
 from isthmus.integrations.adk.tool import HubTool, ToolOptions
+from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import (
     AgentConfig,
     AgentRequest,
@@ -57,19 +62,27 @@ REQUIRES_APPROVAL = "requires_approval"
 class AdkDomainAgent:
     """Executes agent requests; one object may execute many, also at once."""
 
-    def __init__(self, agent_id: str, config: AgentConfig, runtime_context: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        agent_id: str,
+        config: AgentConfig | Mapping[str, Any],
+        runtime_context: Mapping[str, Any] | None = None,
+    ) -> None:
         """Nothing is started before `execute`.
 
         Args:
             agent_id: What the agent is called.
-            config: What it is made of; a request may bring another.
+            config: What it is made of, or the fields of that by name; a request may bring another.
             runtime_context: `tool_service`, if the process has more than one; `session_service` of ADK, to keep
                 conversations longer; `approve(tool_name, arguments)`, asked about tools that require it;
                 `header_provider`, as for `HubToolset`.
+
+        Raises:
+            ConfigurationError: the configuration is none, or has a field that there is not.
         """
         context = runtime_context or {}
         self.agent_id = agent_id
-        self.config = config
+        self.config = _config_of(config)
         self._service: ToolService | None = context.get("tool_service")
         self._sessions = context.get("session_service") or InMemorySessionService()
         self._approve = context.get("approve")
@@ -106,9 +119,11 @@ class AdkDomainAgent:
 
     async def _run(self, request: AgentRequest, story: _Story) -> AsyncGenerator[Event, None]:
         task = request.task_request
-        config = request.agent_config or task.agent_config or self.config
+        config = _config_of(request.agent_config or task.agent_config or self.config)
         tools = await self._tools(task, config, story.results)
-        runner = Runner(app_name=APP_NAME, agent=self._agent(config, tools), session_service=self._sessions)
+        agent = self._agent(config, tools)
+        agent.on_tool_error_callback = self._explainer(task, tools, story.results)
+        runner = Runner(app_name=APP_NAME, agent=agent, session_service=self._sessions)
         names = {tool.name: tool.tool.name for tool in tools}
         try:
             message: types.Content | None = await self._opening(request, story)
@@ -158,6 +173,26 @@ class AdkDomainAgent:
             user_context=task.user_context, header_provider=self._header_provider, on_result=results.append
         )
         return [HubTool(tool, service, _with_approval(options, tool)) for tool in tools.values()]
+
+    def _explainer(self, task: TaskRequest, tools: list[HubTool], results: list[ToolResult]) -> Any:
+        """What tells the model of names that are no tool's of this task, or not the user's to use."""
+
+        async def explain(
+            tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
+        ) -> dict[str, Any] | None:
+            if not is_miss(tool):
+                return None
+            result = miss(tool.name, [each.name for each in tools], await self._catalog(), task.user_context)
+            results.append(result)
+            return answer_of(result)
+
+        return explain
+
+    async def _catalog(self) -> Catalog | None:
+        try:
+            return await self._tool_service().catalog()
+        except (ConfigurationError, ServiceClosedError):  # a task without tools is done without a service
+            return None
 
     def _tool_service(self) -> ToolService:
         if self._service is not None:
@@ -261,6 +296,19 @@ class _Story:
             session_id=self.session_id,
             metadata={"pending_approvals": self.pending} if self.pending else {},
         )
+
+
+def _config_of(given: AgentConfig | Mapping[str, Any]) -> AgentConfig:
+    if isinstance(given, AgentConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"config must be an AgentConfig, or a mapping of its fields, not {type(given).__name__}"
+        )
+    known = [each.name for each in fields(AgentConfig)]
+    if unknown := [str(key) for key in given if key not in known]:
+        raise ConfigurationError(f"AgentConfig has no {', '.join(unknown)}: its fields are {', '.join(known)}")
+    return AgentConfig(**given)
 
 
 def _answers(decisions: Mapping[str, bool]) -> types.Content:

@@ -37,10 +37,10 @@ class Background:
 
     def begin(self, call_id: str, name: str, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
         """Have an execution go on by itself, whatever becomes of the loop that this is called on."""
-        self._pending[call_id] = name, asyncio.run_coroutine_threadsafe(work, Owner.shared().loop)
+        self._pending[call_id] = name, Owner.shared().submit(work)
 
     async def answer(self, call_id: str) -> types.Part:
-        """Wait for a result; send this as the user's next message, and the agent goes on with it.
+        """Wait for a result; send this part as the user's next message, and the agent goes on with it.
 
         Who stops waiting may wait again; a result is there once.
 

@@ -16,13 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from google.adk.agents import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
+from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.background import Background
+from isthmus.integrations.adk.misses import is_miss, miss
 from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool, ToolOptions, UserProvider
 from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
@@ -147,6 +151,28 @@ class HubToolset(BaseToolset):
             if not callable(self.tool_filter) or self.tool_filter(tool, context):
                 tools.append(tool)
         return tools
+
+    async def process_llm_request(self, *, tool_context: ToolContext, llm_request: LlmRequest) -> None:
+        """See that the agent asks here about names that it does not have; its own callbacks are asked first."""
+        agent = getattr(getattr(tool_context, "_invocation_context", None), "agent", None)
+        if isinstance(agent, LlmAgent) and self.on_tool_error not in agent.canonical_on_tool_error_callbacks:
+            agent.on_tool_error_callback = [*agent.canonical_on_tool_error_callbacks, self.on_tool_error]
+
+    async def on_tool_error(
+        self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
+    ) -> dict[str, Any] | None:
+        """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
+        if not is_miss(tool):
+            return None
+        prefix = f"{self.tool_name_prefix}_" if self.tool_name_prefix else ""
+        try:
+            catalog = await (await self._service()).catalog()
+            user = await self._options.user_for(tool_context)
+            offered = [each.name for each in await self.get_tools_with_prefix(tool_context)]
+        except Exception:  # without a list there is what ADK itself says
+            logger.exception("%s was called, and the tools of the hub could not be listed", tool.name)
+            return None
+        return answer_of(miss(tool.name, offered, catalog, user, prefix))
 
     def _named(self, names: Any, catalog: Catalog, *, takes_every: bool = False) -> set[str]:
         """The full names of those that are meant; one that is not there now may come with its server.

@@ -1,0 +1,97 @@
+"""What servers ask back while a tool runs: who is asked, where, in whose name, and when no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from isthmus.library import NoAnswerError, Questions, ToolContext, ToolRequest, ToolService, ToolStatus, tool
+
+pytestmark = pytest.mark.xdist_group("library_service")
+
+WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
+
+
+@pytest.fixture(autouse=True)
+def asking() -> Iterator[None]:
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask who it is."""
+        given = await context.ask("Who is it?", {"type": "object", "properties": {"name": {"type": "string"}}})
+        return "refused" if given is None else str(given.get("name"))
+
+    yield
+    tool.remove("ask")
+
+
+async def test_who_is_asked_sees_the_context_of_whoever_called() -> None:
+    async def tell(_: dict[str, Any]) -> dict[str, Any]:
+        return {"name": WHO.get()}
+
+    async def call_as(name: str) -> object:
+        WHO.set(name)
+        return (await service.execute_tool(ToolRequest("ask"))).result_data
+
+    async with ToolService(questions=Questions(elicitation=tell)) as service:
+        both = list(await asyncio.gather(call_as("ada"), call_as("bob")))
+        WHO.set("cyd")
+        here = await asyncio.to_thread(service.blocking.execute_tool, ToolRequest("ask"))
+    assert both == [{"result": "ada"}, {"result": "bob"}]
+    assert here.result_data == {"result": "cyd"}
+
+
+async def test_a_blocking_call_on_a_running_loop_is_answered_by_an_asynchronous_function() -> None:
+    async def tell(_: dict[str, Any]) -> dict[str, Any]:
+        return {"name": threading.current_thread().name}
+
+    async with ToolService(questions=Questions(elicitation=tell)) as service:
+        result = service.blocking.execute_tool(ToolRequest("ask", timeout=10))
+    assert result.result_data == {"result": "isthmus question"}
+
+
+async def test_a_plain_function_may_have_a_loop_of_its_own() -> None:
+    async def name() -> str:
+        return "ada"
+
+    def tell(_: dict[str, Any]) -> dict[str, Any]:
+        return {"name": asyncio.run(name())}
+
+    async with ToolService(questions=Questions(elicitation=tell)) as service:
+        assert (await service.execute_tool(ToolRequest("ask"))).result_data == {"result": "ada"}
+
+
+async def test_a_function_that_wants_to_end_the_program_ends_its_question() -> None:
+    def leave(_: dict[str, Any]) -> dict[str, Any]:
+        raise SystemExit(3)
+
+    async with ToolService(questions=Questions(elicitation=leave)) as service:
+        result = await service.execute_tool(ToolRequest("ask", timeout=10))
+    assert result.status is ToolStatus.ERROR
+    assert NoAnswerError.__name__ in str(result.error_message)
+
+
+async def test_whoever_is_asked_hears_no_more_of_it_once_the_call_is_over() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def think(_: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError("nobody ends its thinking but the call")
+
+    async with ToolService(questions=Questions(elicitation=think)) as service:
+        stream = service.execute_tool_stream(ToolRequest("ask"))
+        reading = asyncio.create_task(anext(stream))
+        async with asyncio.timeout(20):
+            await begun.wait()
+            reading.cancel()
+            await ended.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
