@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from isthmus.library import NoAnswerError, Questions, ToolContext, ToolRequest, ToolService, ToolStatus, tool
+from isthmus.library import (
+    BlockingToolService,
+    NoAnswerError,
+    Questions,
+    ToolContext,
+    ToolRequest,
+    ToolService,
+    ToolStatus,
+    tool,
+)
 
 pytestmark = pytest.mark.xdist_group("library_service")
 
@@ -95,3 +104,25 @@ async def test_whoever_is_asked_hears_no_more_of_it_once_the_call_is_over() -> N
             await ended.wait()
         with pytest.raises(asyncio.CancelledError):
             await reading
+
+
+def test_a_thread_that_asks_ends_with_its_call() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def think(_: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError("nobody ends its thinking but the call")
+
+    with BlockingToolService(questions=Questions(elicitation=think)) as tools:
+        stream = tools.execute_tool_stream(ToolRequest("ask"))
+        reading = threading.Thread(target=lambda: list(stream))
+        reading.start()
+        assert begun.wait(20)
+        stream.close()
+        reading.join(20)
+        assert not reading.is_alive()
+    assert ended.wait(20)

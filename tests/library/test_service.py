@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 from collections.abc import AsyncIterator
@@ -147,11 +148,14 @@ def test_every_fault_has_a_status() -> None:
 
 
 def test_what_a_hub_behind_this_one_says_counts_as_said_here() -> None:
-    data = msgspec.Raw(b'{"reason":"timed_out","executed":"unknown","server":"far"}')
-    behind = result_from(ToolRequest("x"), ServerError(ServerName("hub"), -32012, "late", data), "x", None, 0.1)
+    data = msgspec.Raw(b'{"reason":"timed_out","executed":"no","server":"far"}')
+    late = ServerError(ServerName("hub"), -32012, "late", data)
+    behind = result_from(ToolRequest("x"), late, "x", None, 0.1, is_of_hub=True)
     assert (behind.status, behind.error and behind.error.server) == (ToolStatus.TIMEOUT, "far")
+    other = result_from(ToolRequest("x"), late, "x", None, 0.1)
+    assert (other.status, other.error and other.error.executed) == (ToolStatus.ERROR, "yes")
     odd = ServerError(ServerName("s"), -1, "odd", msgspec.Raw(b'{"reason":["x"],"executed":"perhaps"}'))
-    assert result_from(ToolRequest("x"), odd, "x", None, 0.1).status is ToolStatus.ERROR
+    assert result_from(ToolRequest("x"), odd, "x", None, 0.1, is_of_hub=True).status is ToolStatus.ERROR
     assert result_from(ToolRequest("x"), Bug("1"), "x", None, 0.1).status is ToolStatus.ERROR
 
 
@@ -279,7 +283,8 @@ async def test_what_a_tool_asks_back_is_put_to_the_program(kind: str) -> None:
             result = await service.execute_tool(ToolRequest("paint"))
         if kind == "failing":
             assert result.status is ToolStatus.ERROR
-            assert "no paint" in str(result.error_message)
+            assert "LookupError" in str(result.error_message)
+            assert "no paint" not in str(result.error_message)  # that is for the program's own log
         else:
             assert result.result_data == {"result": painted[kind]}
         if kind == "async":
@@ -437,11 +442,40 @@ async def test_a_service_is_initialized_once() -> None:
         assert "raw.pay" in await service.list_tools()
 
 
-async def test_who_shuts_down_beside_another_waits_for_the_end_too(service: ToolService) -> None:
+async def test_who_shuts_down_while_it_is_initialized_leaves_nothing_open() -> None:
+    before = children()
+    service = ToolService()
+    opening = asyncio.create_task(service.initialize(with_servers(raw_server())))
+    await asyncio.sleep(0)
+    await service.shutdown()
+    await opening
+    assert children() <= before
+    with pytest.raises(ServiceClosedError):
+        await service.list_tools()
+
+
+async def test_a_service_can_be_opened_and_closed_by_many_at_once() -> None:
+    before = children()
+    service = ToolService()
+
+    async def use() -> None:
+        with contextlib.suppress(ConfigurationError):
+            await service.initialize(with_servers(raw_server()))
+        await service.shutdown()
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(use() for _ in range(5)))
+    assert children() <= before
+
+
+async def test_who_shuts_down_beside_another_waits_for_the_end_too() -> None:
+    before = children()
+    service = ToolService()
+    await service.initialize(with_servers(raw_server()))
     first = asyncio.create_task(service.shutdown())
     await asyncio.sleep(0)
     await service.shutdown()
-    assert not children()
+    assert children() <= before
     await first
 
 

@@ -6,6 +6,7 @@ The sources are read as syntax trees, never imported, so a module that cannot lo
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import tomllib
 from functools import cache
@@ -71,8 +72,21 @@ def imports_of(tree: ast.AST) -> set[str]:
 @cache
 def read_sources() -> dict[str, tuple[set[str], set[str]]]:
     """The words and the imports of every file."""
-    trees = ((name, ast.parse(path.read_text(encoding="utf-8"), name)) for name, path in SOURCES.items())
+    trees = ((name, parsed(path.read_text(encoding="utf-8"), name)) for name, path in SOURCES.items())
     return {name: (words_of(tree), imports_of(tree)) for name, tree in trees}
+
+
+def parsed(text: str, name: str) -> ast.AST:
+    """The tree of a file, made in one piece.
+
+    The collector could let another thread run in the middle, and if that writes a traceback, which parses too, Python
+    3.11 takes the two for one and gives up: "AST constructor recursion depth mismatch".
+    """
+    gc.disable()
+    try:
+        return ast.parse(text, name)
+    finally:
+        gc.enable()
 
 
 def files_that_mention(words: set[str]) -> set[str]:
@@ -134,7 +148,9 @@ def test_only_what_makes_a_hub_reads_the_environment() -> None:
 def test_files_and_functions_stay_short(name: str) -> None:
     text = SOURCES[name].read_text(encoding="utf-8")
     assert len(text.splitlines()) <= LONGEST_FILE
-    functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (
+        node for node in ast.walk(parsed(text, name)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
     assert [f.name for f in functions if code_lines(f) > LONGEST_FUNCTION] == []
 
 

@@ -33,7 +33,7 @@ class Inside:
         self.running = running
 
     async def ask(
-        self, name: str, headers: Mapping[str, str], arguments: Mapping[str, str] | None = None, session: str = ""
+        self, name: str, headers: dict[str, str], arguments: Mapping[str, str] | None = None, session: str = ""
     ) -> Outcome:
         """Call a tool, and wait for its end."""
         listener = Listener()
@@ -44,7 +44,7 @@ class Inside:
         (outcome,) = listener.ends
         return outcome
 
-    async def shown(self, server: str, headers: Mapping[str, str]) -> dict[str, str]:
+    async def shown(self, server: str, headers: dict[str, str]) -> dict[str, str]:
         """The headers that a server saw of a call."""
         outcome = await self.ask(f"{server}.meta", headers)
         assert isinstance(outcome, Result), outcome

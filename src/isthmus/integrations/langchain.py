@@ -1,5 +1,7 @@
 """A service's tools in LangChain and LangGraph: `hub_tools` for a list of them, `HubMiddleware` for a live one.
 
+`hub_tool_node` is the list as a node for a graph of one's own.
+
 A tool has the raw JSON Schema of its server, and the hub checks arguments against it, which LangChain does not for such
 schemas. A failure is LangChain's own `ToolException` (handled, it becomes a `ToolMessage` with status `error`). The
 `ToolMessage` of every call has how it ended as its `artifact` (`record_of`), structured content included.
@@ -27,19 +29,29 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.config import get_stream_writer
-from langgraph.prebuilt.tool_node import INVALID_TOOL_NAME_ERROR_TEMPLATE
+from langgraph.prebuilt import ToolNode, tool_node
 from langgraph.types import interrupt
 from pydantic import Field
 
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.forms import for_model
 from isthmus.library.owner import Owner
 from isthmus.library.parts import Image, Part, Text, parts_of, record_of, said_by
 from isthmus.library.service import ToolService
 from isthmus.library.toolbox import Approval, Listener, Selection, Terms, Toolbox, llm_name_of, not_approved
 
+INVALID_TOOL_NAME: str = getattr(
+    tool_node,
+    "INVALID_TOOL_NAME_ERROR_TEMPLATE",
+    "Error: {requested_tool} is not a valid tool, try one of [{available_tools}].",
+)
+"""What LangGraph says of a name that is no tool's; if it does not tell any more, what it said."""
+
 UserOf: TypeAlias = UserContext | Callable[[RunnableConfig], UserContext | None] | None
 """On whose behalf: one user, or a function that reads the user from a call's configuration."""
+
+SessionOf: TypeAlias = str | Callable[[RunnableConfig], str | None] | None
+"""What servers are told as the conversation; without, the `thread_id` of the graph."""
 
 HeadersOf: TypeAlias = Mapping[str, str] | Callable[[RunnableConfig], Mapping[str, str] | None] | None
 """Sent to those servers that are configured to receive them."""
@@ -58,7 +70,7 @@ async def hub_tools(
     names: Selection | None = None,
     user_context: UserOf = None,
     *,
-    session_id: str | None = None,
+    session_id: SessionOf = None,
     headers: HeadersOf = None,
     needs_approval: Approval = False,
     timeout: float | None = None,
@@ -80,14 +92,13 @@ async def hub_tools(
         ToolError, UnresolvedToolsError: a name is no tool's, or not this user's to use.
     """
     box = Toolbox(service, names, needs_approval=needs_approval)
-    kit = _Kit(box, Terms(user_context, session_id, headers, timeout), on_event)
-    return [_hub_tool(kit, tool) for tool in await box.tools(kit.terms.lister)]
+    return await _listed(_Kit(box, Terms(user_context, session_id, headers, timeout), on_event))
 
 
 class Options(TypedDict, total=False):
     """What may be said of tools besides which and whose, as for `hub_tools`."""
 
-    session_id: str | None
+    session_id: SessionOf
     headers: HeadersOf
     needs_approval: Approval
     timeout: float | None
@@ -102,6 +113,21 @@ def hub_tools_blocking(
 ) -> list[BaseTool]:
     """The same for a program without a loop."""
     return Owner.shared().wait(hub_tools(service, names, user_context, **options))
+
+
+async def hub_tool_node(
+    service: ToolService,
+    names: Selection | None = None,
+    user_context: UserOf = None,
+    **options: Unpack[Options],
+) -> ToolNode:
+    """The same tools as a node for a graph of one's own, which also answers names that it does not have.
+
+    Such an answer is the hub's to give on the same terms, so both are made here: whoever answers decides what the
+    model may call. `list(node.tools_by_name.values())` is what to bind to the model.
+    """
+    hub = HubMiddleware(service, names, user_context, **options)
+    return ToolNode(await hub.listed(), wrap_tool_call=hub.wrap_tool_call, awrap_tool_call=hub.awrap_tool_call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +186,7 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
         names: Selection | None = None,
         user_context: UserOf = None,
         *,
-        session_id: str | None = None,
+        session_id: SessionOf = None,
         headers: HeadersOf = None,
         needs_approval: Approval = False,
         timeout: float | None = None,
@@ -170,6 +196,10 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
         super().__init__()
         box = Toolbox(service, names, needs_approval=needs_approval)
         self._kit = _Kit(box, Terms(user_context, session_id, headers, timeout), on_event)
+
+    async def listed(self) -> list[BaseTool]:
+        """The tools as they are now, as `hub_tools` gives them."""
+        return await _listed(self._kit)
 
     async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """See `AgentMiddleware`."""
@@ -208,6 +238,10 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
         return request if isinstance(found, ToolResult) else request.override(tool=_hub_tool(self._kit, found))
 
 
+async def _listed(kit: _Kit) -> list[BaseTool]:
+    return [_hub_tool(kit, tool) for tool in await kit.box.tools(kit.terms.lister)]
+
+
 def _hub_tool(kit: _Kit, tool: UniversalTool) -> HubTool:
     return HubTool(
         name=llm_name_of(tool),
@@ -224,14 +258,23 @@ def _unless_unknown(request: Any, found: UniversalTool | ToolResult, output: Any
 
     Another middleware may have a tool that this one does not have, so that the others are asked first.
     """
-    if isinstance(found, ToolResult) and _is_of_nobody(request.tool_call["name"], output):
+    if isinstance(found, ToolResult) and (
+        _is_of_nobody(request.tool_call["name"], output) or _is_overruled(found, output)
+    ):
         return _refusal(request, found)
     return output
 
 
+def _is_overruled(found: ToolResult, output: Any) -> bool:
+    """Whether another hub does not know the tool, and this one denies it."""
+    record = output.artifact if isinstance(output, ToolMessage) else None
+    is_unknown = isinstance(record, dict) and record.get("status") == ToolStatus.NOT_FOUND
+    return is_unknown and found.status is ToolStatus.UNAUTHORIZED
+
+
 def _is_of_nobody(name: str, output: Any) -> bool:
     """Whether LangGraph itself answered; the tools that it names are those it was made with, not the model's."""
-    said = INVALID_TOOL_NAME_ERROR_TEMPLATE.format(requested_tool=name, available_tools="")
+    said = INVALID_TOOL_NAME.format(requested_tool=name, available_tools="")
     beginning = said.partition("[")[0]
     return isinstance(output, ToolMessage) and output.status == "error" and str(output.content).startswith(beginning)
 

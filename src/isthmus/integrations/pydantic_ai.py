@@ -146,7 +146,7 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
     async def _explain(self, part: _Answer, user: UserContext | None, ctx: RunContext[DepsT]) -> None:
         """Put how the call ended into what the model is about to be told of it."""
         result = await self._miss(str(part.tool_name), str(part.content), user)
-        if result is not None:
+        if result is not None and _is_news(part, result):
             part.content = said_by(result)
             if isinstance(part, ToolReturnPart):
                 part.metadata = record_of(result)
@@ -226,9 +226,15 @@ def _misses(ctx: RunContext[Any]) -> list[_Answer]:
 def _is_miss(part: Any) -> TypeGuard[_Answer]:
     if isinstance(part, ToolReturnPart):
         retry = getattr(part, "retry", None)
-        return retry is not None and retry.cause == "unknown_tool" and part.metadata is None
+        return retry is not None and retry.cause == "unknown_tool"
     # Releases that give no cause have a part without metadata: there only `HubResultEvent` has the status.
     return isinstance(part, RetryPromptPart) and str(part.content).startswith(f"Unknown tool name: {part.tool_name!r}.")
+
+
+def _is_news(part: _Answer, result: ToolResult) -> bool:
+    """Whether nobody has said how the call ended: another toolset may have, but one that denies it is heard."""
+    said = part.metadata if isinstance(part, ToolReturnPart) else None
+    return said is None or (said.get("status"), result.status) == (ToolStatus.NOT_FOUND, ToolStatus.UNAUTHORIZED)
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from isthmus.core.catalog.names import (
     Ambiguous,
     Pair,
     canonical,
+    llm_forms,
     llm_table,
     resolve,
     suggestions,
@@ -74,6 +75,11 @@ class Entry:
     def llm_name(self) -> str:
         """What language models are told that it is called."""
         return self._llm_name_of(self.full_name)
+
+    @property
+    def names(self) -> set[str]:
+        """All names by which it may be denied or held back, also those that others have too."""
+        return names_of(self.server, self.name, self.full_name, self.llm_name)
 
     @property
     def digest(self) -> bytes:
@@ -251,7 +257,15 @@ def _is_restricted(entry: Entry, words: frozenset[object]) -> bool:
     """Whether a tool is denied by any of its names; one that several have denies them all."""
     if not words:
         return False
-    return not words.isdisjoint((entry.full_name, entry.name, f"{ANY_SERVER}.{entry.name}", entry.llm_name))
+    return not words.isdisjoint(entry.names)
+
+
+def names_of(server: str, name: str, full_name: str, llm_name: str) -> set[str]:
+    """All names of a tool, also those that it had, or will have, for language models.
+
+    Such a name changes with the other tools of its server, and what somebody said by it has to hold.
+    """
+    return {full_name, name, f"{ANY_SERVER}.{name}", llm_name, *llm_forms((ServerName(server), FeatureName(name)))}
 
 
 def _is_in(namespace: str, entry: Entry) -> bool:

@@ -7,7 +7,6 @@ tool is reached. Everybody else in this room, and the integrations, speak in the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -134,7 +133,8 @@ class ToolRequest:
     execution_context: ExecutionContext | None = None
     timeout: float | None = None
     """Seconds; the server's own limit holds when it is shorter."""
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict, repr=False)
+    """`headers`: of the user's, which may be secrets, so that they are not shown."""
     session_id: str | None = None
 
 
@@ -267,6 +267,3 @@ class AgentResponse:
     """Of every tool that was executed, in order."""
     session_id: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-
-
-Json: TypeAlias = Mapping[str, Any]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, assert_never
 
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
@@ -34,10 +34,19 @@ class ModelCall:
     name: str
     arguments: Mapping[str, Any] | None
     """None if they are no object."""
+    repeats: int = 0
+    """How often its id, or, without one, its name, was there before it in its reply."""
 
     @property
     def key(self) -> str:
-        """What tells it from the others of its reply: its id, or, from a provider that gives none, its name."""
+        """What tells it from the others of its reply: its id, or, from a provider that gives none, its name.
+
+        The second that has it ends in `#2`, and so on: who agrees to one agrees to no other.
+        """
+        return f"{self._base}#{self.repeats + 1}" if self.repeats else self._base
+
+    @property
+    def _base(self) -> str:
         return self.id or self.name
 
 
@@ -103,7 +112,7 @@ class Dispatcher:
         agreed = frozenset(approved)
         calls = calls_in(reply)
         if len(calls) > 1 and _is_asyncio():
-            return list(await asyncio.gather(*(self._execute(call, agreed) for call in calls)))
+            return await _side_by_side([self._execute(call, agreed) for call in calls])
         return [await self._execute(call, agreed) for call in calls]
 
     def tools_blocking(self, provider: Provider = "openai") -> list[dict[str, Any]]:
@@ -137,6 +146,40 @@ class Dispatcher:
         return await self._box.execute(request, self._on_event)
 
 
+async def _side_by_side(works: list[Coroutine[Any, Any, Dispatched]]) -> list[Dispatched]:
+    """Do them all at once; if one raises, the others are cancelled, and have ended when it is raised here."""
+    failures: list[Exception] = []
+
+    async def watched(work: Coroutine[Any, Any, Dispatched]) -> Dispatched:
+        try:
+            return await work
+        except Exception as error:
+            failures.append(error)
+            together.cancel()
+            raise
+
+    # Without `return_exceptions` the first exception is raised while the others are still running.
+    together = asyncio.gather(*(watched(work) for work in works), return_exceptions=True)
+    try:
+        done = await together
+    except asyncio.CancelledError:
+        if failures and not _is_being_cancelled():
+            raise failures[0] from None
+        raise
+    return [_unless_raised(each) for each in done]
+
+
+def _unless_raised(done: Dispatched | BaseException) -> Dispatched:
+    if isinstance(done, BaseException):
+        raise done
+    return done
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _is_asyncio() -> bool:
     try:
         asyncio.get_running_loop()
@@ -165,13 +208,22 @@ def _form(provider: Provider, tool: UniversalTool) -> dict[str, Any]:
 
 def calls_in(reply: Any) -> list[ModelCall]:
     """The calls in a reply, in their order."""
+    calls: dict[str, ModelCall] = {}
+    for call in _found_in(reply):
+        while call.key in calls:
+            call = replace(call, repeats=call.repeats + 1)  # noqa: PLW2901 - until it is told from all the others
+        calls[call.key] = call
+    return list(calls.values())
+
+
+def _found_in(reply: Any) -> list[ModelCall]:
     reply = _plain(reply)
     if isinstance(reply, list):
-        return [call for each in reply for call in calls_in(each)]
+        return [call for each in reply for call in _found_in(each)]
     if not isinstance(reply, dict):
         return []
     call = _call_of(reply)
-    return [call] if call is not None else [found for inner in _inside(reply) for found in calls_in(inner)]
+    return [call] if call is not None else [found for inner in _inside(reply) for found in _found_in(inner)]
 
 
 _INSIDE = (

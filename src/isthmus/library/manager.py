@@ -195,7 +195,8 @@ class _Stock:
     def close(self) -> None:
         """Take all of them out."""
         if self._unwatch is not None:
-            self._unwatch()
+            with suppress(ServiceClosedError):  # in a forked worker, nobody is watched
+                self._unwatch()
         self._registry.exchange([held.tool for held in self._held.values() if held.tool is not None], ())
         self._held = {}
 

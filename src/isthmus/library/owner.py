@@ -138,8 +138,12 @@ class Owner:
         """Run a coroutine on the loop; who is cancelled meanwhile cancels it."""
         if self.is_here():
             return await work
+        try:
+            crossing = crossing_here()
+        except RuntimeError:
+            work.close()
+            raise
         future = self.submit(work)
-        crossing = crossing_here()
         future.add_done_callback(lambda done: _pass_on(done, crossing))
         try:
             value: T = await crossing.wait()

@@ -18,8 +18,11 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
+import structlog
 
 from isthmus.model.questions import NOT_ASKED, Answered, Declined, Profile, Question, Reply
+
+log = structlog.get_logger(__name__)
 
 Handler: TypeAlias = Callable[[dict[str, Any]], Awaitable[Mapping[str, Any] | None] | Mapping[str, Any] | None]
 """Given the parameters of the question, returns its result; None declines."""
@@ -78,13 +81,13 @@ class Asking:
         context = self._context.copy()
         if self._loop is not None and inspect.iscoroutinefunction(handler):
             return _on_loop(self._loop, context, partial(_asked, handler, params, question.method, answer))
-        work = partial(context.run, _stand_for, handler, params, question.method, answer)
-        threading.Thread(target=work, name="isthmus question", daemon=True).start()
-        return _nothing
+        aside = _Aside(handler, params, question.method, answer)
+        threading.Thread(target=context.run, args=(aside.run,), name="isthmus question", daemon=True).start()
+        return aside.take_back
 
 
 def _nothing() -> None:
-    """A thread cannot be taken back; its answer comes too late."""
+    """Nobody was asked."""
 
 
 def _on_loop(
@@ -104,7 +107,7 @@ def _on_loop(
     return partial(_post, loop, take_back)
 
 
-def _post(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     with suppress(RuntimeError):  # as above
         loop.call_soon_threadsafe(function)
 
@@ -121,17 +124,44 @@ async def _asked(handler: Handler, params: dict[str, Any], method: str, answer: 
         answer(reply)
 
 
-def _stand_for(handler: Handler, params: dict[str, Any], method: str, answer: OnAnswer) -> None:
-    """In a thread of its own: a plain function is called as it is, an asynchronous one gets a loop."""
-    try:
-        found = handler(params)
-        answer(_reply_to(method, asyncio.run(_awaited(found)) if inspect.isawaitable(found) else found))
-    except BaseException as error:  # noqa: BLE001 - `sys.exit` in a handler ends nothing but its question
-        answer(_failed(error))
+class _Aside:
+    """A question in a thread of its own: a plain function is called as it is, an asynchronous one gets a loop.
 
+    Only the latter can be taken back; the answer of the former comes too late.
+    """
 
-async def _awaited(found: Awaitable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    return await found
+    def __init__(self, handler: Handler, params: dict[str, Any], method: str, answer: OnAnswer) -> None:
+        self._handler = handler
+        self._params = params
+        self._method = method
+        self._answer = answer
+        self._is_back = False
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def run(self) -> None:
+        """Ask, and answer."""
+        try:
+            found = self._handler(self._params)
+            given = asyncio.run(self._awaited(found)) if inspect.isawaitable(found) else found
+            reply = _reply_to(self._method, given)
+        except BaseException as error:  # noqa: BLE001 - `sys.exit` in a handler ends nothing but its question
+            reply = _failed(error)
+        self._answer(reply)
+
+    async def _awaited(self, found: Awaitable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running = asyncio.get_running_loop(), task
+        if self._is_back:
+            task.cancel()
+        return await found
+
+    def take_back(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._is_back = True
+        if self._running is not None:
+            loop, task = self._running
+            _post(loop, task.cancel)
 
 
 def _reply_to(method: str, found: Mapping[str, Any] | None) -> Reply:
@@ -142,7 +172,9 @@ def _reply_to(method: str, found: Mapping[str, Any] | None) -> Reply:
 def _failed(error: BaseException) -> Declined:
     if isinstance(error, asyncio.CancelledError):
         return _GONE
-    return Declined(-32603, f"{type(error).__name__}: {error}")
+    # Its words are the program's own, and may quote anything: they are not for a server.
+    log.warning("a question of a server could not be answered", exc_info=error)
+    return Declined(-32603, f"Whoever was asked failed ({type(error).__name__})")
 
 
 def _as_result(method: str, found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

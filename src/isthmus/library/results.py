@@ -74,10 +74,18 @@ class _Answer(msgspec.Struct):
 _ANSWER = msgspec.json.Decoder(_Answer)
 
 
-def result_from(request: ToolRequest, outcome: Outcome, name: str, namespace: str | None, seconds: float) -> ToolResult:
-    """How an execution ended, whatever the outcome."""
+def result_from(
+    request: ToolRequest,
+    outcome: Outcome,
+    name: str,
+    namespace: str | None,
+    seconds: float,
+    *,
+    is_of_hub: bool = False,
+) -> ToolResult:
+    """How an execution ended, whatever the outcome; `is_of_hub` if it is that of a hub elsewhere."""
     if isinstance(outcome, Fault):
-        return _failed(request, payload_of(outcome), name, namespace, seconds)
+        return _failed(request, payload_of(outcome, is_of_hub=is_of_hub), name, namespace, seconds)
     try:
         answer = _ANSWER.decode(outcome.payload)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -134,9 +142,12 @@ def unusable(request: ToolRequest, message: str) -> ToolResult:
     return _failed(request, payload, name if isinstance(name, str) else "", request.tool_namespace, 0.0)
 
 
-def payload_of(fault: Fault) -> ErrorPayload:
-    """A fault for programs; what a hub behind this one said of it counts as if this one had said it."""
-    said = _said_behind(fault)
+def payload_of(fault: Fault, *, is_of_hub: bool = False) -> ErrorPayload:
+    """A fault for programs; what a hub that this one is attached to said of it counts as if said here.
+
+    No other server can speak for the hub, whatever words it uses.
+    """
+    said = _said_behind(fault) if is_of_hub else _Said()
     reason = said.reason or fault.reason
     if isinstance(fault, ServerError) and said.reason is None and fault.code == INVALID_PARAMS:
         reason = "bad_arguments"

@@ -12,7 +12,8 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -74,9 +75,9 @@ class ToolService:
         self._profile = questions.profile if questions is not None else NOTHING
         self._owner: Owner | None = None
         self._engine: Engine | None = None
-        self._is_opening = False
-        self._closing: asyncio.Future[None] | None = None
-        """Done when everything is closed; on the owner's loop."""
+        self._was_open = False
+        self._changing = asyncio.Lock()
+        """Held on the owner's loop while it opens or closes."""
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
@@ -98,46 +99,37 @@ class ToolService:
         Raises:
             ConfigurationError: what was given cannot be used, or the running hub cannot be reached.
         """
-        plan = self._planned(config, hub, key)
-        owner = Owner.shared()
+        plan, owner = self._planned(config, hub, key)
+        opened: list[Engine] = []
         try:
-            await owner.run(self._open(owner, plan))
-        except ConfigurationError:
-            raise
+            await owner.run(self._open(plan, opened))
         except BaseException:
-            owner.start(self._close())  # it may have been opened just when its caller was cancelled
+            owner.start(self._close(opened))  # it may have been opened just when its caller was cancelled
             raise
 
-    def _planned(self, config: Any, hub: str | None, key: str | None) -> Plan:
-        if self._engine is not None or self._is_opening:
-            raise ConfigurationError("this service is initialized already: shut it down first, or make another")
+    def _planned(self, config: Any, hub: str | None, key: str | None) -> tuple[Plan, Owner]:
         use_standard_logging()
-        return plan_of(config, hub, key)
+        plan = plan_of(config, hub, key)
+        self._owner = Owner.shared() if self._engine is None else self._owner
+        return plan, Owner.shared()
 
-    async def _open(self, owner: Owner, plan: Plan) -> None:
-        self._planned_once()
-        try:
-            await self._open_once(owner, plan)
-        finally:
-            self._is_opening = False
-
-    def _planned_once(self) -> None:
-        if self._engine is not None or self._is_opening:
-            raise ConfigurationError("this service is being initialized already: await that, or make another")
-        self._is_opening = True
-
-    async def _open_once(self, owner: Owner, plan: Plan) -> None:
-        engine = Engine(plan, self._questions)
-        try:
-            await engine.settle()
-            if plan.required and (failures := engine.failures()):
-                raise ConfigurationError(f"the hub cannot be reached: {'; '.join(failures.values())}")
-        except BaseException:
-            await engine.aclose()
-            raise
-        self._owner, self._engine = owner, engine
-        owner.close_at_exit(self, self._close)
-        begun(self)
+    async def _open(self, plan: Plan, opened: list[Engine]) -> None:
+        """Open, one after another with whatever else opens or closes; `opened` is told what was."""
+        async with self._changing:
+            if self._engine is not None:
+                raise ConfigurationError("this service is initialized already: shut it down first, or make another")
+            engine = Engine(plan, self._questions)
+            try:
+                await engine.settle()
+                if plan.required and (failures := engine.failures()):
+                    raise ConfigurationError(f"the hub cannot be reached: {'; '.join(failures.values())}")
+            except BaseException:
+                await engine.aclose()
+                raise
+            self._engine, self._was_open = engine, True
+            opened.append(engine)
+            Owner.shared().close_at_exit(self, self._close)
+            begun(self)
 
     async def shutdown(self) -> None:
         """Cancel what runs and close every connection; a service that is closed already stays so.
@@ -147,20 +139,15 @@ class ToolService:
         if self._owner is not None and not self._owner.is_inherited:
             await self._owner.run(self._close())
 
-    async def _close(self) -> None:
-        owner, engine = self._owner, self._engine
-        self._engine = None
-        if owner is None or engine is None:
-            if self._closing is not None:
-                await asyncio.wait([self._closing])
-            return
-        self._closing = asyncio.get_running_loop().create_future()
-        owner.closed(self)
-        ended(self)
-        try:
+    async def _close(self, only: Sequence[Engine] | None = None) -> None:
+        async with self._changing:
+            engine = self._engine
+            if engine is None or (only is not None and engine not in only):
+                return
+            self._engine = None
+            Owner.shared().closed(self)
+            ended(self)
             await engine.aclose()
-        finally:
-            self._closing.set_result(None)
 
     async def __aenter__(self) -> ToolService:
         if self._engine is None:
@@ -175,7 +162,7 @@ class ToolService:
     def _open_engine(self) -> tuple[Owner, Engine]:
         owner, engine = self._owner, self._engine
         if owner is None or engine is None:
-            state = "not initialized: call `await service.initialize(...)` first" if owner is None else "shut down"
+            state = "shut down" if self._was_open else "not initialized: call `await service.initialize(...)` first"
             raise ServiceClosedError(f"This ToolService is {state}.")
         owner.check()
         return owner, engine
@@ -265,6 +252,10 @@ class ToolService:
         if isinstance(prepared, ToolResult):
             return prepared
         entry, call = prepared
+        outcome = await self._performed(owner, engine, call)
+        return _concluded(request, entry, began, outcome)
+
+    async def _performed(self, owner: Owner, engine: Engine, call: Call) -> Outcome:
         crossing = crossing_here()
         execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._asking(crossing))
         owner.post(execution.start)
@@ -273,7 +264,7 @@ class ToolService:
         except BaseException:
             _withdraw(owner, execution)
             raise
-        return _concluded(request, entry, began, outcome)
+        return outcome
 
     def execute_tool_stream(self, request: ToolRequest) -> ChunkStream:
         """Execute a tool and tell what happens as it happens; closing the stream cancels it at its server."""
@@ -287,10 +278,11 @@ class ToolService:
         return self._started(request, self._catalog_now(), mailbox, self._asking())
 
     def _asking(self, crossing: Awaited[Any] | None = None) -> Asking | None:
-        """Who is asked what a server asks back; on the loop that waits, if one does."""
+        """Who is asked what a server asks back; on the loop that waits, if one does that is not the hub's own."""
         if self._questions is None:
             return None
-        return Asking(self._questions, crossing.loop if isinstance(crossing, ToAsyncio) else None)
+        loop = crossing.loop if isinstance(crossing, ToAsyncio) else None
+        return Asking(self._questions, loop if self._owner is None or loop is not self._owner.loop else None)
 
     def _started(
         self, request: ToolRequest, catalog: Catalog, mailbox: Mailbox, asking: Asking | None
@@ -369,23 +361,13 @@ class ToolService:
     async def _described(self, kind: Literal["prompts", "resources"], key: str) -> list[dict[str, Any]]:
         owner, engine = self._open_engine()
         routes = await owner.fetch(engine.features, kind)
-        return [
-            {**{name: msgspec.json.decode(raw) for name, raw in route.feature.definition.items()}, key: route.exposed}
-            for route in routes
-        ]
+        return [{**_members(route.feature.definition), key: route.exposed} for route in routes]
 
     async def _asked(self, kind: Kind, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         owner, engine = self._open_engine()
         call = Call(ME, engine.surface, name, msgspec.Raw(_encode(arguments)), kind=kind, profile=self._profile)
-        crossing = crossing_here()
-        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._asking(crossing))
-        owner.post(execution.start)
-        try:
-            outcome: Outcome = await crossing.wait()
-        except BaseException:
-            _withdraw(owner, execution)
-            raise
-        return _contents(name, outcome)
+        outcome = await self._performed(owner, engine, call)
+        return _contents(name, outcome, is_attached=engine.is_attached)
 
     # -- without a loop ------------------------------------------------------------------------------------------------
 
@@ -413,9 +395,13 @@ class BlockingToolService:
 
     def initialize(self) -> None:
         """See `ToolService`."""
-        plan = self.service._planned(*self._given)
-        owner = Owner.shared()
-        owner.wait(self.service._open(owner, plan))
+        plan, owner = self.service._planned(*self._given)
+        opened: list[Engine] = []
+        try:
+            owner.wait(self.service._open(plan, opened))
+        except BaseException:
+            owner.start(self.service._close(opened))  # as there
+            raise
 
     def shutdown(self) -> None:
         """See `ToolService`."""
@@ -537,7 +523,8 @@ def _caller(user: UserContext, session: str | None, *, is_attached: bool) -> Cal
 
 
 def _concluded(request: ToolRequest, entry: Entry, began: float, outcome: Outcome) -> ToolResult:
-    return result_from(request, outcome, entry.full_name, entry.namespace, time.perf_counter() - began)
+    seconds, is_of_hub = time.perf_counter() - began, entry.surface.style == "own"
+    return result_from(request, outcome, entry.full_name, entry.namespace, seconds, is_of_hub=is_of_hub)
 
 
 def _withdraw(owner: Owner, execution: Execution) -> None:
@@ -547,10 +534,19 @@ def _withdraw(owner: Owner, execution: Execution) -> None:
         return  # everything was withdrawn with it
 
 
-def _contents(name: str, outcome: Outcome) -> dict[str, Any]:
+def _members(definition: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """A description, without what cannot be read: one server's must not cost the list of all."""
+    found: dict[str, Any] = {}
+    for name, raw in definition.items():
+        with suppress(msgspec.MsgspecError, RecursionError):
+            found[name] = msgspec.json.decode(raw)
+    return found
+
+
+def _contents(name: str, outcome: Outcome, *, is_attached: bool) -> dict[str, Any]:
     if isinstance(outcome, Fault):
-        payload = payload_of(outcome)
-        result = result_from(ToolRequest(name), outcome, name, payload.server, 0.0)
+        payload = payload_of(outcome, is_of_hub=is_attached)
+        result = result_from(ToolRequest(name), outcome, name, payload.server, 0.0, is_of_hub=is_attached)
         raise ToolExecutionError(name, payload.message, result)
     try:
         return msgspec.json.decode(outcome.payload, type=dict[str, Any])

@@ -7,12 +7,12 @@ the same ones wait for approval, and whoever stops waiting stops the tool.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from isthmus.core.catalog.names import suggestions
-from isthmus.library.catalog import ANY_SERVER, Catalog, Entry
+from isthmus.library.catalog import Catalog, Entry, names_of
 from isthmus.library.contracts import (
     ErrorCode,
     ErrorPayload,
@@ -23,7 +23,7 @@ from isthmus.library.contracts import (
     UniversalTool,
     UserContext,
 )
-from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolError, ToolNotFoundError
+from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.library.owner import Owner
 from isthmus.library.resolver import resolve_all
 from isthmus.library.results import refused
@@ -32,7 +32,7 @@ from isthmus.library.service import ToolService
 Selection: TypeAlias = Iterable[str | UniversalTool]
 """Tools by any form of their names, or as a task request has them."""
 
-Approval: TypeAlias = bool | Collection[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]
+Approval: TypeAlias = bool | Iterable[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]
 """Which calls wait until somebody agrees: all or none, tools by name, or those of which a function says so."""
 
 Listener: TypeAlias = Callable[[ToolStreamChunk], Awaitable[None] | None]
@@ -49,7 +49,7 @@ class Terms(Generic[C_contra]):
     user_context: UserContext | Callable[[C_contra], UserContext | None] | None = None
     session_id: str | Callable[[C_contra], str | None] | None = None
     """What servers are told as the conversation."""
-    headers: Mapping[str, str] | Callable[[C_contra], Mapping[str, str] | None] | None = None
+    headers: Mapping[str, str] | Callable[[C_contra], Mapping[str, str] | None] | None = field(default=None, repr=False)
     """What servers that are configured to receive them (`user_headers`) are sent."""
     timeout: float | None = None
     """Seconds that a call may take."""
@@ -101,7 +101,7 @@ class Toolbox:
     ) -> None:
         self.service = service
         self._names = None if names is None else [_name_of(name) for name in _listed(names)]
-        self._needs_approval = [needs_approval] if isinstance(needs_approval, str) else needs_approval
+        self._needs_approval = _kept(needs_approval)
         self._has_listed = False
         self._known: tuple[Catalog, Mapping[str, Entry]] | None = None
 
@@ -131,17 +131,8 @@ class Toolbox:
         self._has_listed = True
 
     def _check_approval(self, catalog: Catalog) -> None:
-        """Refuse a name to be asked about that is no tool's: a slip of the pen must not let a call through."""
-        if isinstance(self._needs_approval, bool) or callable(self._needs_approval):
-            return
-        for name in self._needs_approval:
-            try:
-                catalog.resolve(name)
-            except AmbiguousToolError:
-                continue  # all of them are asked about
-            except ToolNotFoundError:
-                if name.partition(".")[0] not in catalog.missing:
-                    raise
+        if isinstance(self._needs_approval, frozenset):
+            check_held_back(self._needs_approval, catalog)
 
     def tools_blocking(self, user: UserContext | None = None, *, is_shared: bool = False) -> list[UniversalTool]:
         """The same, standing still meanwhile."""
@@ -202,7 +193,7 @@ class Toolbox:
             case decide if callable(decide):
                 return None
             case names:
-                return not _names_of(tool).isdisjoint(names)
+                return is_named(tool, names)
 
     def is_approval_needed(self, tool: UniversalTool, parameters: Mapping[str, Any]) -> bool:
         """Whether somebody has to agree to this call first."""
@@ -233,8 +224,8 @@ class Toolbox:
         with self.service.blocking.execute_tool_stream(request) as chunks:
             chunk = next(chunks)
             while not chunk.is_final:
-                if chunk.chunk_type != "data" and inspect.iscoroutine(told := tell(chunk)):
-                    told.close()
+                if chunk.chunk_type != "data" and inspect.isawaitable(told := tell(chunk)):
+                    _drop(told)
                     raise TypeError("on_event is an async function, and nothing awaits it here: give a plain one.")
                 chunk = next(chunks)
             return _result_of(chunk)
@@ -266,9 +257,34 @@ def _name_of(given: str | UniversalTool) -> str:
     return given.name if isinstance(given, UniversalTool) else given
 
 
-def _names_of(tool: UniversalTool) -> set[str]:
-    short = tool.name.partition(".")[2] or tool.name
-    return {tool.name, short, f"{ANY_SERVER}.{short}", llm_name_of(tool)}
+def is_named(tool: UniversalTool, names: frozenset[str]) -> bool:
+    """Whether a tool is one of those that are held back; a name that several have is every one's."""
+    server, dot, short = tool.name.partition(".")
+    return not names_of(server if dot else "", short or tool.name, tool.name, llm_name_of(tool)).isdisjoint(names)
+
+
+def check_held_back(names: Iterable[str], catalog: Catalog) -> None:
+    """Refuse a name to be asked about that is no tool's: a slip of the pen must not let a call through.
+
+    Raises:
+        ToolNotFoundError: no tool has it, and its server is there.
+    """
+    known: set[str] = set().union(*(entry.names for entry in catalog.entries.values()))
+    for name in names:
+        if name not in known and name.partition(".")[0] not in catalog.missing:
+            catalog.resolve(name)
+
+
+def _kept(approval: Approval) -> bool | frozenset[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]:
+    """What is asked at every call; names that can be read only once are read now."""
+    if isinstance(approval, bool) or callable(approval):
+        return approval
+    return frozenset([approval] if isinstance(approval, str) else approval)
+
+
+def _drop(told: Any) -> None:
+    if inspect.iscoroutine(told):
+        told.close()
 
 
 def _listed(names: Selection) -> Selection:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -46,9 +44,6 @@ TASK_KINDS: frozenset[Kind] = frozenset({"task", "task_result", "task_cancel", "
 """Calls about a task: named by its server's own id, on the surface of that server alone."""
 
 
-NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
-
-
 class Call(msgspec.Struct, frozen=True):
     """What a caller asked for, in no protocol's terms.
 
@@ -85,7 +80,7 @@ class Call(msgspec.Struct, frozen=True):
     sharer: str = ""
     """Who shares the server with others of the same caller, such as one device of many: it has a quarter of the slots
     at most. Empty where nobody is counted by themselves."""
-    headers: Mapping[str, str] = NO_HEADERS
+    headers: dict[str, str] = {}
     """What the caller wants told by HTTP headers beside the call. A server receives of them those that it is
     configured to, and what is told to none is dropped. They may be secrets."""
 

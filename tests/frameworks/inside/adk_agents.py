@@ -12,6 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from isthmus.integrations.adk import AdkDomainAgent
+from isthmus.integrations.adk.tool import SOMEBODY
 from isthmus.library import (
     AgentConfig,
     AgentRequest,
@@ -158,6 +159,37 @@ async def test_a_conversation_goes_on_in_its_session_and_may_begin_with_what_was
         ("model", "first"),
         ("user", "And now?"),
     ]
+
+
+async def test_a_task_s_tools_are_shown_as_far_as_its_user_may_use_them(service: ToolService) -> None:
+    agent = agent_of({"mcp_docs_erase": {"path": "denied"}}, "well", tool_service=service)
+    tools = [await service.resolve(name) for name in ("docs.erase", "docs.search")]
+    response = await execute(agent, TaskRequest(description="hi", user_context=ANN, available_tools=tools))
+    assert list(model_of(agent).declarations()) == ["mcp_docs_search"]
+    assert [result.status for result in response.tool_results] == [ToolStatus.UNAUTHORIZED]
+
+
+async def test_whom_nobody_named_is_nobody_else(service: ToolService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service tells those apart that have no id, by whatever else there is of them."""
+    asked: list[Any] = []
+    plain = ToolService.execute_tool_stream
+
+    def noting(self: ToolService, request: ToolRequest) -> Any:
+        asked.append(request.user_context)
+        return plain(self, request)
+
+    monkeypatch.setattr(ToolService, "execute_tool_stream", noting)
+    anyone = UserPermissions(["docs.search"])
+    users = [UserContext(permissions=anyone), UserContext(user_name="Ann", permissions=anyone)]
+    for user in users:
+        agent = agent_of({"mcp_docs_search": {"query": "q"}}, "done")
+        task = await create_task_request(tool_names=["search"], description="Search.", user_context=user)
+        assert (await execute(agent, task)).status == "success"
+    assert asked == users
+    impostor = TaskRequest(description="hi", user_context=UserContext(SOMEBODY))
+    response = await execute(agent_of("never"), impostor)
+    assert response.error is not None
+    assert response.error.code is ErrorCode.VALIDATION
 
 
 async def test_headers_of_the_user_are_passed_on(service: ToolService) -> None:

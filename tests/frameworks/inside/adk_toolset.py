@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -11,17 +13,21 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from isthmus.integrations.adk import HubTool, HubToolset, ToolOptions
+from isthmus.integrations.adk.background import PENDING_MAX
 from isthmus.integrations.adk.toolset import UNAVAILABLE
 from isthmus.integrations.fencing import BEGIN, END, PREAMBLE
 from isthmus.library import (
     BlockingToolService,
     ServiceClosedError,
+    Tool,
     ToolRequest,
     ToolResult,
     ToolService,
+    ToolStatus,
     UniversalTool,
     UserContext,
     UserPermissions,
+    tool,
 )
 from isthmus.library.toolbox import is_destructive
 from tests.frameworks.inside.adk_scripted import (
@@ -35,6 +41,12 @@ from tests.frameworks.inside.adk_scripted import (
     repeat_answer,
     text_of,
 )
+
+
+class Named(Tool):
+    async def execute(self, tool_request: ToolRequest) -> ToolResult:
+        return ToolResult(self.full_name, ToolStatus.SUCCESS, result_data="done")
+
 
 ONLY_SEARCH = UserContext(permissions=UserPermissions(permissions=["docs.search"]))
 
@@ -261,6 +273,16 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
     assert text_of(events) == answer["error"]
 
 
+async def test_of_several_toolsets_the_one_that_denies_is_heard_and_all_suggest(service: ToolService) -> None:
+    async with ToolService() as plain:
+        both = [HubToolset(plain), HubToolset(service, user_context=ONLY_SEARCH)]
+        talk = Conversation(both, {"mcp_docs_go": {}, "mcp_docs_serch": {}, "mcp_builtin_ehco": {}}, "well")
+        denied, unknown, misspelt = answers(await talk.say("Do it."))
+    assert (denied["status"], unknown["status"], misspelt["status"]) == ("unauthorized", "not_found", "not_found")
+    assert "Did you mean mcp_docs_search" in unknown["error"]
+    assert "Did you mean mcp_builtin_echo" in misspelt["error"]
+
+
 async def test_a_callback_of_the_agents_own_comes_first_and_other_tools_errors_stay_theirs(
     service: ToolService,
 ) -> None:
@@ -351,6 +373,41 @@ async def test_a_tool_that_needs_confirmation_runs_only_once_a_person_agreed(
     assert text_of(events) == (f"{{'result': '{path} is gone'}}" if is_approved else "This tool call is rejected.")
 
 
+async def confirmed(toolset: HubToolset) -> list[str]:
+    tools = await toolset.get_tools()
+    return [tool.tool.name for tool in tools if isinstance(tool, HubTool) and tool.options.require_confirmation is True]
+
+
+async def test_a_name_to_be_asked_about_has_to_be_a_tools(service: ToolService) -> None:
+    toolset = HubToolset(service, require_confirmation=["docs.erse"])
+    for _ in range(2):  # it does not pass the second time
+        (only,) = await toolset.get_tools()
+        assert only.name == UNAVAILABLE
+        assert "There is no tool 'docs.erse'. Did you mean docs.erase" in only.description
+
+
+async def test_a_name_that_a_server_and_the_built_in_tools_have_is_asked_about_for_both(service: ToolService) -> None:
+    @tool
+    def erase(path: str) -> str:
+        """Erase nothing."""
+        return path
+
+    try:
+        names = ["builtin.erase", "docs.erase", "other.erase"]
+        assert sorted(await confirmed(HubToolset(service, require_confirmation=["erase"]))) == names
+    finally:
+        tool.remove("erase")
+
+
+async def test_a_tool_is_asked_about_when_the_model_is_told_another_name_of_it(service: ToolService) -> None:
+    service.register_tool(Named("delete_all", "shelf"))
+    toolset = HubToolset(service, require_confirmation=["mcp_shelf_delete_all"])
+    assert await confirmed(toolset) == ["shelf.delete_all"]
+    service.register_tool(Named("delete.all", "shelf"))
+    assert "mcp_shelf_delete_all" not in await names(toolset)
+    assert "shelf.delete_all" in await confirmed(toolset)
+
+
 async def test_nobody_is_asked_by_default_nor_for_harmless_arguments(service: ToolService) -> None:
     for how in (False, lambda path: path.startswith("/")):
         toolset = HubToolset(service, require_confirmation=how)
@@ -386,6 +443,20 @@ async def test_a_tool_in_the_background_does_not_keep_the_agent_and_its_result_i
         part = await toolset.background.answer(call_id)
         assert text_of(await talk.say(part)) == "{'result': '1 steps'}"
     assert toolset.background.pending == []
+
+
+async def test_a_tool_in_the_background_needs_the_id_of_a_call_and_room(service: ToolService) -> None:
+    (index,) = await HubToolset(service, tool_filter=["docs.index"], run_in_background=True).get_tools()
+    assert isinstance(index, HubTool)
+    background = index.options.background
+    assert background is not None
+    told = index._begun(ToolRequest("docs.index"), None, background)
+    assert (told["status"], told["error"]) == (
+        "unavailable",
+        "docs.index was not begun: its call has no id, by which its result could be fetched",
+    )
+    background._pending = {str(number): ("other", Future()) for number in range(PENDING_MAX)}
+    assert "256 others have not been fetched" in index._begun(ToolRequest("docs.index"), "c", background)["error"]
 
 
 async def test_failures_in_the_background_are_told_and_closing_stops_what_runs(
@@ -425,6 +496,30 @@ async def test_a_toolset_opens_a_service_when_it_is_asked_and_closes_it_with_the
         await tool._service.catalog()
     assert await names(toolset) == ["mcp_docs_go"]  # and opens it again
     await toolset.close()
+
+
+async def test_closing_also_closes_what_is_just_being_opened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[ToolService] = []
+    is_opening, may_open = threading.Event(), threading.Event()
+    plain = ToolService.initialize
+
+    async def slowly(self: ToolService, *args: Any, **options: Any) -> None:
+        opened.append(self)
+        is_opening.set()
+        await asyncio.to_thread(may_open.wait, 10)
+        await plain(self, *args, **options)
+
+    monkeypatch.setattr(ToolService, "initialize", slowly)
+    toolset = HubToolset(config={"mcp_servers": [{"name": "docs", "endpoint": url}]})
+    listing = asyncio.create_task(toolset.get_tools())
+    await asyncio.to_thread(is_opening.wait, 10)
+    closing = asyncio.create_task(toolset.close())
+    await asyncio.sleep(0)
+    may_open.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(listing, closing)
+    with pytest.raises(ServiceClosedError):
+        await opened[0].catalog()
 
 
 async def test_one_service_is_opened_however_many_ask(url: str) -> None:

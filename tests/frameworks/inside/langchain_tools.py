@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +20,13 @@ from langgraph.graph import MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 
-from isthmus.integrations.langchain import HubMiddleware, HubToolException, hub_tools, hub_tools_blocking
+from isthmus.integrations.langchain import (
+    HubMiddleware,
+    HubToolException,
+    hub_tool_node,
+    hub_tools,
+    hub_tools_blocking,
+)
 from isthmus.library import (
     TaskEngine,
     ToolDeniedError,
@@ -216,6 +224,19 @@ async def test_a_name_that_one_hub_does_not_have_may_be_anothers(service: ToolSe
     assert [each.artifact["status"] for each in told] == ["success", "not_found"]
 
 
+@pytest.mark.parametrize("is_denied_first", [True, False])
+async def test_of_several_hubs_the_one_that_denies_is_heard(service: ToolService, *, is_denied_first: bool) -> None:
+    class Other(HubMiddleware):
+        """LangChain takes one middleware of a name."""
+
+    async with ToolService() as other:
+        hubs = [HubMiddleware(service, user_context=SEARCHER), Other(other, ["echo"])]
+        model = scripted(("mcp_docs_go", {}), "well")
+        agent = create_agent(model, middleware=hubs if is_denied_first else hubs[::-1])
+        (told,) = tool_messages(await agent.ainvoke(ASKED))
+    assert told.artifact["status"] == "unauthorized"
+
+
 async def test_a_node_of_tools_may_be_told_whom_to_ask_about_other_names(service: ToolService) -> None:
     hub = HubMiddleware(service, user_context=SEARCHER)
     tools = await hub_tools(service, user_context=SEARCHER)
@@ -225,6 +246,40 @@ async def test_a_node_of_tools_may_be_told_whom_to_ask_about_other_names(service
     calls = [{"name": name, "args": {"query": "a"}, "id": name} for name in ("mcp_docs_search", "mcp_docs_go")]
     state = await graph.compile().ainvoke({"messages": [AIMessage("", tool_calls=calls)]})
     assert [each.artifact["status"] for each in tool_messages(state)] == ["success", "unauthorized"]
+
+
+async def test_a_node_of_the_hub_gives_the_model_its_tools_and_nothing_else(service: ToolService, folder: Path) -> None:
+    node = await hub_tool_node(service, ["docs.search", "docs.erase"], ALL_BUT_GO, needs_approval=["erase"])
+    assert list(node.tools_by_name) == ["mcp_docs_search", "mcp_docs_erase"]
+    graph = StateGraph(MessagesState)
+    graph.add_node("tools", node)
+    graph.set_entry_point("tools")
+    names = ["mcp_docs_search", "mcp_docs_serch", "mcp_docs_index", "mcp_docs_go"]
+    calls = [{"name": name, "args": {"query": "a"}, "id": name} for name in names]
+    said = {"messages": [AIMessage("", tool_calls=calls)]}
+    expected = ["success", "not_found", "not_found", "unauthorized"]
+    assert [each.artifact["status"] for each in tool_messages(await graph.compile().ainvoke(said))] == expected
+    blocking = await asyncio.to_thread(graph.compile().invoke, said)
+    assert [each.artifact["status"] for each in tool_messages(blocking)] == expected
+    erase = AIMessage("", tool_calls=[{"name": "mcp_docs_erase", "args": {"path": "node"}, "id": "e"}])
+    agent = graph.compile(checkpointer=InMemorySaver())
+    state = await agent.ainvoke({"messages": [erase]}, {"configurable": {"thread_id": "node"}})
+    assert [each.value["tool"] for each in state["__interrupt__"]] == ["docs.erase"]
+
+
+def test_langgraph_may_call_its_words_otherwise() -> None:
+    code = (
+        "import langgraph.prebuilt.tool_node as node; del node.INVALID_TOOL_NAME_ERROR_TEMPLATE\n"
+        "import isthmus.integrations.langchain as integration\n"
+        "assert integration.INVALID_TOOL_NAME.format(requested_tool='a', available_tools='b').startswith('Error: a is')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_the_conversation_may_be_read_from_the_configuration(service: ToolService) -> None:
+    (search,) = await hub_tools(service, ["docs.search"], session_id=lambda config: config["metadata"]["room"])
+    told = await search.ainvoke({"query": "weirs"}, {"metadata": {"room": "r1"}})
+    assert '"isthmus/session":"r1"' in told.replace(" ", "")
 
 
 async def test_a_failure_can_be_had_as_an_exception(service: ToolService) -> None:

@@ -193,6 +193,16 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
     assert result.output == "so be it"
 
 
+@pytest.mark.parametrize("is_denied_first", [True, False])
+async def test_of_several_toolsets_the_one_that_denies_is_heard(service: ToolService, *, is_denied_first: bool) -> None:
+    async with ToolService() as other:
+        toolsets = [HubToolset[None](other, ["echo"]), HubToolset[None](service, ["docs.search"], SEARCHER)]
+        script = Scripted(("mcp_docs_go", {}), "well")
+        agent = Agent(script.model, toolsets=toolsets[::-1] if is_denied_first else toolsets)
+        (told,) = returns((await agent.run("please")).all_messages())
+    assert (told.metadata["status"], script.told) == ("unauthorized", [told.content])
+
+
 async def test_what_was_renamed_or_left_out_is_not_suggested(service: ToolService) -> None:
     toolset = HubToolset[None](service).filtered(lambda ctx, each: each.metadata["tool"] == "docs.index")
     agent = Agent(Scripted(("mcp_docs_serch", {}), "well").model, toolsets=[toolset])

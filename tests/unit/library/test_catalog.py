@@ -220,3 +220,16 @@ def test_a_user_reaches_what_its_permissions_cover(permissions: list[str], denie
 
 def test_a_program_reaches_everything() -> None:
     assert SHELF.reachable(None) == list(SHELF.entries.values())
+
+
+@pytest.mark.parametrize("now", [(), ("files.delete.all",)])
+@pytest.mark.parametrize("before", [(), ("files.delete.all",)])
+def test_what_is_denied_by_the_name_for_language_models_stays_so_when_that_changes(
+    before: tuple[str, ...], now: tuple[str, ...]
+) -> None:
+    name = catalog_of("files.delete_all", *before).entries["files.delete_all"].llm_name
+    shelf = catalog_of("files.delete_all", "files.read", *now)
+    who = user("*", denied=[name])
+    assert not shelf.may_use(who, shelf.entries["files.delete_all"])
+    assert "files.delete_all" not in [entry.full_name for entry in shelf.reachable(who)]
+    assert shelf.may_use(who, shelf.entries["files.read"])

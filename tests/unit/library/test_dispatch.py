@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from isthmus.library import (
     UserPermissions,
     tool,
 )
-from isthmus.library.contracts import ToolResult, ToolStatus
+from isthmus.library.contracts import ToolResult, ToolStatus, ToolStreamChunk
 from isthmus.library.dispatch import Dispatched, ModelCall, Provider, calls_in, messages_for
 
 ECHO = "mcp_builtin_echo"
@@ -212,6 +213,20 @@ async def test_a_call_waits_for_approval(service: ToolService) -> None:
     assert (refused.result.status, agreed.result.status) == ("unauthorized", "success")
 
 
+@pytest.mark.parametrize("id_", [None, "c1"])
+async def test_of_calls_that_nothing_else_tells_apart_each_waits_for_its_own_approval(
+    service: ToolService, id_: str | None
+) -> None:
+    dispatcher = Dispatcher(service, needs_approval=True)
+    calls = [{"name": ECHO, "args": {"text": text}} for text in ("a", "b", "c")]
+    reply = [{"functionCall": call if id_ is None else {**call, "id": id_}} for call in calls]
+    keys = [call.key for call in await dispatcher.waiting(reply)]
+    assert keys[0] == (id_ or ECHO)
+    for place, key in enumerate(keys):
+        done = await dispatcher.execute(reply, approved=[key])
+        assert [each.result.is_success for each in done] == [number == place for number in range(3)]
+
+
 @pytest.fixture
 def meeting() -> Iterator[None]:
     """A tool that ends only when as many as it is told to have come."""
@@ -250,6 +265,54 @@ async def test_calls_of_one_reply_run_side_by_side_and_are_answered_in_order(ser
         "eve in room",
     ]
     assert sorted(heard) == [1, 2, 3]
+
+
+@pytest.fixture
+def sleeping() -> Iterator[threading.Event]:
+    """A tool that tells when it is cancelled."""
+    cancelled = threading.Event()
+
+    @tool
+    async def sleeping(context: ToolContext) -> str:
+        """Wait for ever."""
+        context.progress(1)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return "never"
+
+    yield cancelled
+    tool.remove("sleeping")
+
+
+async def test_a_listener_that_raises_ends_all_calls_of_the_reply(
+    service: ToolService, sleeping: threading.Event
+) -> None:
+    heard: list[str] = []
+
+    def fail(chunk: ToolStreamChunk) -> None:
+        heard.append(chunk.tool_name)
+        if len(heard) == 2:
+            raise ValueError("deaf")
+
+    calls = [{**ANTHROPIC, "id": name, "name": "mcp_builtin_sleeping", "input": {}} for name in ("a", "b")]
+    before = asyncio.all_tasks()
+    with pytest.raises(ValueError, match="deaf"):
+        await asyncio.wait_for(Dispatcher(service, on_event=fail).execute(calls), 10)
+    assert asyncio.all_tasks() == before
+    assert await asyncio.to_thread(sleeping.wait, 10)
+
+
+async def test_who_stops_waiting_stops_all_calls_of_the_reply(service: ToolService, sleeping: threading.Event) -> None:
+    heard = asyncio.Event()
+    calls = [{**ANTHROPIC, "id": name, "name": "mcp_builtin_sleeping", "input": {}} for name in ("a", "b")]
+    running = asyncio.create_task(Dispatcher(service, on_event=lambda chunk: heard.set()).execute(calls))
+    await asyncio.wait_for(heard.wait(), 10)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await asyncio.to_thread(sleeping.wait, 10)
 
 
 def test_without_asyncio_calls_are_executed_one_after_the_other() -> None:

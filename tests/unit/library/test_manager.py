@@ -268,3 +268,17 @@ async def test_what_a_function_of_a_tool_returns_is_cut_and_cutting_it_again_cha
     assert (registry.call_tool(made.name), await registry.acall_tool(made.name)) == (text, text)
     made.max_result_chars = 10
     assert made.func() == "x" * 10 + "\n[19,990 of 20,000 characters left out]"
+
+
+async def test_who_cannot_stop_watching_what_a_fork_left_behind_still_clears_the_registry(workspace: Workspace) -> None:
+    await workspace.begin(Bench("web.search"), "web")
+    stock = workspace.manager._stock
+    assert stock is not None
+    assert workspace.registry.names
+
+    def refuse() -> None:
+        raise ServiceClosedError("it was made by another process")
+
+    stock._unwatch = refuse
+    await workspace.manager.shutdown()
+    assert not workspace.registry.names

@@ -23,6 +23,8 @@ from isthmus.library import (
     tool,
 )
 from isthmus.library.toolbox import Approval, Terms, Toolbox, is_destructive, not_approved
+from tests.unit.library.benches import Bench
+from tests.unit.library.catalogs import catalog_of
 
 ECHOER = UserContext("ann", permissions=UserPermissions(["builtin.echo"]))
 
@@ -154,6 +156,24 @@ async def test_a_short_name_of_several_tools_stands_for_all_of_them(service: Too
     assert needed == {"here.erase": True, "there.erase": True, "builtin.echo": False}
 
 
+@pytest.mark.parametrize("others", [["files.delete.all"], []])
+@pytest.mark.parametrize("first", [["files.delete.all"], []])
+async def test_a_tool_that_waits_for_approval_does_so_when_language_models_call_it_otherwise(
+    first: list[str], others: list[str]
+) -> None:
+    bench = Bench("files.delete_all", *first)
+    box = Toolbox(bench, needs_approval=[bench.held.entries["files.delete_all"].llm_name])
+    bench.held = catalog_of("files.delete_all", "files.read", *others)
+    needed = {each.name: box.is_approval_needed(each, {}) for each in await box.tools()}
+    assert (needed["files.delete_all"], needed["files.read"]) == (True, False)
+
+
+async def test_names_may_be_what_can_be_read_only_once(service: ToolService) -> None:
+    box = Toolbox(service, (name for name in ["echo", "timestamp"]), needs_approval=(name for name in ["echo"]))
+    for _ in range(2):
+        assert [box.is_approval_needed(each, {}) for each in await box.tools()] == [True, False]
+
+
 async def test_a_server_that_is_not_there_keeps_nobody_from_the_others() -> None:
     async with ToolService() as service:
         await service.shutdown()
@@ -229,8 +249,10 @@ async def test_a_thread_has_no_use_for_an_asynchronous_listener(service: ToolSer
         """Never awaited."""
 
     request = ToolRequest("counting", parameters={"steps": 1})
-    with pytest.raises(TypeError, match="async function"):
-        await asyncio.to_thread(Toolbox(service).execute_blocking, request, hear)
+    loop = asyncio.get_running_loop()
+    for listener in (hear, lambda chunk: loop.create_future()):
+        with pytest.raises(TypeError, match="async function"):
+            await asyncio.to_thread(Toolbox(service).execute_blocking, request, listener)
 
 
 async def test_everything_is_there_without_a_loop(service: ToolService) -> None:
@@ -256,3 +278,11 @@ def test_terms_are_fixed_or_read_from_the_context_of_a_call() -> None:
     assert read.lister is None
     none: Terms[None] = Terms()
     assert none.request(erase, {}, None, "framework's").session_id == "framework's"
+
+
+def test_headers_are_not_shown() -> None:
+    terms: Terms[None] = Terms(headers={"Authorization": "Bearer secret"})
+    assert "secret" not in repr(terms)
+    request = terms.request(UniversalTool("docs.erase"), {}, None)
+    assert request.metadata == {"headers": {"Authorization": "Bearer secret"}}
+    assert "secret" not in repr(request)

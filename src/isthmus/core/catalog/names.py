@@ -64,6 +64,12 @@ def llm_form(pair: Pair) -> str:
     return _ILLEGAL.sub("_", f"mcp_{pair[0]}_{pair[1]}")
 
 
+def llm_forms(pair: Pair) -> tuple[str, str]:
+    """What a tool may have been called for language models, whichever others there were beside it."""
+    plain = llm_form(pair)
+    return plain, _with_digits(plain, pair, set())
+
+
 def _with_digits(name: str, pair: Pair, taken: set[str]) -> str:
     digest = hashlib.blake2b("\0".join(pair).encode("utf-8", "surrogatepass")).hexdigest()
     for start in range(0, len(digest) - 6, 6):

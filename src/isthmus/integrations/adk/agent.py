@@ -30,8 +30,8 @@ from google.genai import types
 
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.messages import contents_of
-from isthmus.integrations.adk.misses import is_miss, miss
-from isthmus.integrations.adk.tool import HubTool, ToolOptions
+from isthmus.integrations.adk.misses import Offer, denial, is_miss, miss
+from isthmus.integrations.adk.tool import SOMEBODY, HubTool, ToolOptions
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import (
     AgentConfig,
@@ -42,6 +42,7 @@ from isthmus.library.contracts import (
     TaskRequest,
     ToolResult,
     UniversalTool,
+    UserContext,
 )
 from isthmus.library.errors import ConfigurationError, LibraryError, ServiceClosedError, UnresolvedToolsError
 from isthmus.library.resolver import resolve_all
@@ -51,9 +52,6 @@ from isthmus.library.service import ToolService
 logger = logging.getLogger(__name__)
 
 APP_NAME = "isthmus"
-SOMEBODY = "user"
-"""Whose conversations those are for which no user is named."""
-
 CONFIRMATION = "adk_request_confirmation"
 REQUIRES_APPROVAL = "requires_approval"
 """The member of a tool's metadata that has a person asked before each execution; nobody is, if it is not there."""
@@ -161,11 +159,12 @@ class AdkDomainAgent:
 
     async def _tools(self, task: TaskRequest, config: AgentConfig, results: list[ToolResult]) -> list[HubTool]:
         """The task's tools, and those that the agent always has, as far as the user may use them."""
-        tools = {tool.name: tool for tool in task.available_tools}
-        if not tools and not config.available_tools:
+        if not task.available_tools and not config.available_tools:
             return []
         service = self._tool_service()
-        resolution = resolve_all(await service.catalog(), config.available_tools, task.user_context)
+        catalog = await service.catalog()
+        tools = {tool.name: tool for tool in task.available_tools if _may_be_shown(tool, catalog, task.user_context)}
+        resolution = resolve_all(catalog, config.available_tools, task.user_context)
         if resolution.unknown:
             raise UnresolvedToolsError(resolution.unknown)
         tools |= {tool.name: tool for tool in resolution.tools if tool.name not in tools}
@@ -182,7 +181,9 @@ class AdkDomainAgent:
         ) -> dict[str, Any] | None:
             if not is_miss(tool):
                 return None
-            result = miss(tool.name, [each.name for each in tools], await self._catalog(), task.user_context)
+            catalog = await self._catalog()
+            denied = None if catalog is None else denial(tool.name, catalog, task.user_context)
+            result = miss(tool.name, [Offer([each.name for each in tools], denied)])
             results.append(result)
             return answer_of(result)
 
@@ -332,8 +333,17 @@ def _with_approval(options: ToolOptions, tool: UniversalTool) -> ToolOptions:
     return replace(options, require_confirmation=tool.metadata.get(REQUIRES_APPROVAL) is True)
 
 
+def _may_be_shown(tool: UniversalTool, catalog: Catalog, user: UserContext | None) -> bool:
+    """Whether the user may use it; of one that has gone since, its call will tell."""
+    entry = catalog.entries.get(tool.name)
+    return entry is None or catalog.may_use(user, entry)
+
+
 def _user_id(task: TaskRequest) -> str:
-    return (task.user_context.user_id if task.user_context is not None else None) or SOMEBODY
+    named = task.user_context.user_id if task.user_context is not None else None
+    if named == SOMEBODY:
+        raise ConfigurationError(f"user_id must not be {SOMEBODY!r}, which stands for those without one")
+    return named or SOMEBODY
 
 
 def _identifier(name: str) -> str:

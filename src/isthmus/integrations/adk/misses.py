@@ -7,6 +7,7 @@ ADK finds no tool by it, and asks the agent's callbacks for tools that fail what
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from google.adk.tools.base_tool import BaseTool
 
@@ -23,18 +24,29 @@ def is_miss(tool: BaseTool) -> bool:
     return type(tool) is BaseTool
 
 
-def miss(
-    called: str, offered: Iterable[str], catalog: Catalog | None, user: UserContext | None, prefix: str = ""
-) -> ToolResult:
-    """How such a call ends; `offered` are the names of the tools that the model has, which all begin with `prefix`."""
-    denied = None if catalog is None else _denied(called.removeprefix(prefix), catalog, user)
-    if denied is not None:
-        return refused(ToolRequest(called), ToolDeniedError(denied, user.user_id if user else None))
-    return refused(ToolRequest(called), ToolNotFoundError(called, suggestions(called, offered)))
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the model has of one service."""
+
+    names: list[str]
+    denied: ToolDeniedError | None = None
+    """If the name that it called is a tool's there, which is not the user's to use."""
 
 
-def _denied(name: str, catalog: Catalog, user: UserContext | None) -> str | None:
+def miss(called: str, offers: Iterable[Offer]) -> ToolResult:
+    """How such a call ends: one that is denied anywhere is denied."""
+    offers = list(offers)
+    for offer in offers:
+        if offer.denied is not None:
+            return refused(ToolRequest(called), offer.denied)
+    known = [name for offer in offers for name in offer.names]
+    return refused(ToolRequest(called), ToolNotFoundError(called, suggestions(called, known)))
+
+
+def denial(name: str, catalog: Catalog, user: UserContext | None) -> ToolDeniedError | None:
+    """Why a tool that has this name for language models is not there; None if it might be, or if there is none."""
     for entry in catalog.entries.values():
         if entry.llm_name == name or function_name(entry.tool) == name:
-            return None if catalog.may_use(user, entry) else entry.full_name
+            is_denied = not catalog.may_use(user, entry)
+            return ToolDeniedError(entry.full_name, user.user_id if user else None) if is_denied else None
     return None

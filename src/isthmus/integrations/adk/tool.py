@@ -53,6 +53,9 @@ RESERVED = frozenset(
 )
 """Names by which ADK calls itself: a tool that had one would be called in its place."""
 
+SOMEBODY = "isthmus:nobody-in-particular"
+"""Whose conversations those are for which no user is named; ADK wants a user, and no user can be this one."""
+
 LONG_RUNNING_NOTE = (
     "This operation may go on after the tool has answered. If the answer says that it is pending, do not call the tool "
     "again: the result will be given to you."
@@ -91,7 +94,7 @@ class ToolOptions:
         user = self.user_context
         if self.user_context_provider is not None and context is not None:
             user = await _settled(self.user_context_provider(context))
-        if user is not None and user.user_id is None and context is not None:
+        if user is not None and context is not None and context.user_id != SOMEBODY and _is_anybody(user):
             user = replace(user, user_id=context.user_id)
         return user
 
@@ -215,11 +218,16 @@ class HubTool(BaseTool):
         )
 
     def _begun(self, request: ToolRequest, call_id: str | None, background: Background) -> dict[str, Any]:
-        if call_id is None or not background.has_room():
-            message = f"{self.tool.name} was not begun: the results of {PENDING_MAX} others have not been fetched"
-            return self._told(self._failure(ToolStatus.UNAVAILABLE, ErrorCode.TOOL_UNAVAILABLE, message))
+        if call_id is None:
+            return self._not_begun("its call has no id, by which its result could be fetched")
+        if not background.has_room():
+            return self._not_begun(f"the results of {PENDING_MAX} others have not been fetched")
         background.begin(call_id, self.name, self._later(request))
         return {"status": "pending", "tool_name": self.tool.name, "namespace": self.tool.namespace}
+
+    def _not_begun(self, why: str) -> dict[str, Any]:
+        message = f"{self.tool.name} was not begun: {why}"
+        return self._told(self._failure(ToolStatus.UNAVAILABLE, ErrorCode.TOOL_UNAVAILABLE, message))
 
     async def _later(self, request: ToolRequest) -> dict[str, Any]:
         try:
@@ -282,6 +290,11 @@ def function_name(tool: UniversalTool) -> str:
     """What the model calls it: its `llm_name`, which no other tool of the hub has, and which is none of ADK's own."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", llm_name_of(tool))
     return f"mcp_{name}" if name in RESERVED else name
+
+
+def _is_anybody(user: UserContext) -> bool:
+    """Whether nothing tells who it is; with a name or a token, it is not for ADK to say so."""
+    return not (user.user_id or user.user_name or user.session_token)
 
 
 def _named_by(function: Callable[..., Any], known: dict[str, Any]) -> dict[str, Any]:

@@ -26,15 +26,16 @@ from google.genai import types
 
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.background import Background
-from isthmus.integrations.adk.misses import is_miss, miss
+from isthmus.integrations.adk.misses import Offer, denial, is_miss, miss
 from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool, ToolOptions, UserProvider
 from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
-from isthmus.library.contracts import ToolStatus, UserContext
-from isthmus.library.errors import AmbiguousToolError, LibraryError, ToolError
+from isthmus.library.contracts import ToolStatus, UniversalTool, UserContext
+from isthmus.library.errors import LibraryError, ToolError
 from isthmus.library.owner import Owner
 from isthmus.library.questions import Questions
 from isthmus.library.service import ToolService
+from isthmus.library.toolbox import check_held_back, is_named
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class HubToolset(BaseToolset):
             user_context_provider: The same, asked with the context of each invocation.
             header_provider: Headers of the user's, for those servers that are configured to receive them.
             require_confirmation: Ask a person first: always, for these names, or when a function of the arguments
-                says so.
+                says so. A name that several tools have is every one's; with one that is no tool's there are no tools.
             long_running: Tools that answer before they are done, by a ticket of their own: all, or these names.
             run_in_background: Tools for which nobody waits: all, or these names. The model is told that they have
                 begun; the program gets the result from `background`, and sends it.
@@ -102,6 +103,7 @@ class HubToolset(BaseToolset):
         self._recipe = (config, hub, key)
         self._opening = asyncio.Lock()  # held on the owner's loop only
         self._confirmed = _choice(require_confirmation)
+        self._has_checked = False
         self._long_running = _choice(long_running)
         self._unattended = _choice(run_in_background)
         self.background = Background()
@@ -133,7 +135,7 @@ class HubToolset(BaseToolset):
     ) -> list[BaseTool]:
         self._warn_of_missing(catalog)
         wanted = self._named(self.tool_filter, catalog) if isinstance(self.tool_filter, list) else None
-        confirmed = self._named(self._confirmed, catalog, takes_every=True)
+        self._check_confirmed(catalog)
         long_running = self._named(self._long_running, catalog)
         unattended = self._named(self._unattended, catalog)
         tools: list[BaseTool] = []
@@ -141,53 +143,72 @@ class HubToolset(BaseToolset):
             name = entry.full_name
             if wanted is not None and name not in wanted:
                 continue
+            universal = entry.tool
             options = replace(
                 self._options,
-                require_confirmation=_settle(self._confirmed, name in confirmed),
+                require_confirmation=self._confirmation(universal),
                 is_long_running=_settle(self._long_running, name in long_running),
                 background=self.background if _settle(self._unattended, name in unattended) else None,
             )
-            tool = HubTool(entry.tool, service, options)
+            tool = HubTool(universal, service, options)
             if not callable(self.tool_filter) or self.tool_filter(tool, context):
                 tools.append(tool)
         return tools
 
+    def _check_confirmed(self, catalog: Catalog) -> None:
+        """Until every name is a tool's; one whose server goes later is nobody's mistake."""
+        if isinstance(self._confirmed, list) and not self._has_checked:
+            check_held_back(self._confirmed, catalog)
+            self._has_checked = True
+
+    def _confirmation(self, tool: UniversalTool) -> Confirmation:
+        confirmed: Confirmation | list[str] = self._confirmed
+        return is_named(tool, frozenset(confirmed)) if isinstance(confirmed, list) else confirmed
+
     async def process_llm_request(self, *, tool_context: ToolContext, llm_request: LlmRequest) -> None:
         """See that the agent asks here about names that it does not have; its own callbacks are asked first."""
-        agent = getattr(getattr(tool_context, "_invocation_context", None), "agent", None)
-        if isinstance(agent, LlmAgent) and self.on_tool_error not in agent.canonical_on_tool_error_callbacks:
+        agent = _agent_of(tool_context)
+        if agent is not None and self.on_tool_error not in agent.canonical_on_tool_error_callbacks:
             agent.on_tool_error_callback = [*agent.canonical_on_tool_error_callbacks, self.on_tool_error]
 
     async def on_tool_error(
         self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
     ) -> dict[str, Any] | None:
-        """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
+        """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing.
+
+        ADK takes the first answer: it is given for all toolsets of this kind that the agent has.
+        """
         if not is_miss(tool):
             return None
+        offers = [await toolset.offer(tool.name, tool_context) for toolset in self._all_beside(tool_context)]
+        known = [offer for offer in offers if offer is not None]
+        return answer_of(miss(tool.name, known)) if known else None
+
+    def _all_beside(self, tool_context: ToolContext) -> list[HubToolset]:
+        agent = _agent_of(tool_context)
+        others = [each for each in agent.tools if isinstance(each, HubToolset)] if agent is not None else []
+        return others if self in others else [self, *others]
+
+    async def offer(self, called: str, context: ReadonlyContext) -> Offer | None:
+        """What the model has of this, and whether what it called is denied here; None if that cannot be told."""
         prefix = f"{self.tool_name_prefix}_" if self.tool_name_prefix else ""
         try:
             catalog = await (await self._service()).catalog()
-            user = await self._options.user_for(tool_context)
-            offered = [each.name for each in await self.get_tools_with_prefix(tool_context)]
+            user = await self._options.user_for(context)
+            names = [each.name for each in await self.get_tools_with_prefix(context)]
         except Exception:  # without a list there is what ADK itself says
-            logger.exception("%s was called, and the tools of the hub could not be listed", tool.name)
+            logger.exception("%s was called, and the tools of the hub could not be listed", called)
             return None
-        return answer_of(miss(tool.name, offered, catalog, user, prefix))
+        return Offer(names, denial(called.removeprefix(prefix), catalog, user))
 
-    def _named(self, names: Any, catalog: Catalog, *, takes_every: bool = False) -> set[str]:
-        """The full names of those that are meant; one that is not there now may come with its server.
-
-        A short name that several have is nobody's, unless it is to hold for every one of them.
-        """
+    def _named(self, names: Any, catalog: Catalog) -> set[str]:
+        """The full names of those that are meant; one that is not there now may come with its server."""
         found: set[str] = set()
         for name in names if isinstance(names, list) else ():
             try:
                 found.add(catalog.resolve(name).full_name)
             except ToolError as error:
-                if takes_every and isinstance(error, AmbiguousToolError):
-                    found.update(error.candidates)
-                else:
-                    self._warn(str(error))
+                self._warn(str(error))
         return found
 
     def _warn_of_missing(self, catalog: Catalog) -> None:
@@ -222,9 +243,19 @@ class HubToolset(BaseToolset):
         That is made again if the tools are asked for again.
         """
         self.background.cancel_all()
-        own, self._own = self._own, None
-        if own is not None:
-            await own.shutdown()
+        if self._given is None:
+            await Owner.shared().run(self._closed())
+
+    async def _closed(self) -> None:
+        async with self._opening:  # one that is just being opened is closed when it is
+            own, self._own = self._own, None
+            if own is not None:
+                await own.shutdown()
+
+
+def _agent_of(context: ToolContext) -> LlmAgent | None:
+    agent = getattr(getattr(context, "_invocation_context", None), "agent", None)
+    return agent if isinstance(agent, LlmAgent) else None
 
 
 class _Unavailable(BaseTool):
