@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 
 import pytest
@@ -13,8 +12,7 @@ from tests.library.possessions import Possessions, left_behind, possessions
 from tests.library.services import pay, raw_server, with_servers
 
 STARTS = 200
-SPAWNING_STARTS = int(os.environ.get("ISTHMUS_STARTS", "20"))
-"""Starts with a process each take a tenth of a second each; `make soak` does as many of them as of the others."""
+INTERRUPTED_STARTS = 10
 
 pytestmark = pytest.mark.xdist_group("library_leaks")
 
@@ -55,8 +53,8 @@ def test_two_hundred_services_leave_nothing(before: Possessions) -> None:
     assert left_behind(before) == {}
 
 
-def test_services_with_processes_leave_nothing(before: Possessions) -> None:
-    for number in range(SPAWNING_STARTS):
+def test_two_hundred_services_with_a_process_each_leave_nothing(before: Possessions) -> None:
+    for number in range(STARTS):
         with BlockingToolService(with_servers(raw_server())) as tools:
             assert tools.execute_tool(pay(str(number))).result_data == str(number)
 
@@ -88,7 +86,7 @@ def test_an_initialize_that_is_cancelled_at_any_moment_leaves_nothing(before: Po
         assert work.cancelled() or work.exception() is None
         await service.shutdown()
 
-    for _ in range(SPAWNING_STARTS // 2):
+    for _ in range(INTERRUPTED_STARTS):
         asyncio.run(cancelled())
 
     assert left_behind(before) == {}
