@@ -16,6 +16,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from isthmus.library import ToolRequest, ToolService
 from tests.faults.watching import eventually
 from tests.hubs import TRUSTED, HubProcess, Raw, serving, write_config
 from tests.matrix.persons import PERSONS, Mouth, client_of
@@ -101,6 +102,12 @@ async def test_its_tools_are_listed_and_called_on_every_face(
         robot = await stack.enter_async_context(device(hub.port, agent))
         await robot.ready()
         assert await robot.call("echo", {"text": "six"}) == "six"
+        service = ToolService()
+        await service.initialize(hub=f"http://127.0.0.1:{hub.port}")
+        async with service:
+            assert {f"{name}.{tool}" for tool in manner.tools} <= {*await service.list_tools()}
+            said = await service.execute_tool(ToolRequest(f"{name}.echo", parameters={"text": "seven"}))
+            assert said.text == "seven"
         methods = server.asked
         assert methods[:4] == ["initialize", "notifications/initialized", "tools/list", "tools/list"]
         assert methods.count("initialize") == 1
