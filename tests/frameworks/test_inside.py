@@ -24,7 +24,6 @@ def test_beside_the_frameworks(inside: Inside, file: str, name: str) -> None:
     cases = run.cases.get(name, [])
     if not cases:
         pytest.fail(f"{file} did not run {name}:\n{run.output}", pytrace=False)
-    if failed := [case for case in cases if case.ending == "failed"]:
-        pytest.fail("\n".join(f"{case.name}\n{case.words}" for case in failed), pytrace=False)
-    if all(case.ending == "skipped" for case in cases):
-        pytest.skip("; ".join(case.words for case in cases))
+    # Also one that was skipped: the environment is made for these tests, so that nothing in it can be missing.
+    if failed := [case for case in cases if case.ending != "passed"]:
+        pytest.fail("\n".join(f"{case.name}: {case.ending}\n{case.words}" for case in failed), pytrace=False)

@@ -254,12 +254,13 @@ class Device(Wire):
             CallFailed: the model is told of a failure.
         """
         id, self._next_id = self._next_id, self._next_id + 1
-        self._calls[id] = asyncio.get_running_loop().create_future()
+        # By a name of its own: the answer may come, and take it from the table, while the call is still being written.
+        answer = self._calls[id] = asyncio.get_running_loop().create_future()
         params = {"name": name, "arguments": dict(arguments or {})}
         await self.say({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
         try:
             async with asyncio.timeout(within):
-                return _told(await self._calls[id])
+                return _told(await answer)
         except TimeoutError:
             raise CallFailed("工具调用请求超时") from None
         finally:
