@@ -42,6 +42,7 @@ ANY_SERVER = "mcp"
 NOWHERE = ServerName("")
 """The server of a tool whose hub names it in another style than `server.tool`."""
 
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_]+")
 _LLM_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LLM_LENGTH_MAX}}}")
 
 T = TypeVar("T")
@@ -257,7 +258,16 @@ def _is_restricted(entry: Entry, words: frozenset[object]) -> bool:
     """Whether a tool is denied by any of its names; one that several have denies them all."""
     if not words:
         return False
-    return not words.isdisjoint(entry.names)
+    return not words.isdisjoint(entry.names) or (not entry.server and _may_be_meant(entry.full_name, words))
+
+
+def _may_be_meant(full_name: str, words: frozenset[object]) -> bool:
+    """Whether a tool may be denied of which only the name for language models is known.
+
+    That cannot be taken apart again: it is denied wherever it could hold what is, which may be more than was meant.
+    """
+    parts = (_ILLEGAL.sub("_", str(word)).strip("_").removeprefix("mcp_") for word in words)
+    return any(f"_{part}_" in f"_{full_name}_" if part else True for part in parts)
 
 
 def names_of(server: str, name: str, full_name: str, llm_name: str) -> set[str]:

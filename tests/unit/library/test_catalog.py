@@ -233,3 +233,10 @@ def test_what_is_denied_by_the_name_for_language_models_stays_so_when_that_chang
     assert not shelf.may_use(who, shelf.entries["files.delete_all"])
     assert "files.delete_all" not in [entry.full_name for entry in shelf.reachable(who)]
     assert shelf.may_use(who, shelf.entries["files.read"])
+
+
+@pytest.mark.parametrize("denied", ["web", "web.*", "web.fetch", "mcp_web_fetch", "fetch", "mcp.fetch", "*"])
+def test_what_is_denied_stays_so_where_a_hub_names_its_tools_for_language_models(denied: str) -> None:
+    shelf = attached_to("mcp_files_read", "mcp_web_fetch", "mcp_web_fetch_0a1b2c")
+    shown = {entry.full_name for entry in shelf.reachable(user("*", denied=[denied]))}
+    assert shown == (set() if denied == "*" else {"mcp_files_read"})
