@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 
 import pytest
 
+from isthmus.core.calls.inflight import InFlight
 from isthmus.library import BlockingToolService, ToolRequest, ToolService
 from tests.library.possessions import Possessions, left_behind, possessions
 from tests.library.services import pay, raw_server, with_servers
@@ -51,6 +53,20 @@ def test_two_hundred_services_leave_nothing(before: Possessions) -> None:
             assert tools.execute_tool(ToolRequest("echo", parameters={"text": "x"})).is_success
 
     assert left_behind(before) == {}
+
+
+def test_a_call_that_is_over_does_not_wait_for_the_garbage_collector(warm: None) -> None:
+    with BlockingToolService({"enable_mcp": False}) as tools:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(STARTS):
+                assert tools.execute_tool(ToolRequest("echo", parameters={"text": "x"})).is_success
+            kept = sum(1 for thing in gc.get_objects() if type(thing) is InFlight)
+        finally:
+            gc.enable()
+
+    assert kept < STARTS / 10  # the last may be on its way out
 
 
 def test_two_hundred_services_with_a_process_each_leave_nothing(before: Possessions) -> None:

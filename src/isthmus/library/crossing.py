@@ -7,13 +7,14 @@ on the owner's stack.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -68,12 +69,15 @@ class _Delivery:
     the rest of a crossing.
     """
 
-    __slots__ = ("__weakref__", "_items", "_lock", "loop")
+    __slots__ = ("__weakref__", "_bell", "_items", "_lock", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._lock = threading.Lock()
         self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._bell = _bell_for(loop)
+        if self._bell is not None:
+            loop.add_reader(self._bell, self._deliver)
 
     def put(self, function: Callable[[Any], None], value: Any) -> None:
         """Have a function called on the loop; from any thread."""
@@ -87,10 +91,16 @@ class _Delivery:
                 self._wake()
 
     def _wake(self) -> None:
+        if self._bell is not None:
+            os.eventfd_write(self._bell, 1)
+            return
         with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
             self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
+        if self._bell is not None:
+            with suppress(BlockingIOError):  # a loop that runs inside itself, as in notebooks, may call this twice
+                os.eventfd_read(self._bell)
         with self._lock:
             items, self._items = self._items, deque()
         self._hand_out(items)
@@ -104,20 +114,37 @@ class _Delivery:
             if items:  # Ctrl-C came in between, and the rest still waits
                 self.loop.call_soon(self._hand_out, items)
 
+    def __del__(self) -> None:
+        # The loop holds this while it reads the bell: it is closed, or gone as well.
+        if self._bell is not None:
+            os.close(self._bell)
 
-class _Here(threading.local):
-    delivery: Callable[[], _Delivery | None] = staticmethod(lambda: None)
-    """To the loop that last waited on this thread. Weakly: what never arrived must not outlive who waited for it."""
+
+def _bell_for(loop: asyncio.AbstractEventLoop) -> int | None:
+    """What wakes a loop of asyncio's own; None for others, which are left to do it their own way.
+
+    asyncio's way is a pair of sockets, read until an exception says that there is no more, and a handle with a copy of
+    the context: 15 to 20 of the 95 to 115 µs of CPU that a call took by itself. uvloop's is as cheap as this.
+    """
+    if not hasattr(os, "eventfd") or type(loop) is not asyncio.SelectorEventLoop:
+        return None
+    try:
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    except OSError:  # the process has as many descriptors as it may
+        return None
 
 
-_here = _Here()
+_deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Delivery]] = WeakKeyDictionary()
+"""By loop: however many run on a thread in turns, or threads run one, each has one bell. Weakly: what never arrived
+must not outlive who waited for it."""
 
 
 def _delivery_to(loop: asyncio.AbstractEventLoop) -> _Delivery:
-    delivery = _here.delivery()
-    if delivery is None or delivery.loop is not loop:
+    known = _deliveries.get(loop)
+    delivery = known() if known is not None else None
+    if delivery is None:
         delivery = _Delivery(loop)
-        _here.delivery = weakref.ref(delivery)
+        _deliveries[loop] = ref(delivery)
     return delivery
 
 

@@ -41,7 +41,7 @@ W = TypeVar("W", bound=Crossing[None])
 class Execution:
     """The caller's side of one call; everything happens on the owner's loop."""
 
-    __slots__ = ("_asked", "_asking", "_call", "_hub", "_inflight", "_owner", "_sink")
+    __slots__ = ("_asked", "_asking", "_call", "_hub", "_inflight", "_is_over", "_owner", "_sink")
 
     def __init__(self, hub: Hub, call: Call, sink: Sink, owner: Owner, asking: Asking | None) -> None:
         self._hub = hub
@@ -52,10 +52,17 @@ class Execution:
         self._asked: dict[OnReply, Callable[[], None]] = {}
         """What takes back each question that is not answered."""
         self._inflight: InFlight | None = None
+        """Until it ends: the two hold each other, and a call that is over must not wait for the garbage collector.
+
+        That took 2 to 3 µs a call, and kept results for a hundred calls more.
+        """
+        self._is_over = False
 
     def start(self) -> None:
         """Start the call."""
-        self._inflight = self._hub.start(self._call, self)
+        inflight = self._hub.start(self._call, self)
+        if not self._is_over:
+            self._inflight = inflight
 
     def withdraw(self, why: str = CLOSED) -> None:
         """Nobody waits any more: the server is told to stop."""
@@ -93,6 +100,7 @@ class Execution:
 
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""
+        self._is_over, self._inflight = True, None
         asked, self._asked = self._asked, {}
         for take_back in asked.values():
             take_back()

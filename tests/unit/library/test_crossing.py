@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from isthmus.library.crossing import Awaited, ToAsyncio, ToThread, crossing_here
+from tests.conftest import descriptors
+
+HAS_BELLS = hasattr(os, "eventfd")
 
 
 async def test_a_value_reaches_a_loop_from_another_thread() -> None:
@@ -40,35 +46,97 @@ async def test_who_has_left_is_not_reached() -> None:
     assert waiting.cancelled()
 
 
-async def test_what_is_given_while_a_loop_is_busy_arrives_in_order_by_one_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wakes: list[object] = []
-    arrived: list[int] = []
-    loop = asyncio.get_running_loop()
-    wake = loop.call_soon_threadsafe
+@pytest.fixture(params=["bell", "no bell", "no descriptor left"])
+def wakes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """How often loops are woken, however they are: not every system has bells, nor every process one to spare."""
+    rung: list[object] = []
 
-    def counted(*words: Any) -> Any:
-        wakes.append(words)
-        return wake(*words)
+    def counted(wake: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any) -> Any:
+            rung.append(words)
+            return wake(*words)
+
+        return call
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    if request.param == "bell":
+        if not HAS_BELLS:
+            pytest.skip("this system has none")
+        monkeypatch.setattr(os, "eventfd_write", counted(os.eventfd_write))
+    elif request.param == "no bell":
+        monkeypatch.delattr(os, "eventfd", raising=False)
+    else:
+        monkeypatch.setattr(os, "eventfd", refused, raising=False)
+    if request.param != "bell":
+        wake = asyncio.SelectorEventLoop.call_soon_threadsafe
+        monkeypatch.setattr(asyncio.SelectorEventLoop, "call_soon_threadsafe", counted(wake))
+    return rung
+
+
+def test_what_is_given_while_a_loop_is_busy_arrives_in_order_by_one_call(wakes: list[object]) -> None:
+    arrived: list[int] = []
 
     async def take(crossing: Awaited[int]) -> None:
         arrived.append(await crossing.wait())
 
-    crossings = [crossing_here() for _ in range(5)]
-    takers = [asyncio.create_task(take(crossing)) for crossing in crossings]
-    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    async def cross_all() -> None:
+        crossings = [crossing_here() for _ in range(5)]
+        takers = [asyncio.create_task(take(crossing)) for crossing in crossings]
 
-    def give_all() -> None:
-        for number, crossing in enumerate(crossings):
-            crossing.give(number)
+        def give() -> None:
+            for number, crossing in enumerate(crossings):
+                crossing.give(number)
 
-    giving = threading.Thread(target=give_all)
-    giving.start()
-    giving.join()
-    await asyncio.wait(takers)
-    assert arrived == [0, 1, 2, 3, 4]
-    assert len(wakes) == 1
+        giving = threading.Thread(target=give)
+        giving.start()
+        giving.join()
+        await asyncio.wait(takers, timeout=5)
+        assert arrived == [0, 1, 2, 3, 4]
+        assert len(wakes) == 1
+
+    _on_new_loop(cross_all())
+
+
+def _on_new_loop(work: Coroutine[Any, Any, None]) -> None:
+    loop = asyncio.SelectorEventLoop()
+    try:
+        loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+async def _cross() -> None:
+    crossing = crossing_here()
+    threading.Thread(target=crossing.give, args=(None,)).start()
+    async with asyncio.timeout(5):
+        await crossing.wait()
+
+
+@pytest.mark.skipif(not HAS_BELLS, reason="this system has none")
+def test_loops_that_take_turns_have_one_bell_each_until_they_are_closed() -> None:
+    before = descriptors()
+    loops = [asyncio.SelectorEventLoop() for _ in range(2)]
+    silent = descriptors()
+    for _ in range(3):
+        for loop in loops:
+            loop.run_until_complete(_cross())
+    waited = descriptors()
+    for loop in loops:
+        loop.close()
+
+    assert len(waited) == len(silent) + len(loops)
+    assert descriptors() == before
+
+
+async def test_a_bell_that_was_answered_already_may_be_answered_again() -> None:
+    crossing: ToAsyncio[str] = ToAsyncio(asyncio.get_running_loop())
+    crossing._delivery._deliver()
+    crossing.give("there")
+
+    async with asyncio.timeout(5):
+        assert await crossing.wait() == "there"
 
 
 async def test_who_is_behind_somebody_interrupted_is_reached_all_the_same() -> None:
