@@ -75,7 +75,7 @@ library: $(VENV)/.test ## measure calls by the library beside those by the offic
 gate: $(VENV)/.test ## fail when a call has become 15 % dearer than the committed baseline
 	$(VENV)/bin/python -m bench.gate $(ARGS)
 
-resolve: $(VENV)/.test ## show that no framework gets older by the hub beside it; asks the package index
+resolve: $(VENV)/.test ## install the hub with each framework, which must not get older by it (one to two minutes; asks the package index)
 	$(VENV)/bin/python -m tests.frameworks.resolve $(ARGS)
 
 lock: ## pin the newest versions again; needs uv and npm

@@ -1,74 +1,111 @@
-"""What the check of the environments says of what pip found; pip itself is asked by `make resolve` alone."""
+"""What the check of the environments says of what was installed; pip itself is asked by `make resolve` alone."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import tomllib
+from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.frameworks.resolve import CHECKOUT, EXTRAS, NotResolved, Versions, frameworks_of, look_at, table
+from tests.frameworks import resolve
+from tests.frameworks.resolve import (
+    CHECKOUT,
+    EXTRAS,
+    LOOK_INSIDE,
+    EnvironmentFailed,
+    Versions,
+    frameworks_of,
+    look_at,
+    module_of,
+    table,
+    verdict,
+)
 
-NAMED = {"one": ["a"], "two": ["b"]}
-NEWEST = {"a": "2.10", "b": "1.0"}
-
-
-class Index:
-    """Stands in for pip: the versions for the last word of what it is asked."""
-
-    def __init__(self, **answers: dict[str, str]) -> None:
-        self._answers = answers
-        self.asked: list[str] = []
-
-    def __call__(self, *words: str) -> Versions:
-        if "--no-deps" in words:
-            return _versions(NEWEST)
-        asked = words[-1].removeprefix(f"{CHECKOUT}").strip("[]").replace(",", "_")
-        self.asked.append(asked)
-        if asked not in self._answers:
-            raise NotResolved(asked)
-        return _versions(self._answers[asked])
+NAMED = {"one": ["a"], "two": ["b", "c"]}
+ALONE = {"a": "2.10", "b": "1.0", "c": "1.0"}
 
 
-def _versions(of: dict[str, str]) -> Versions:
-    return {name: Version(version) for name, version in of.items()}
+class Installed:
+    """Stands in for pip: what is there beside the hub, by extra. What is not told cannot be installed."""
+
+    def __init__(self, **beside: dict[str, str]) -> None:
+        self._beside = beside
+        self.asked: list[str | list[str]] = []
+
+    def alone(self, names: Sequence[str]) -> Versions:
+        self.asked.append([*names])
+        return {name: Version(ALONE[name]) for name in names}
+
+    def beside(self, extra: str) -> Versions:
+        self.asked.append(extra)
+        if extra not in self._beside:
+            raise EnvironmentFailed(extra)
+        return {name: Version(version) for name, version in self._beside[extra].items()}
 
 
-def test_frameworks_that_are_the_newest_beside_the_hub_are_looked_for_no_further() -> None:
-    index = Index(one_two=NEWEST)
-    rows = look_at(NAMED, index)
-    assert [(row.name, str(row.beside), row.is_older) for row in rows] == [("a", "2.10", False), ("b", "1.0", False)]
-    assert index.asked == ["one_two"]
+def test_every_extra_is_looked_at_alone_and_beside_the_hub() -> None:
+    installed = Installed(one={"a": "2.10"}, two={"b": "1.0", "c": "1.1"})
+    rows = look_at(NAMED, installed)
+    assert [(row.extra, row.name, str(row.alone), str(row.beside), row.is_older) for row in rows] == [
+        ("one", "a", "2.10", "2.10", False),
+        ("two", "b", "1.0", "1.0", False),
+        ("two", "c", "1.0", "1.1", False),
+    ]
+    assert sorted(installed.asked, key=str) == [["a"], ["b", "c"], "one", "two"]
 
 
-def test_a_framework_that_is_older_beside_the_hub_is_found_out() -> None:
-    rows = look_at(NAMED, Index(one_two={"a": "2.9", "b": "1.0"}, one={"a": "2.9"}, a={"a": "2.10"}))
-    first, second = rows
-    assert (str(first.alone), str(first.beside), first.is_older) == ("2.10", "2.9", True)
-    assert table(rows).splitlines()[1].endswith("older")
-    assert not second.is_older
-
-
-def test_a_framework_that_only_another_framework_holds_back_is_no_fault_of_the_hub() -> None:
-    rows = look_at(NAMED, Index(one_two={"a": "2.9", "b": "1.0"}, one=NEWEST, a=NEWEST))
-    assert not any(row.is_older for row in rows)
-
-
-def test_a_framework_that_is_not_the_newest_even_alone_is_no_fault_of_the_hub() -> None:
-    index = Index(one_two={"a": "2.9", "b": "1.0"}, a={"a": "2.9"})
-    assert not any(row.is_older for row in look_at(NAMED, index))
-    assert index.asked == ["one_two", "a"]
-
-
-def test_frameworks_that_do_not_go_together_are_looked_at_one_by_one() -> None:
-    rows = look_at(NAMED, Index(one=NEWEST, two=NEWEST, a=NEWEST, b=NEWEST))
-    assert not any(row.is_older for row in rows)
+def test_a_framework_that_is_older_beside_the_hub_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = look_at(NAMED, Installed(one={"a": "2.9"}, two={"b": "1.0", "c": "1.0"}))
+    assert [row.is_older for row in rows] == [True, False, False]
+    assert verdict(rows) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{table(rows)}\n"
+    assert [line.split() for line in said.out.splitlines()[1:]] == [
+        ["one", "a", "2.10", "2.9", "older"],
+        ["two", "b", "1.0", "1.0"],
+        ["two", "c", "1.0", "1.0"],
+    ]
+    assert "a 2.10 becomes 2.9 beside isthmus[one]" in said.err
+    assert verdict(rows[1:]) == 0
 
 
 def test_what_cannot_be_installed_beside_the_hub_is_no_success() -> None:
-    with pytest.raises(NotResolved):
-        look_at(NAMED, Index(one=NEWEST, a=NEWEST, b=NEWEST))
+    with pytest.raises(EnvironmentFailed, match="two"):
+        look_at(NAMED, Installed(one={"a": "2.10"}))
+
+
+def test_an_extra_that_brings_no_framework_is_no_success() -> None:
+    with pytest.raises(EnvironmentFailed, match=r"isthmus\[two\] did not bring c"):
+        look_at(NAMED, Installed(one={"a": "2.10"}, two={"b": "1.0"}))
+
+
+def test_an_environment_says_what_is_installed_in_it_however_much_is_said_before() -> None:
+    said = resolve._run(sys.executable, "-I", "-c", f"print('hello', end='')\n{LOOK_INSIDE}", "pytest")
+    versions = msgspec.json.decode(said.splitlines()[-1], type=dict[str, str])
+    assert versions["pytest"] == pytest.__version__
+
+
+def test_what_cannot_be_imported_is_told_in_its_own_words() -> None:
+    with pytest.raises(EnvironmentFailed, match="No module named 'isthmus_nothing'"):
+        resolve._run(sys.executable, "-c", LOOK_INSIDE, "isthmus_nothing")
+
+
+def test_this_checkout_is_not_seen_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT / 'src'}")
+    seen = resolve._run(sys.executable, "-c", "import os; print(os.environ.get('PYTHONPATH'))")
+    assert seen.split() == [b"None"]
+
+
+def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "STEP_SECONDS", 0.1)
+    with pytest.raises(EnvironmentFailed, match=r"this took over 0\.1 s"):
+        resolve._run(sys.executable, "-c", "import threading; threading.Event().wait()")
 
 
 def test_every_extra_that_is_looked_at_names_frameworks_by_a_floor_alone() -> None:
@@ -77,3 +114,12 @@ def test_every_extra_that_is_looked_at_names_frameworks_by_a_floor_alone() -> No
         assert frameworks_of(extra)
         for wanted in map(Requirement, extras[extra]):
             assert [each.operator for each in wanted.specifier] == [">="], f"{extra} must not hold {wanted.name} back"
+
+
+def test_every_integration_is_looked_at() -> None:
+    spec = importlib.util.find_spec("isthmus.integrations")
+    assert spec is not None
+    (folder,) = spec.submodule_search_locations or []
+    found = {path.stem for path in Path(folder).iterdir() if not path.name.startswith(("_", "."))}
+    # `fencing` is what integrations share: it stands on no framework.
+    assert found - {"fencing"} == {module_of(extra).rpartition(".")[2] for extra in EXTRAS}
