@@ -3,7 +3,7 @@
     pip install 'isthmus[langchain]'
     python examples/library/langgraph_agent.py
 
-With a real model, say `create_agent("anthropic:claude-sonnet-4-5", tools)` instead of `Script(...)`.
+With a real model, say `create_agent("anthropic:claude-sonnet-4-5", middleware=[hub])` instead of `script(...)`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.prebuilt import tools_condition
 from langgraph.types import Command
 
-from isthmus.integrations.langchain import HubMiddleware, hub_tools
+from isthmus.integrations.langchain import HubMiddleware, hub_tool_node
 from isthmus.library import ToolService
 
 WORKSHOP = Path(__file__).resolve().parents[1] / "workshop_server.py"
@@ -42,14 +44,30 @@ def script(tool: str, arguments: dict[str, Any], answer: str) -> Script:
 
 async def run_with_progress(service: ToolService) -> None:
     """Names as a person types them; what the tool says while it runs is in the graph's stream."""
-    tools = await hub_tools(service, ["survey", "workshop.measure"])
-    agent = create_agent(script("mcp_workshop_survey", {"topic": "tides"}, "Tides are everywhere."), tools)
+    hub = HubMiddleware(service, ["survey", "workshop.measure"])
+    agent = create_agent(script("mcp_workshop_survey", {"topic": "tides"}, "Tides are everywhere."), middleware=[hub])
     question = {"messages": [("user", "Where are tides mentioned?")]}
     async for mode, chunk in agent.astream(question, stream_mode=["custom", "updates"]):
         if mode == "custom":
             print("  meanwhile:", chunk["message"])
         else:
             print("  step:     ", next(iter(chunk)))
+
+
+async def run_with_a_slip(service: ToolService) -> None:
+    """A graph of one's own, and a name that the model made up: it is told so, and the graph goes on."""
+    node = await hub_tool_node(service, ["measure"])
+    model = script("mcp_workshop_mesure", {"text": "ebb"}, "I cannot.").bind_tools([*node.tools_by_name.values()])
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("tools", node)
+    graph.set_entry_point("model")
+    graph.add_conditional_edges("model", tools_condition)
+    graph.add_edge("tools", "model")
+    state = await graph.compile().ainvoke({"messages": [("user", "How long is this?")]})
+    told = state["messages"][-2]
+    print("  refused:  ", told.artifact["status"], told.content)
+    print("  answer:   ", state["messages"][-1].content)
 
 
 async def run_with_approval(service: ToolService) -> None:
@@ -67,12 +85,14 @@ async def run_with_approval(service: ToolService) -> None:
 
 
 async def main() -> None:
-    """One service for both."""
+    """One service for all."""
     service = ToolService()
     await service.initialize(CONFIG)
     try:
         print("progress")
         await run_with_progress(service)
+        print("a slip")
+        await run_with_a_slip(service)
         print("approval")
         await run_with_approval(service)
     finally:

@@ -16,8 +16,8 @@ from typing import Any
 from agents import Agent, RunConfig, Runner
 from agents.testing import ScriptedModel, assistant_message, function_call
 
-from isthmus.integrations.openai_agents import HubServer, hub_tools
-from isthmus.library import ToolService, ToolStreamChunk
+from isthmus.integrations.openai_agents import HubServer, hub_run_config, hub_tools
+from isthmus.library import ToolResult, ToolService, ToolStreamChunk
 
 WORKSHOP = Path(__file__).resolve().parents[1] / "workshop_server.py"
 CONFIG = {"mcp_servers": [{"name": "workshop", "command": sys.executable, "args": [str(WORKSHOP)]}]}
@@ -36,9 +36,12 @@ def tell(context: Any, chunk: ToolStreamChunk) -> None:
 
 async def run_with_tools(service: ToolService) -> None:
     """Names as a person types them, and progress."""
-    tools = await hub_tools(service, ["survey", "workshop.measure"], on_event=tell)
+    names = ["survey", "workshop.measure"]
+    tools = await hub_tools(service, names, on_event=tell)
     model = script("mcp_workshop_survey", {"topic": "tides"}, "Tides are everywhere.")
-    result = await Runner.run(Agent("surveyor", model=model, tools=[*tools]), "Where are tides?", run_config=OFFLINE)
+    agent = Agent("surveyor", model=model, tools=[*tools])
+    config = hub_run_config(service, names, run_config=OFFLINE)
+    result = await Runner.run(agent, "Where are tides?", run_config=config)
     print("  answer:   ", result.final_output)
 
 
@@ -46,9 +49,22 @@ async def run_with_server(service: ToolService) -> None:
     """The whole hub as one server, whose tools are live."""
     model = script("mcp_workshop_measure", {"text": "low tide, high tide"}, "Four words.")
     agent = Agent("measurer", model=model, mcp_servers=[HubServer(service)])
-    result = await Runner.run(agent, "How long is this?", run_config=OFFLINE)
+    result = await Runner.run(agent, "How long is this?", run_config=hub_run_config(service, run_config=OFFLINE))
     (told,) = [item for item in result.new_items if item.type == "tool_call_output_item"]
     print("  told:     ", told.custom_data["status"], told.custom_data["structured_content"])
+    print("  answer:   ", result.final_output)
+
+
+async def run_with_a_slip(service: ToolService) -> None:
+    """A name that the model made up: it is told so, and the run goes on."""
+
+    def tell_refusal(call_id: str, result: ToolResult) -> None:
+        print("  refused:  ", result.status, result.error_message)
+
+    tools = await hub_tools(service, ["measure"])
+    agent = Agent("measurer", model=script("mcp_workshop_mesure", {"text": "ebb"}, "I cannot."), tools=[*tools])
+    config = hub_run_config(service, ["measure"], run_config=OFFLINE, on_refusal=tell_refusal)
+    result = await Runner.run(agent, "How long is this?", run_config=config)
     print("  answer:   ", result.final_output)
 
 
@@ -56,12 +72,13 @@ async def run_with_approval(service: ToolService) -> None:
     """A tool that runs only when somebody has agreed."""
     tools = await hub_tools(service, ["measure"], needs_approval=True)
     agent = Agent("measurer", model=script("mcp_workshop_measure", {"text": "ebb"}, "One word."), tools=[*tools])
-    result = await Runner.run(agent, "How long is this?", run_config=OFFLINE)
+    config = hub_run_config(service, ["measure"], run_config=OFFLINE)
+    result = await Runner.run(agent, "How long is this?", run_config=config)
     state = result.to_state()
     for waiting in result.interruptions:
         print("  may it?   ", waiting.name, waiting.arguments)
         state.approve(waiting)
-    result = await Runner.run(agent, state, run_config=OFFLINE)
+    result = await Runner.run(agent, state, run_config=config)
     print("  answer:   ", result.final_output)
 
 
@@ -74,6 +91,8 @@ async def main() -> None:
         await run_with_tools(service)
         print("server")
         await run_with_server(service)
+        print("a slip")
+        await run_with_a_slip(service)
         print("approval")
         await run_with_approval(service)
     finally:

@@ -76,7 +76,10 @@ async def hub_tools(
     timeout: float | None = None,
     on_event: Listener | None = None,
 ) -> list[BaseTool]:
-    """Tools for `create_agent(model, tools)`, a `ToolNode` or `model.bind_tools(tools)`.
+    """Tools for `model.bind_tools(tools)`, or for `create_agent(model, tools)`.
+
+    Of names that are none of these LangGraph says by itself that they are not valid, with no status of the hub's:
+    `HubMiddleware` and `hub_tool_node` are asked about them too.
 
     Args:
         service: an initialised service.

@@ -3,7 +3,7 @@
 A function tool has the raw JSON Schema of its server (not strict: strict schemas require every argument), and the hub
 checks arguments against it. A failure is text for the model, as the SDK wants it; how a call ended is `custom_data` of
 its output item (`record_of`). The SDK has no place for progress in a run's stream: `on_event` is told of it.
-With `hub_run_config` a run also survives names that are no tool's.
+Run with `hub_run_config`: without, the SDK ends a run whose model calls what is no tool, and asks nobody here.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult
 from mcp.types import Tool as MCPTool
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
+from isthmus.library.errors import ToolNotFoundError
 from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, json_of, parts_of, record_of, said_by
-from isthmus.library.results import unusable
+from isthmus.library.results import refused, unusable
 from isthmus.library.service import SESSION_KEY, ToolService
 from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of
 
@@ -68,7 +69,7 @@ async def hub_tools(
     timeout: float | None = None,
     on_event: Listener | None = None,
 ) -> list[FunctionTool]:
-    """Tools for `Agent(tools=...)`.
+    """Tools for `Agent(tools=...)`, to be run with `hub_run_config`.
 
     One whose server has gone, or which the run's user may not use, is not shown to the model.
 
@@ -181,7 +182,8 @@ def hub_run_config(
     """A configuration with which a run goes on after its model has called what is no tool, or not the user's to use.
 
     The SDK looks for a tool before it asks anybody, and ends the run if there is none; only the run's configuration can
-    change that. The model is told what is wrong, and which tools are called nearly so.
+    change that, and no tool, server, agent or hook is asked before. The model is told what is wrong, and which tools
+    are called nearly so. Nothing is executed here, whatever the names.
 
     Args:
         service: the same as for `hub_tools` or `HubServer`.
@@ -194,15 +196,20 @@ def hub_run_config(
     box, terms, otherwise = Toolbox(service, names), Terms(user_context), given.tool_error_formatter
 
     async def explain(call: ToolErrorFormatterArgs[Any]) -> str | None:
-        if call.kind == "tool_not_found":
-            result = await box.look_up(call.tool_name, terms.user(call.run_context))
-            if isinstance(result, ToolResult):
-                if on_refusal is not None:
-                    await _settled(on_refusal(call.call_id, result))
-                return said_by(result)
-        return None if otherwise is None else await _settled(otherwise(call))
+        if call.kind != "tool_not_found":
+            return None if otherwise is None else await _settled(otherwise(call))
+        result = await _miss(box, call.tool_name, terms.user(call.run_context))
+        if on_refusal is not None:
+            await _settled(on_refusal(call.call_id, result))
+        return said_by(result)
 
     return replace(given, tool_not_found_behavior="return_error_to_model", tool_error_formatter=explain)
+
+
+async def _miss(box: Toolbox, name: str, user: UserContext | None) -> ToolResult:
+    """How a call of what an agent does not have ends; a tool of the hub may be another agent's, or new."""
+    found = await box.look_up(name, user)
+    return found if isinstance(found, ToolResult) else refused(ToolRequest(name), ToolNotFoundError(name))
 
 
 async def _settled(value: Any) -> Any:
@@ -215,8 +222,9 @@ async def _settled(value: Any) -> Any:
 class HubServer(MCPServer):
     """A hub for `Agent(mcp_servers=[HubServer(service)])`: its tools as they are at each turn, under names for models.
 
-    The service stays its owner's: `cleanup` does not shut it down. All runs have one user, since the SDK does not say
-    whose a call is. Options of `MCPServer` (`require_approval`, `use_structured_content`, …) may be given too.
+    To be run with `hub_run_config`. The service stays its owner's: `cleanup` does not shut it down. All runs have one
+    user, since the SDK does not say whose a call is. Options of `MCPServer` (`require_approval`,
+    `use_structured_content`, …) may be given too.
     """
 
     def __init__(

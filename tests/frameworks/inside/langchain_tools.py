@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ from isthmus.library import (
 )
 from tests.frameworks.inside.served import (
     ALL_BUT_GO,
+    EXECUTED,
     FAILURES,
     MISSES,
     READER,
@@ -178,9 +180,9 @@ async def test_a_user_is_given_the_tools_that_permissions_cover(service: ToolSer
         await hub_tools(service, ["docs.serach"])
 
 
-@pytest.mark.parametrize(("name", "arguments", "status"), FAILURES)
-async def test_every_way_to_fail_has_its_own_status(
-    service: ToolService, name: str, arguments: dict[str, Any], status: str
+@pytest.mark.parametrize(("name", "arguments", "status", "words"), FAILURES)
+async def test_every_way_to_fail_has_its_own_status_and_message(
+    service: ToolService, name: str, arguments: dict[str, Any], status: str, words: str
 ) -> None:
     def passing() -> str:
         """Gone when it is called."""
@@ -195,8 +197,28 @@ async def test_every_way_to_fail_has_its_own_status(
     state = await create_agent(scripted((name, arguments), "so be it"), tools).ainvoke(ASKED)
     (told,) = tool_messages(state)
     assert (told.status, told.artifact["status"]) == ("error", status)
+    assert re.search(words, told.content)
     assert told.content == told.artifact["error"]["message"]
     assert state["messages"][-1].content == "so be it"
+
+
+@pytest.mark.parametrize(("name", "arguments", "status", "words"), EXECUTED)
+async def test_the_same_by_the_middleware(
+    service: ToolService, name: str, arguments: dict[str, Any], status: str, words: str
+) -> None:
+    hub = HubMiddleware(service, timeout=seconds_for(status))
+    state = await create_agent(scripted((name, arguments), "so be it"), middleware=[hub]).ainvoke(ASKED)
+    (told,) = tool_messages(state)
+    assert (told.status, told.artifact["status"]) == ("error", status)
+    assert re.search(words, told.content)
+    assert state["messages"][-1].content == "so be it"
+
+
+async def test_of_a_list_of_tools_it_is_langgraph_that_answers_other_names(service: ToolService) -> None:
+    tools = await hub_tools(service, ["docs.search"])
+    state = await create_agent(scripted(("mcp_docs_serch", {}), "so be it"), tools).ainvoke(ASKED)
+    (told,) = tool_messages(state)
+    assert (told.status, told.artifact) == ("error", None), "docs/library.md says so, and names what to use instead"
 
 
 @pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
@@ -379,6 +401,7 @@ async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     expected = [
         "meanwhile: reading the archive",
         "told:      success {'words': 4",
+        "refused:   not_found There is no tool 'mcp_workshop_mesure'. Did you mean mcp_workshop_measure?",
         "answer:    Four words.",
     ]
     assert [words for words in expected if words not in said] == []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, RunConfig, Runner
-from agents.exceptions import UserError
+from agents import Agent, RunConfig, RunItemStreamEvent, Runner
+from agents.exceptions import ModelBehaviorError, UserError
 from agents.items import ToolCallOutputItem
 from agents.testing import ScriptedModel, assistant_message, function_call
 from agents.tool_context import ToolContext
@@ -166,28 +168,38 @@ async def test_a_run_is_shown_what_its_own_user_may_use(service: ToolService) ->
     assert offered(model) == [["mcp_docs_search"], ["mcp_docs_search", "mcp_docs_erase"]]
 
 
-UNREADABLE = ("mcp_docs_search", "{nonsense", "invalid_parameters")
+UNREADABLE = (
+    "mcp_docs_search",
+    "{nonsense",
+    "invalid_parameters",
+    r"^Invalid arguments for docs\.search: they are",
+)
 
 
-@pytest.mark.parametrize(("name", "arguments", "status"), [*EXECUTED, UNREADABLE])
-async def test_every_way_to_fail_has_its_own_status(
-    service: ToolService, name: str, arguments: Any, status: str
+@pytest.mark.parametrize(("name", "arguments", "status", "words"), [*EXECUTED, UNREADABLE])
+async def test_every_way_to_fail_has_its_own_status_and_message(
+    service: ToolService, name: str, arguments: Any, status: str, words: str
 ) -> None:
     tools = await hub_tools(service, timeout=seconds_for(status))
     agent = Agent("librarian", model=scripted((name, arguments), "so be it"), tools=[*tools])
     result = await Runner.run(agent, "please", run_config=UNTRACED)
     (told,) = outputs(result)
     assert told.custom_data["status"] == status
+    assert re.search(words, told.output)
     assert told.output == told.custom_data["error"]["message"]
     assert result.final_output == "so be it"
 
 
-@pytest.mark.parametrize(("name", "arguments", "status"), EXECUTED[:3])
-async def test_the_same_by_the_server(service: ToolService, name: str, arguments: Any, status: str) -> None:
+@pytest.mark.parametrize(("name", "arguments", "status", "words"), EXECUTED)
+async def test_the_same_by_the_server(service: ToolService, name: str, arguments: Any, status: str, words: str) -> None:
     server = HubServer(service, timeout=seconds_for(status))
     agent = Agent("librarian", model=scripted((name, arguments), "so be it"), mcp_servers=[server])
     result = await Runner.run(agent, "please", run_config=UNTRACED)
-    assert outputs(result)[0].custom_data["status"] == status
+    (told,) = outputs(result)
+    assert told.custom_data["status"] == status
+    assert re.search(words, told.output["text"])
+    assert told.output["text"] == told.custom_data["error"]["message"]
+    assert result.final_output == "so be it"
 
 
 @pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
@@ -214,6 +226,50 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
         ("call_0", status, told.output)
     ]
     assert result.final_output == "so be it"
+
+
+async def test_a_run_that_is_streamed_goes_on_after_such_a_name_too(service: ToolService) -> None:
+    model = scripted(("mcp_docs_serch", {}), ("mcp_docs_go", {}), "so be it")
+    agent = Agent("librarian", model=model, tools=[*await hub_tools(service, user_context=SEARCHER)])
+    config = hub_run_config(service, user_context=SEARCHER, run_config=UNTRACED)
+    result = Runner.run_streamed(agent, "please", run_config=config)
+    items = [event.item async for event in result.stream_events() if isinstance(event, RunItemStreamEvent)]
+    unknown, denied = [item.output for item in items if isinstance(item, ToolCallOutputItem)]
+    assert [unknown, denied] == [told.output for told in outputs(result)]
+    assert unknown.startswith("There is no tool 'mcp_docs_serch'. Did you mean mcp_docs_search")
+    assert denied.startswith("user 'ann' may not use docs.go")
+    assert result.final_output == "so be it"
+
+
+def test_so_does_one_without_a_loop(service: ToolService) -> None:
+    agent = Agent("librarian", model=scripted(("mcp_docs_serch", {}), "so be it"), mcp_servers=[HubServer(service)])
+    with closing(asyncio.new_event_loop()) as loop:  # the SDK would make one, and leave it open
+        asyncio.set_event_loop(loop)
+        result = Runner.run_sync(agent, "please", run_config=hub_run_config(service, run_config=UNTRACED))
+        asyncio.set_event_loop(None)
+    assert outputs(result)[0].output.startswith("There is no tool 'mcp_docs_serch'. Did you mean mcp_docs_search")
+    assert result.final_output == "so be it"
+
+
+async def test_a_tool_of_the_hub_that_this_agent_was_not_given_is_not_found(service: ToolService) -> None:
+    refusals: list[ToolResult] = []
+    config = hub_run_config(service, run_config=UNTRACED, on_refusal=lambda call_id, result: refusals.append(result))
+    tools = await hub_tools(service, ["docs.search"])
+    agent = Agent("librarian", model=scripted(("mcp_docs_go", {}), "so be it"), tools=[*tools])
+    (told,) = outputs(await Runner.run(agent, "please", run_config=config))
+    assert told.output == "There is no tool 'mcp_docs_go'."
+    assert [(each.status, each.error_message) for each in refusals] == [("not_found", told.output)]
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+async def test_a_run_without_its_configuration_is_ended_by_the_sdk(service: ToolService, *, is_server: bool) -> None:
+    agent = Agent("librarian", model=scripted(("mcp_docs_serch", {}), "never said"))
+    if is_server:
+        agent.mcp_servers = [HubServer(service)]
+    else:
+        agent.tools = [*await hub_tools(service)]
+    with pytest.raises(ModelBehaviorError, match="mcp_docs_serch"):  # docs/library.md says so, and what to do
+        await Runner.run(agent, "please", run_config=UNTRACED)
 
 
 async def test_what_a_run_says_of_other_errors_stays_its_own(service: ToolService) -> None:
@@ -287,6 +343,7 @@ async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     expected = [
         "meanwhile: reading the archive",
         "told:      success {'words': 4",
+        "refused:   not_found There is no tool 'mcp_workshop_mesure'. Did you mean mcp_workshop_measure?",
         "answer:    One word.",
     ]
     assert [words for words in expected if words not in said] == []

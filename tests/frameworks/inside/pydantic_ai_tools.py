@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -153,9 +154,9 @@ async def test_a_user_is_given_the_tools_that_permissions_cover(service: ToolSer
         await Agent(script.model, toolsets=[HubToolset(service, ["docs.serach"])]).run("please")
 
 
-@pytest.mark.parametrize(("name", "arguments", "status"), EXECUTED)
-async def test_every_way_to_fail_has_its_own_status(
-    service: ToolService, name: str, arguments: dict[str, Any], status: str
+@pytest.mark.parametrize(("name", "arguments", "status", "words"), EXECUTED)
+async def test_every_way_to_fail_has_its_own_status_and_message(
+    service: ToolService, name: str, arguments: dict[str, Any], status: str, words: str
 ) -> None:
     agent = Agent(
         Scripted((name, arguments), "so be it").model, toolsets=[HubToolset(service, timeout=seconds_for(status))]
@@ -169,6 +170,7 @@ async def test_every_way_to_fail_has_its_own_status(
     (told,) = returns(result.all_messages())
     assert [event.status for event in ended] == [status]
     assert told.outcome == ("retried" if status == "invalid_parameters" else "failed")
+    assert re.search(words, told.content)
     assert told.content == ended[0].record["error"]["message"]
     assert result.output == "so be it"
 

@@ -24,15 +24,19 @@ POLL_SECONDS = 0.01
 SEARCHER = UserContext("ann", permissions=UserPermissions(["docs.search"]))
 """May search, and nothing else."""
 
-FAILURES: list[tuple[str, dict[str, Any], str]] = [
-    ("mcp_docs_refuse", {}, "error"),
-    ("mcp_docs_search", {"query": 7}, "invalid_parameters"),
-    ("mcp_docs_hang", {"token": "slow"}, "timeout"),
-    ("mcp_raw_pay", {"nonce": "lost", "mode": "die_after_ledger"}, "unavailable"),
-    ("mcp_docs_go", {}, "unauthorized"),
-    ("mcp_builtin_passing", {}, "not_found"),
+FAILURES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("mcp_docs_refuse", {}, "error", r"the archive is closed$"),
+    ("mcp_docs_search", {"query": 7}, "invalid_parameters", r"^Invalid arguments for docs\.search: query: 7 is not "),
+    ("mcp_docs_hang", {"token": "slow"}, "timeout", r"^Server docs did not answer within 0\.1 s"),
+    # Who calls it before it has been started again is told that it is not connected.
+    ("mcp_raw_pay", {"nonce": "lost", "mode": "die_after_ledger"}, "unavailable", r"^(Lost s|S)erver raw "),
+    ("mcp_docs_go", {}, "unauthorized", r"^user 'bob' may not use docs\.go: its permissions do not cover it"),
+    ("mcp_builtin_passing", {}, "not_found", r"^There is no tool '"),
 ]
-"""A call for each way to fail. `go` is denied to `ALL_BUT_GO`; `passing` is gone when it is called."""
+"""A call for each way to fail, its status, and a pattern of what is said of it.
+
+`go` is denied to `ALL_BUT_GO`; `passing` is gone when it is called.
+"""
 EXECUTED = FAILURES[:4]
 """Those of tools that the model is shown."""
 
