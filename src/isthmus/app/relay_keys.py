@@ -6,6 +6,7 @@ whether or not the hub runs. No message quotes what is in these files.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import time
@@ -38,6 +39,10 @@ REVOKED_BYTES = 16 * 1024 * 1024
 
 LOOK_SECONDS = 0.25
 """How long an answer may be behind the file: thousands of sockets are asked about at once."""
+
+
+TRUST_SECONDS = 30.0
+"""How long what was known of revoked tokens is gone by when the file cannot be read any more, or is gone."""
 
 
 class KeyDamaged(ValueError):
@@ -181,6 +186,7 @@ class Revocations:
         """None until the file was read, or was seen not to be there: till then no token is vouched for."""
         self._seen: tuple[int, ...] | None = None
         self._next_look = float("-inf")
+        self._good_at = clock()
         self._has_complained = False
 
     def change(self, configured: Iterable[str]) -> None:
@@ -192,17 +198,22 @@ class Revocations:
         now = self._clock()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
-            self._look()
+            self._look(now)
         return id in self._configured or self._noted is None or id in self._noted
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         try:
             seen = _look_of(self._file)
+            if seen is None and self._seen is not None:
+                raise FileNotFoundError(errno.ENOENT, "it is gone")  # and what was revoked must not come back with it
             if self._noted is None or seen != self._seen:
                 self._noted = frozenset() if seen is None else _ids_in(self._file)
-                self._seen, self._has_complained = seen, False
+                self._seen = seen
+            self._good_at, self._has_complained = now, False
         except (OSError, ValueError) as error:
-            self._complain(error)  # what was known stays
+            self._complain(error)
+            if now - self._good_at > TRUST_SECONDS:
+                self._noted = None  # until then what was known stays
 
     def _complain(self, error: OSError | ValueError) -> None:
         if not self._has_complained:

@@ -1,4 +1,6 @@
-"""`isthmus token`: makes the relay's addresses, revokes tokens, and says what one claims.
+"""`isthmus token relay|revoke|read`: makes the relay's addresses, revokes tokens, and says what one claims.
+
+The keys of callers are in `cli.keys`.
 
 It works on the key and the state folder as the hub does, and needs none that runs. What it prints for the person who
 asked is a secret; nothing else that it says quotes a token.
@@ -6,7 +8,6 @@ asked is a secret; nothing else that it says quotes a token.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -26,12 +27,13 @@ from isthmus.cli.addresses import (
     relay_base,
     server_address,
 )
+from isthmus.cli.durations import seconds_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import aligned, say, write, write_json
-from isthmus.cli.sources import configuration_of
+from isthmus.cli.sources import configuration_for_keys, configuration_of
 from isthmus.config.settings import Configuration
 from isthmus.identity import relay as identity
-from isthmus.identity.relay import ID_RULE, RelayTokens, is_clean, is_id
+from isthmus.identity.relay import RelayTokens, is_clean
 from isthmus.model.relay import Claim, Role
 
 SERVER_ID_LENGTH_MAX = 64
@@ -40,9 +42,6 @@ STDIN_BYTES = 64 * 1024
 
 KEY_SHOWN = "KEY"
 """Stands in an address for the relay's key, where that was not asked for."""
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DURATION = re.compile(r"([0-9]{1,9})([smhdw])")
 
 WHY = {
     identity.NONE_SHOWN: "there is none",
@@ -161,12 +160,8 @@ def _end(expires: str | None) -> float | None:
     """When a token made now ends."""
     if expires is None:
         return None
-    found = _DURATION.fullmatch(expires.strip().lower())
-    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
-    if not 0 < seconds <= 100 * 365 * 86_400:
-        said = f"--expires must be a time like 12h, 30d or 52w, not {expires!r}"
-        raise CommandFailed(Exit.USAGE, said, "Leave it out for a token that does not end by itself.")
-    return round(time.time()) + float(seconds)
+    advice = "Leave it out for a token that does not end by itself."
+    return round(time.time()) + seconds_of("--expires", expires, advice)
 
 
 def _rows(minted: Minted, without_key: str | None) -> Iterator[tuple[str, str]]:
@@ -210,16 +205,12 @@ def _notes(wanted: Wanted, minted: Minted, configuration: Configuration) -> Iter
 
 
 def revoke_token(file: Path | None, id: str) -> Exit:
-    """Note that a token is good no more.
+    """Note that a token of the relay is good no more.
 
     Raises:
-        CommandFailed: it is no id, or cannot be noted.
+        CommandFailed: it cannot be noted.
     """
-    if not is_id(id):
-        said = f"that is not the id of a token, which is {ID_RULE}"  # not quoted: it may be the token itself
-        advice = "It was printed with the token, and `isthmus token read` says the id of a token that it is given."
-        raise CommandFailed(Exit.USAGE, said, advice)
-    state = _state(configuration_of(file))
+    state = _state(configuration_for_keys(file)[0])
     try:
         revoke(id, state)
     except OSError as error:

@@ -1,8 +1,8 @@
 """API keys: from the headers of a request to the caller who sent it.
 
 The hub keeps digests, never keys, and a file may hold the digest instead of the key. What a caller may do is
-not decided here. Faces call `credential_of` and `KeyRing.caller_of` for each request; `config` calls the rest
-when it reads callers.
+not decided here. `app.identity` calls `credential_of` and `KeyRing.caller_of` for each request; `config` calls the
+rest when it reads callers.
 """
 
 from __future__ import annotations
@@ -10,19 +10,29 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
 
 from isthmus.model.callers import Caller
 
 KEY_LENGTH_MIN = 16
 """Shorter keys can be guessed over a network in reasonable time."""
 
-_VARIETY_MIN = 6
-"""Fewer different characters than this are a finger kept on a key, not a key."""
-
-_PLACEHOLDERS = ("changeme", "change-me", "change_me", "your-api-key", "your_api_key", "placeholder")
 _DIGEST_FORM = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _KEY_FORM = re.compile(r"[\x21-\x7e]+")
+
+
+_Held: TypeAlias = tuple[bytes, Caller | None, float]
+"""The digest of a key, whose it is, and when it ends."""
+
+_NEVER = float("inf")
+_NOBODY: _Held = (bytes(32), None, 0.0)
+
+
+class KeyTooShort(ValueError):
+    """A key that can be guessed."""
 
 
 class KeyRing:
@@ -32,24 +42,41 @@ class KeyRing:
         ValueError: two callers have one key, so that it would be open who is calling.
     """
 
-    __slots__ = ("_callers",)
+    __slots__ = ("_held", "_now")
 
-    def __init__(self, callers: Sequence[tuple[bytes, Caller]]) -> None:
-        self._callers = {digest: (digest, caller) for digest, caller in callers}
-        if len(self._callers) != len(callers):
+    def __init__(
+        self,
+        callers: Sequence[tuple[bytes, Caller]],
+        expiries: Mapping[bytes, float] = MappingProxyType({}),
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`callers` are by the digests of their keys, of which some end at a time (`expiries`)."""
+        self._held: dict[bytes, _Held] = {
+            digest: (digest, caller, expiries.get(digest, _NEVER)) for digest, caller in callers
+        }
+        self._now = now
+        if len(self._held) != len(callers):
             raise ValueError("every caller must have a key of its own, not one that another has")
 
     def caller_of(self, key: str | bytes) -> Caller | None:
-        """Return whose key this is; None if nobody's.
+        """Return whose key this is; None if nobody's, or if it has expired."""
+        return self.holder(digest_of(key))
 
-        The table is searched by digest, which a guesser cannot steer towards a match; the match itself is
-        confirmed in constant time.
+    def holder(self, digest: bytes) -> Caller | None:
+        """Return whose key has this digest.
+
+        The table is searched by digest, which a guesser cannot steer towards a match; what is found is compared in
+        constant time, and nobody is found for whom there is nothing: all keys go the same way.
         """
-        digest = digest_of(key)
-        found = self._callers.get(digest)
-        if found is None or not hmac.compare_digest(found[0], digest):
+        held, caller, ends_at = self._held.get(digest, _NOBODY)
+        if not hmac.compare_digest(held, digest):
             return None
-        return found[1]
+        return caller if ends_at is _NEVER or self._now() < ends_at else None
+
+    def callers(self) -> frozenset[Caller]:
+        """Everybody who has a key that is good now."""
+        now = self._now()
+        return frozenset(caller for _, caller, ends_at in self._held.values() if caller is not None and now < ends_at)
 
 
 def digest_of(key: str | bytes) -> bytes:
@@ -61,7 +88,7 @@ def parse_key(text: str) -> bytes:
     """Return the digest of a configured key, which is the key itself or `sha256:` and the digest in hex.
 
     Raises:
-        ValueError: no client could send such a key. The message does not quote it.
+        ValueError: it is too short, or no client could send it. The message does not quote it.
     """
     if found := _DIGEST_FORM.fullmatch(text):
         return bytes.fromhex(found[1])
@@ -71,20 +98,18 @@ def parse_key(text: str) -> bytes:
         raise ValueError("key must be a text, not empty")
     if _KEY_FORM.fullmatch(text) is None:
         raise ValueError("key must be printable ASCII without spaces, not what it is (hidden)")
+    check_length(text)
     return digest_of(text)
 
 
-def weakness_of(text: str) -> str | None:
-    """Say why a configured key is too weak to face a network; None if nothing speaks against it."""
-    if text.startswith("sha256:"):
-        return None  # only its owner knows the key
-    if any(word in text.lower() for word in _PLACEHOLDERS):
-        return "is a placeholder"
-    if len(text) < KEY_LENGTH_MIN:
-        return f"is shorter than {KEY_LENGTH_MIN} characters"
-    if len(set(text)) < _VARIETY_MIN:
-        return f"has fewer than {_VARIETY_MIN} different characters"
-    return None
+def check_length(key: str) -> None:
+    """Accept a key by its length; there is no other test of one.
+
+    Raises:
+        KeyTooShort: it is. The message does not quote it.
+    """
+    if len(key) < KEY_LENGTH_MIN:
+        raise KeyTooShort(f"key must have {KEY_LENGTH_MIN} characters or more, not {len(key)}")
 
 
 def credential_of(fields: Mapping[bytes, bytes]) -> bytes | None:
@@ -114,6 +139,6 @@ def _token_of(authorization: bytes | None) -> bytes | None:
 
 
 def _one_of(token: bytes | None, api_key: bytes | None) -> bytes | None:
-    if token is not None and api_key is not None and token != api_key:
+    if token is not None and api_key is not None and not hmac.compare_digest(token, api_key):
         return None
     return api_key if token is None else token

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.faces.http.bodies import joined
-from isthmus.identity.keys import KeyRing, credential_of, digest_of, parse_key, weakness_of
+from isthmus.identity.keys import KeyRing, credential_of, digest_of, parse_key
 from isthmus.model.callers import Caller, Grants
 
 KEY = "k3y-of-the-planner-0123"
@@ -48,31 +48,32 @@ def test_a_configured_digest_stands_for_its_key() -> None:
     ("text", "message"),
     [
         ("", "key must be a text, not empty"),
+        ("fifteen-letters", "key must have 16 characters or more, not 15"),
         ("two words", "key must be printable ASCII without spaces, not what it is (hidden)"),
         ("schlüssel", "key must be printable ASCII without spaces, not what it is (hidden)"),
         ("sha256:abc", "key must be 64 hex digits after sha256:, not what it is (hidden)"),
         ("SHA256:" + "0" * 64, "key must be 64 hex digits after sha256:, not what it is (hidden)"),
     ],
 )
-def test_a_key_that_cannot_be_sent_is_refused_without_being_quoted(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match="key must be") as refused:
+def test_a_key_that_is_too_short_or_cannot_be_sent_is_refused_without_being_quoted(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match="key must") as refused:
         parse_key(text)
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize(
-    ("text", "weakness"),
-    [
-        ("short", "is shorter than 16 characters"),
-        ("ChangeMe", "is a placeholder"),
-        ("your-api-key-goes-here", "is a placeholder"),
-        ("aaaaaaaaaaaaaaaaaaaaaaaa", "has fewer than 6 different characters"),
-        (KEY, None),
-        ("sha256:" + "0" * 64, None),
-    ],
-)
-def test_a_weak_key_is_told_why(text: str, weakness: str | None) -> None:
-    assert weakness_of(text) == weakness
+def test_a_key_is_good_until_it_expires() -> None:
+    now = [100.0]
+    keys = [(digest_of(KEY), PLANNER), (digest_of("other"), READER)]
+    ring = KeyRing(keys, {digest_of(KEY): 200.0}, lambda: now[0])
+    assert (ring.caller_of(KEY), ring.callers()) == (PLANNER, frozenset({PLANNER, READER}))
+    now[0] = 200.0
+    assert (ring.caller_of(KEY), ring.callers()) == (None, frozenset({READER}))
+    assert ring.holder(digest_of("other")) is READER
+
+
+@pytest.mark.parametrize("text", ["changeme-changeme", "your-api-key-goes-here", "a" * 16])
+def test_a_key_is_tried_for_its_length_and_nothing_else(text: str) -> None:
+    assert parse_key(text) == digest_of(text)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,404 @@
+"""Who is calling: the keys of the file and of the state folder, and whatever else proves it, asked in one order.
+
+`serve` makes one `Identities` for all faces and has it look after itself: keys that were made, revoked or have expired
+are taken up within a second, and what their callers had open is ended. It fails closed: a list of keys that cannot be
+read lets nobody in at a start; in a hub that runs, what was known of it holds for a short while and then for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import structlog
+from msgspec.structs import replace
+
+from isthmus.app.hub import LOCAL
+from isthmus.app.key_file import KeyFile, Look, finding_of, reason_of
+from isthmus.config.callers import DEFAULT_TENANT
+from isthmus.config.callers import ROOT as CALLERS
+from isthmus.config.codes import NO_USABLE_CALLER
+from isthmus.config.findings import ConfigError, Place
+from isthmus.config.load import access_mode
+from isthmus.config.settings import Configuration
+from isthmus.identity.keys import KeyRing, credential_of, digest_of
+from isthmus.identity.store import Keys, MintedKey, StoreDamaged
+from isthmus.identity.verifying import Verifier
+from isthmus.model.callers import Caller, Grants, Unprovable, everywhere
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.25
+"""How often the list of keys is looked at, and who has expired; with reading and telling it is below a second."""
+
+TRUST_SECONDS = 30.0
+"""How long what was known of the list is gone by when it cannot be read any more: who was revoked meanwhile is not
+known to be."""
+
+BOUNDS_MAX = 4096
+"""Callers whom verifiers know that are remembered with what their tenants hold them to."""
+
+SHOWN_SECONDS = 0.5
+"""How often verifiers are asked whether those whom they named are good still."""
+
+SHOWN_MAX = 16_384
+"""Of how many; what others have opened is ended only when somebody else is good no more."""
+
+ANYONE = Caller("anyone", "anyone", Grants(("*",)), is_anyone=True)
+"""Who calls a hub that was told to be open to a network. It is not trusted as whoever is at this machine."""
+
+LOST = Unprovable("Keys cannot be checked at the moment: the hub cannot read its list of keys. Ask again later.")
+
+_MARK = secrets.token_bytes(32)
+"""Marks the keys of the file for the life of this process; a mark cannot be taken back to a key."""
+
+
+class Minted:
+    """The list of keys in the state folder, as a hub that runs knows it."""
+
+    def __init__(self, file: KeyFile, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read the list.
+
+        Raises:
+            ConfigError: there is one, and it cannot be used.
+        """
+        self._file = file
+        self._clock = clock
+        self.keys: Keys = ()
+        self.is_wanted = False
+        """Whether there ever was such a list; this stays."""
+        self._seen: Look | None = None
+        self._good_at = clock()
+        self._complaint = ""
+        try:
+            self._read()
+        except (OSError, StoreDamaged) as error:
+            raise ConfigError(finding_of(file, error)) from error
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether too much time went by since it could be read."""
+        return self.is_wanted and self._clock() - self._good_at > TRUST_SECONDS
+
+    def look(self) -> None:
+        """Read the list if it has changed, which takes as long as a disk; where it cannot be read, nothing changes."""
+        try:
+            self._read()
+        except (OSError, StoreDamaged) as error:
+            self._complain(reason_of(error))
+            return
+        if self._complaint:
+            log.info("the list of keys can be read again", file=str(self._file.path))
+            self._complaint = ""
+
+    def _read(self) -> None:
+        """Raises: OSError, StoreDamaged."""
+        if not self.is_wanted and not self._file.exists():
+            self._good_at = self._clock()
+            return
+        self.is_wanted = True
+        seen = self._file.look()
+        if seen != self._seen:
+            self.keys = self._file.read()
+            self._seen = seen
+        self._good_at = self._clock()
+
+    def _complain(self, reason: str) -> None:
+        if reason != self._complaint:
+            self._complaint = reason
+            told = "the list of keys cannot be read: what was known of it holds for a short while"
+            log.error(told, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
+
+
+class Identities(Container[Caller]):
+    """Everybody whom the hub knows. As a container it holds the callers whose proof is good now."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        is_insecure: bool = False,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Know the keys; `verifiers` are added by whoever has any, and then `decide` says who comes in.
+
+        Raises:
+            ConfigError: the list of keys in the state folder cannot be used.
+        """
+        self.verifiers: list[Verifier] = []
+        """Asked in this order about what is no key."""
+        self.knows_more = False
+        """Whether one of these knows callers of whom the configuration says nothing: then the hub is not open."""
+        self._configuration = configuration
+        self._is_insecure = is_insecure
+        self._now = now
+        self._minted = Minted(KeyFile(Path(configuration.hub.state)), clock)
+        self._ring = KeyRing(())
+        self._bounds: dict[Caller, Caller] = {}
+        """Callers as verifiers have them, and as their tenants let them be."""
+        self._shown: dict[Caller, Caller] = {}
+        """Everybody whom a verifier named and who may have something open, with the caller that it named."""
+        self._shown_at = 0.0
+        self._clock = clock
+        self._live: frozenset[Caller] = frozenset()
+        self.on_keys: Callable[[Keys], None] = lambda _: None
+        """Is told of the list of keys whenever it, or what is good of it, may be another."""
+        self._taken: Keys = ()
+        self._is_lost = False
+        self._next_end = float("inf")
+        self._told: frozenset[str] = frozenset()
+        self._anybody: Caller | None = None
+        """Who everybody is where no proof is wanted."""
+        self._build()
+
+    # -- deciding --------------------------------------------------------------------------------------------------
+
+    def decide(self) -> None:
+        """Say whether proof is wanted at all; before this nobody comes in.
+
+        Raises:
+            ConfigError: the hub would be open to a network.
+        """
+        self._anybody = self._open_to(self._configuration)
+        self._live = self._known()
+
+    def _open_to(self, configuration: Configuration) -> Caller | None:
+        others = self._minted.is_wanted or bool(configuration.issuers) or self.knows_more
+        hub = configuration.hub
+        mode = access_mode(hub, configuration.callers, has_others=others, is_insecure=self._is_insecure)
+        if mode == "keys":
+            return None
+        return LOCAL if hub.is_loopback else ANYONE
+
+    @property
+    def wants_proof(self) -> bool:
+        """Whether callers have to show who they are."""
+        return self._anybody is None
+
+    def __contains__(self, caller: object) -> bool:
+        if caller in self._live:
+            return True
+        return isinstance(caller, Caller) and self._is_verified(caller.at_large)
+
+    def _is_verified(self, caller: Caller) -> bool:
+        """Whether somebody else proved who this is, and it is held to what its tenant is now."""
+        return self._is_still(caller, self._configuration.tenants.loosed(caller))
+
+    def callers(self) -> frozenset[Caller]:
+        """Everybody who has a key that is good now; whom verifiers would know is not known beforehand."""
+        return self._ring.callers() if self._anybody is None else frozenset({self._anybody})
+
+    def find(self, tenant: str, name: str) -> Caller | None:
+        """Who has this name now; None if nobody is known by it any more, by a key or by what a verifier was shown."""
+        known = next((each for each in self.callers() if (each.tenant, each.name) == (tenant, name)), None)
+        if known is not None:
+            return known
+        named = ((each, found) for each, found in self._shown.items() if (each.tenant, each.name) == (tenant, name))
+        return next((each for each, found in named if self._is_still(each, found)), None)
+
+    # -- on the way of a call --------------------------------------------------------------------------------------
+
+    def identify(self, fields: Mapping[bytes, bytes]) -> Caller | Unprovable | None:
+        """Who sends these headers; None if they prove nothing."""
+        if self._anybody is not None:
+            return self._anybody
+        credential = credential_of(fields)
+        if credential is None:
+            return None
+        caller = self._ring.caller_of(credential)
+        return caller if caller is not None else self._verified(credential)
+
+    def _verified(self, credential: bytes) -> Caller | Unprovable | None:
+        doubt: Unprovable | None = LOST if self._is_lost else None
+        for verifier in self.verifiers:
+            found = verifier.caller_of(credential)
+            if isinstance(found, Caller):
+                # Who is known by a key as well, and showed what was given out for it, is held to that already.
+                return found if found in self._live else self._note(found)
+            doubt = found or doubt
+        return doubt
+
+    def _note(self, found: Caller) -> Caller:
+        """A caller whom a verifier named, held to what its tenant is; who it was is asked again until it is nobody."""
+        caller = self._bounded(found)
+        self._shown[caller] = found
+        if len(self._shown) > SHOWN_MAX:
+            del self._shown[next(iter(self._shown))]
+        return caller
+
+    def _bounded(self, caller: Caller) -> Caller:
+        """A caller whom a verifier knows, held to what its tenant is; remembered, because each of its calls asks."""
+        if self._configuration.tenants.hold_nobody:
+            return caller
+        bounded = self._bounds.get(caller)
+        if bounded is None:
+            if len(self._bounds) >= BOUNDS_MAX:
+                self._bounds.clear()
+            bounded = self._bounds[caller] = self._configuration.tenants.bound(caller)
+        return bounded
+
+    def by_key(self, key: bytes) -> Caller | Unprovable | None:
+        """Whose key this is, where nothing but a key will do."""
+        return self.by_digest(digest_of(key))
+
+    def by_digest(self, digest: bytes) -> Caller | Unprovable | None:
+        """The same by the digest of a key that was shown before: it is good as long as that is."""
+        found = self._ring.holder(digest)
+        return LOST if found is None and self._is_lost else found
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, configuration: Configuration) -> Callable[[], None]:
+        """Look at another configuration; what is returned takes it, and cannot fail.
+
+        Raises:
+            ConfigError: the hub would be open to a network, or no longer want keys.
+        """
+        anybody = self._open_to(configuration)
+        if anybody is not None and self.wants_proof:
+            # That must not follow from a file cut short or emptied.
+            advice = "restart the hub if it is to be open"
+            said = "must not be empty while the hub wants keys"
+            raise ConfigError(Place(configuration.file, CALLERS).finding(said, advice=advice, code=NO_USABLE_CALLER))
+        return partial(self._take, configuration, anybody)
+
+    def _take(self, configuration: Configuration, anybody: Caller | None) -> None:
+        self._configuration = configuration
+        self._bounds.clear()
+        self._anybody = anybody
+        self._build()
+
+    async def run(self, on_change: Callable[[], None]) -> None:
+        """Look after the keys until cancelled; `on_change` is told when somebody came, changed or is good no more."""
+        loop = asyncio.get_running_loop()
+        looking: asyncio.Future[None] | None = None
+        while True:
+            # A network folder may take its time, or for ever. Then only the clock goes on.
+            looking = looking or _aside(loop, self._minted.look)
+            await asyncio.wait({looking}, timeout=LOOK_SECONDS)
+            try:
+                if looking.done():
+                    done, looking = looking, None
+                    done.result()
+                if self.look():
+                    on_change()
+            except Exception:  # a defect met once must not let keys live on that are revoked later
+                log.exception("keys could not be looked after: a defect in the hub")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self) -> bool:
+        """Go by what is known of the keys now; return whether that changed anything, or somebody else is gone."""
+        has_lost = self._has_lost_shown()
+        if not (self._has_changed() or (self._anybody is not None and self._minted.is_wanted)):
+            return has_lost
+        before = self._live
+        if self._anybody is not None and self._minted.is_wanted:
+            self._anybody = None
+            log.warning("the hub was open and wants keys from now on: one was made with isthmus token create")
+        self._build()
+        return has_lost or self._live != before
+
+    def _has_lost_shown(self) -> bool:
+        """Whether one of those whom verifiers named is good no more; they do not tell by themselves."""
+        now = self._clock()
+        if not self._shown or now < self._shown_at + SHOWN_SECONDS:
+            return False
+        self._shown_at = now
+        gone = [caller for caller, found in self._shown.items() if not self._is_still(caller, found)]
+        for caller in gone:
+            del self._shown[caller]
+        return bool(gone)
+
+    def _is_still(self, caller: Caller, found: Caller) -> bool:
+        return self._bounded(found) == caller and any(verifier.knows(found) for verifier in self.verifiers)
+
+    def _has_changed(self) -> bool:
+        """Whether the table was made from something else, or a key in it has expired since."""
+        minted = self._minted
+        return minted.keys is not self._taken or minted.is_lost != self._is_lost or self._now() >= self._next_end
+
+    def _build(self) -> None:
+        """Make the table of keys from what is configured and what is in the list, and note who is good now."""
+        is_lost = self._minted.is_lost
+        if is_lost and not self._is_lost:
+            log.error("the list of keys could not be read for too long: nobody comes in by one of its keys")
+        self._is_lost, self._taken = is_lost, self._minted.keys
+        known = {digest: replace(caller, key=_mark_of(digest)) for digest, caller in self._configuration.callers}
+        expiries = dict(self._configuration.expiries)
+        for key in () if is_lost else self._usable(known):
+            digest = bytes.fromhex(key.digest)
+            known[digest] = self._configuration.tenants.bound(key.caller)
+            if key.expires_at is not None:
+                expiries[digest] = key.expires_at
+        self._ring = KeyRing(tuple(known.items()), expiries, self._now)
+        self._live = self._known()
+        now = self._now()
+        self._next_end = min((end for end in expiries.values() if end > now), default=float("inf"))
+        self.on_keys(self._taken)
+
+    @property
+    def keys(self) -> Keys:
+        """The list of keys in the state folder, as it is gone by."""
+        return self._taken
+
+    def _usable(self, known: Mapping[bytes, Caller]) -> Keys:
+        """The keys of the list that are good and whose callers are its own; of the others the operator is told once."""
+        now = self._now()
+        good = [key for key in self._minted.keys if key.is_good(now)]
+        in_file = self._configuration.named | {caller.name for caller in known.values()}
+        odd = {key.id: said for key in good if (said := self._odd(key, in_file))}
+        for id in odd.keys() - self._told:
+            log.warning("a key is left out", key=id, reason=odd[id])
+        self._told = frozenset(odd)
+        return tuple(key for key in good if key.id not in odd and bytes.fromhex(key.digest) not in known)
+
+    def _odd(self, key: MintedKey, in_file: Container[str]) -> str | None:
+        if key.name in in_file:
+            return f"the configuration has a caller {key.name!r} of its own"
+        if key.name.partition("/")[0] in {issuer.name for issuer in self._configuration.issuers if "/" in key.name}:
+            return f"{key.name!r} is what a caller of an issuer would be called"
+        tenants = self._configuration.tenants.known
+        if tenants and key.tenant != DEFAULT_TENANT and key.tenant not in tenants:
+            return f"the configuration has tenants, and {key.tenant!r} is none of them"
+        return None
+
+    def _known(self) -> frozenset[Caller]:
+        return everywhere(self.callers())
+
+
+def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio.Future[None]:
+    """Look in a thread of its own. The loop's are few, and may all wait for a name server while a key is revoked."""
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        failed: Exception | None = None
+        try:
+            look()
+        except Exception as error:  # noqa: BLE001 - told to who waits
+            failed = error
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(tell, failed)
+
+    # A daemon, or a folder that hangs would keep the process from ending.
+    threading.Thread(target=work, name="keys", daemon=True).start()
+    return done
+
+
+def _mark_of(digest: bytes) -> str:
+    return f"file:{hmac.digest(_MARK, digest, 'sha256')[:8].hex()}"

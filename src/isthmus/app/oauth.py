@@ -1,0 +1,199 @@
+"""Tokens at the hub: those of issuers, and those that it gives out for its own keys; joined with who else is known.
+
+`serve` makes one `Tokens`, and tells it when the configuration changes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from isthmus.app.identity import Identities
+from isthmus.app.issuers import IssuerKeys
+from isthmus.config.contents import contents_of
+from isthmus.config.settings import Configuration
+from isthmus.core.access.tenants import Tenants
+from isthmus.core.crew import Crew
+from isthmus.faces.http.gate import Fields, Gate
+from isthmus.faces.oauth.challenges import Challenges, Shown
+from isthmus.faces.oauth.documents import OwnAddresses, Trusted
+from isthmus.faces.oauth.http import LIFETIME_SECONDS, OauthHttp
+from isthmus.identity import access_tokens
+from isthmus.identity.access_tokens import AccessTokens
+from isthmus.identity.issuers import Issuer, Issuers, OnProved
+from isthmus.identity.keys import credential_of, digest_of
+from isthmus.model.callers import Caller, Unprovable
+from isthmus.transport.egress import Egress
+
+log = structlog.get_logger(__name__)
+
+assert LIFETIME_SECONDS == access_tokens.LIFETIME_SECONDS, "what is said of a token is true of it"
+
+FOLDER = "oauth"
+SECRET_FILE = "secret"  # noqa: S105 - its name
+SECRET_BYTES = 32
+FILE_BYTES = 4096
+
+
+class Tokens:
+    """What the hub knows of tokens, and says of them."""
+
+    def __init__(self, configuration: Configuration, identities: Identities) -> None:
+        """`identities` asks here about credentials that are no keys, from now on."""
+        self._configuration = configuration
+        self.identities = identities
+        self._issuers = Issuers(())
+        self.on_proved: OnProved = self._issuers.on_proved
+        """Hears of tokens of issuers that are good, for servers that are called in their owners' names."""
+        state = Path(configuration.hub.state)
+        self._own = AccessTokens(partial(secret_in, state), identities.by_digest, time.time)
+        self._keys: IssuerKeys | None = None
+        self._port = configuration.hub.port
+        identities.verifiers += [self._own, self]
+        self.change(configuration)
+
+    def open(self, gate: Gate, crew: Crew, egress: Egress) -> OauthHttp:
+        """Begin to fetch keys, have the gate say where tokens are to be had, and return the face that gives them."""
+        self._keys = IssuerKeys(egress, crew)
+        self._keys.follow(tuple(self._issuers))
+        gate.refuse = Challenges(self.address, self._explain).refuse
+        return OauthHttp(gate, self, self.address, self._trusted)
+
+    def listen_at(self, port: int) -> None:
+        """The hub's own address is known now."""
+        self._port = port
+        self._addresses = _addresses(self._configuration, port)
+
+    def change(self, configuration: Configuration) -> None:
+        """Go by another configuration; what did not change in it goes on as it was."""
+        before = {issuer.settings.name: issuer for issuer in self._issuers}
+        are_tenants_same = configuration.tenants == self._configuration.tenants
+        self._configuration = configuration
+        self._addresses = _addresses(configuration, self._port)
+        issuers: list[Issuer] = []
+        for settings in configuration.issuers:
+            old = before.get(settings.name)
+            if old is not None and old.settings == settings and are_tenants_same:
+                issuers.append(old)
+                continue
+            bound = partial(_bound, configuration.tenants, is_claimed=settings.tenant_claim is not None)
+            new = Issuer(settings, bound, time.time, time.monotonic)
+            if old is not None:
+                new.inherit_keys(old)
+            issuers.append(new)
+        self._issuers = Issuers(issuers)
+        self._issuers.on_proved = self._proved
+        if self._keys is not None:
+            self._keys.follow(issuers)
+
+    def _proved(self, caller: Caller, credential: bytes, until: float) -> None:
+        self.on_proved(caller, credential, until)
+
+    def address(self, fields: Fields) -> str | None:
+        """Where the hub is spoken to by who sent this; None while nobody needs a token."""
+        return self._addresses.base(fields) if self.identities.wants_proof else None
+
+    # -- as a verifier: the issuers, whichever they are now ----------------------------------------------------------
+
+    def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
+        """See `identity.verifying.Verifier`."""
+        return self._issuers.caller_of(credential)
+
+    def knows(self, caller: Caller) -> bool:
+        """See `identity.verifying.Verifier`."""
+        return self._issuers.knows(caller)
+
+    # -- as who gives tokens -----------------------------------------------------------------------------------------
+
+    def token_for(self, name: str | None, key: str) -> str | None:
+        """See `faces.oauth.http.Giver`."""
+        digest = digest_of(key)
+        caller = self.identities.by_digest(digest)
+        return self._own.make(digest) if isinstance(caller, Caller) and name in (None, caller.name) else None
+
+    def gives_tokens(self) -> bool:
+        """See `faces.oauth.http.Giver`."""
+        return bool(self.identities.callers())
+
+    def _explain(self, fields: Mapping[bytes, bytes]) -> Shown | None:
+        credential = credential_of(fields)
+        if credential is None:
+            # Two that contradict each other, or one of another scheme, are as good as none.
+            return None
+        unproven = self._issuers.refusal_of(credential)
+        if unproven is None:
+            return Shown()
+        return Shown(unproven.reason, unproven.is_scope_missing, unproven.scopes)
+
+    def _trusted(self) -> tuple[Trusted, ...]:
+        settings = (issuer.settings for issuer in self._issuers)
+        return tuple(Trusted(each.issuer, each.audience, tuple(each.scopes)) for each in settings)
+
+
+def _bound(tenants: Tenants, caller: Caller, *, is_claimed: bool) -> Caller | None:
+    """A caller that may do no more than its tenant.
+
+    Where tenants are configured, a token cannot be of another one, which nothing would be held to.
+    """
+    if is_claimed and tenants.known and caller.tenant not in tenants.known:
+        return None
+    return tenants.bound(caller)
+
+
+def _addresses(configuration: Configuration, port: int) -> OwnAddresses:
+    hub = configuration.hub
+    return OwnAddresses(hub.public_url, hub.host, port, hub.hosts)
+
+
+# -- the secret under which the hub's own tokens are made --------------------------------------------------------------
+
+
+def secret_in(state: Path) -> bytes:
+    """The secret in the state folder, which is made if there is none.
+
+    Where it cannot be kept, it lasts as long as the process does: so do its tokens, and who has one asks for another.
+    """
+    file = state / FOLDER / SECRET_FILE
+    try:
+        with suppress(FileNotFoundError):
+            return _read(file)
+        for folder in (state, file.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _offer(file)
+        return _read(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        told = "access tokens will not outlast this process: their secret cannot be kept"
+        log.warning(told, file=str(file), reason=reason)
+        return secrets.token_bytes(SECRET_BYTES)
+
+
+def _read(file: Path) -> bytes:
+    if os.stat(file).st_mode & 0o077:
+        raise ValueError("others may read it: delete it to have one made")
+    secret = bytes.fromhex(contents_of(file, FILE_BYTES).decode("ascii").strip())
+    if len(secret) != SECRET_BYTES:
+        raise ValueError("it is not a secret that was made here: delete it to have one made")
+    return secret
+
+
+def _offer(file: Path) -> None:
+    """Put a new secret there, whole, unless somebody else just did: two that start at once have the same."""
+    draft = file.with_name(f"{SECRET_FILE}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as stream:
+            stream.write(secrets.token_hex(SECRET_BYTES) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        with suppress(FileExistsError):
+            os.link(draft, file)
+    finally:
+        os.unlink(draft)

@@ -1,0 +1,79 @@
+"""What an operator can say of issuers; `config` fills it from `[issuers]`. Values only, and nothing slow to load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
+
+from isthmus.model.callers import Grants
+
+Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+"""All that a token may be signed with: none is symmetric, and none signs nothing."""
+
+LEEWAY_SECONDS_MAX = 60.0
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
+"""As RFC 6749 has them: printable, without a space, a quotation mark or a backslash."""
+
+
+@dataclass(frozen=True, slots=True)
+class IssuerSettings:
+    """One `[issuers.NAME]`: whose tokens are believed, and what their owners may do."""
+
+    name: str
+    issuer: str
+    """As its tokens spell it in `iss`, to the letter."""
+    audience: tuple[str, ...]
+    """Tokens must be made for one of these."""
+    jwks: str | None = None
+    """Where its keys are; None has that looked up at the issuer."""
+    algorithms: tuple[Algorithm, ...] = ALGORITHMS
+    leeway: float = 30.0
+    """How far its clock may be off, in seconds."""
+    tenant: str = "default"
+    tenant_claim: str | None = None
+    """The claim that names the tenant instead; a token without it is refused."""
+    name_claim: str = "sub"
+    grants: Grants = field(default_factory=lambda: Grants(()))
+    """What everybody with a token may call."""
+    scopes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What a token's scopes add to that."""
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ValueError(f"must have a name of 1 to 50 letters, digits, _ and -, not {self.name!r}")
+        _check_address("issuer", self.issuer, may_have_query=False)
+        if self.jwks is not None:
+            _check_address("jwks", self.jwks, may_have_query=True)
+        if not self.audience or not all(each.strip() for each in self.audience):
+            raise ValueError("audience must name whom tokens are made for, not nobody")
+        if not self.algorithms:
+            raise ValueError("algorithms must name at least one, not none")
+        for position, each in enumerate(self.algorithms):
+            if each not in ALGORITHMS:
+                raise ValueError(f"algorithms.{position} must be one of {', '.join(ALGORITHMS)}, not {each!r}")
+        if not 0 <= self.leeway <= LEEWAY_SECONDS_MAX:
+            raise ValueError(f"leeway must be 0 to {LEEWAY_SECONDS_MAX:g} seconds, not {self.leeway:g}")
+        for scope in self.scopes:
+            if _SCOPE.fullmatch(scope) is None:
+                raise ValueError(f"scopes must have names without spaces, not {scope!r}")
+
+
+def _check_address(key: str, url: str, *, may_have_query: bool) -> None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # only looked at is it checked
+    except ValueError as error:
+        raise ValueError(f"{key} must be an https address, not {url!r}") from error
+    is_odd = any(character.isspace() or not character.isprintable() for character in url) or "@" in parts.netloc
+    if is_odd or not parts.hostname or parts.fragment or (parts.query and not may_have_query):
+        raise ValueError(f"{key} must be an https address without a user, a query or a fragment, not {url!r}")
+    # Whoever can change what comes from there can name its own keys.
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
+        raise ValueError(f"{key} must be an https address, or http on this machine, not {url!r}")

@@ -1,0 +1,58 @@
+"""Who is not let in is told where a token is to be had, and what is wrong with the one that was shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.faces.http.gate import Denied, Gate
+from isthmus.faces.http.origin import OriginGuard
+from isthmus.faces.oauth.challenges import Challenges, Shown
+from isthmus.model.callers import Face
+
+BASE = "https://hub.example"
+
+
+def refused(shown: Shown | None, face: Face = "mcp", base: str | None = BASE) -> tuple[int, str]:
+    gate = Gate(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
+    gate.refuse = Challenges(lambda _: base, lambda _: shown).refuse
+    denied = gate.admit({b"host": b"localhost"}, face)
+    assert isinstance(denied, Denied)
+    [(name, value)] = denied.headers
+    assert name == b"www-authenticate"
+    return denied.status, value.decode()
+
+
+@pytest.mark.parametrize(("face", "place"), [("mcp", "/mcp"), ("sse", "/sse"), ("a2a", ""), ("rest", "")])
+def test_a_stranger_is_told_where_to_ask(face: Face, place: str) -> None:
+    metadata = f"{BASE}/.well-known/oauth-protected-resource{place}"
+    assert refused(None, face) == (401, f'Bearer realm="isthmus", resource_metadata="{metadata}"')
+
+
+def test_where_there_is_nothing_to_be_found_nothing_is_named() -> None:
+    assert refused(None, base=None) == (401, 'Bearer realm="isthmus"')
+
+
+def test_a_credential_that_is_nobodys_is_told_so() -> None:
+    status, said = refused(Shown())
+    assert status == 401
+    assert said.endswith('/mcp", error="invalid_token"')
+    status, said = refused(Shown("it has expired"))
+    assert said.endswith('error="invalid_token", error_description="it has expired"')
+
+
+def test_a_token_that_allows_nothing_is_told_which_scopes_would() -> None:
+    status, said = refused(Shown("none allows anything", is_scope_missing=True, scopes=("a", "b")))
+    assert status == 403
+    assert said.endswith('error="insufficient_scope", error_description="none allows anything", scope="a b"')
+
+
+def test_nothing_that_is_said_can_leave_its_quotes() -> None:
+    _, said = refused(Shown('a"b\\c\r\nx-evil: 1\u00e9'))
+    assert said.endswith('error_description="a?b?c??x-evil: 1?"')
+
+
+def test_a_gate_by_itself_asks_for_a_key() -> None:
+    gate = Gate(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
+    denied = gate.admit({b"host": b"localhost"}, "mcp")
+    assert isinstance(denied, Denied)
+    assert denied.headers == ((b"www-authenticate", b'Bearer realm="isthmus"'),)

@@ -1,0 +1,332 @@
+"""Who shows a good token of a configured issuer is a caller; who does not is told why, and by nobody else's word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jwt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.identity import issuers as module
+from isthmus.identity.issuers import KEEP_SECONDS, OPEN_SECONDS, Issuer, Issuers, Unproven
+from isthmus.identity.jwt import Key, KeySet, Token, read_keys, read_token
+from isthmus.identity.settings import ALGORITHMS, IssuerSettings
+from isthmus.model.callers import Caller, Grants, Unprovable
+from tests.issuer import encoded, jwk_of, jwks, private_key
+
+ISSUER = "https://login.example"
+HUB = "https://hub.example"
+NOW = 1_700_000_000.0
+
+
+class Clock:
+    """Both clocks of a test."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def settings(**more: Any) -> IssuerSettings:
+    given = {"grants": Grants(("files.*",)), **more}
+    return IssuerSettings(name="corp", issuer=ISSUER, audience=(HUB,), **given)
+
+
+def keys(kid: str = "one", number: int = 0) -> KeySet:
+    return read_keys(jwks(jwk_of(private_key("ES256", number), kid=kid, alg="ES256")), ALGORITHMS)
+
+
+def made(clock: Clock, *, bound: Callable[[Caller], Caller] = lambda caller: caller, **more: Any) -> Issuer:
+    issuer = Issuer(settings(**more), bound, clock, clock)
+    issuer.take_keys(keys())
+    return issuer
+
+
+def token(kid: str = "one", number: int = 0, **claims: Any) -> bytes:
+    given = {"iss": ISSUER, "aud": HUB, "sub": "alice", "exp": NOW + 600, "iat": NOW, **claims}
+    return signed({name: value for name, value in given.items() if value is not None}, kid, number)
+
+
+def signed(claims: object, kid: str = "one", number: int = 0) -> bytes:
+    """By hand: PyJWT would not sign all of these."""
+    signing = jwt.algorithms.ECAlgorithm(jwt.algorithms.ECAlgorithm.SHA256)
+    text = f"{encoded({'alg': 'ES256', 'kid': kid})}.{encoded(claims)}"
+    return f"{text}.{encoded(signing.sign(text.encode(), private_key('ES256', number)))}".encode()  # type: ignore[arg-type]
+
+
+def why(issuers: Issuers, credential: bytes) -> Unproven:
+    assert issuers.caller_of(credential) is None
+    unproven = issuers.refusal_of(credential)
+    assert unproven is not None
+    return unproven
+
+
+def test_a_good_token_makes_a_caller() -> None:
+    issuers = Issuers([made(Clock(), tenant="acme")])
+    caller = issuers.caller_of(token())
+
+    assert caller == Caller("corp/alice", "acme", Grants(("files.*",)))
+    assert issuers.refusal_of(token()) is None
+    assert issuers.knows(caller)
+    assert not issuers.knows(Caller("corp/bob", "acme", Grants(("files.*",))))
+
+
+def test_the_same_subject_of_two_issuers_is_two_callers() -> None:
+    clock = Clock()
+    other = Issuer(
+        IssuerSettings("other", "https://other.example", (HUB,), grants=Grants(("files.*",))), lambda c: c, clock, clock
+    )
+    other.take_keys(keys("one", 1))
+    issuers = Issuers([made(clock), other])
+
+    first = issuers.caller_of(token())
+    second = issuers.caller_of(token(number=1, iss="https://other.example"))
+    assert isinstance(first, Caller)
+    assert isinstance(second, Caller)
+    assert (first.tenant, first.name) != (second.tenant, second.name)
+    assert issuers.caller_of(token(number=1)) is None, "a key speaks for its own issuer only"
+
+
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        ({"aud": None}, "another audience"),
+        ({"aud": "https://other.example"}, "another audience"),
+        ({"aud": f"{HUB}/"}, "another audience"),
+        ({"aud": []}, "another audience"),
+        ({"aud": {"a": HUB}}, "another audience"),
+        ({"iss": None}, "another issuer"),
+        ({"iss": f"{ISSUER}/"}, "another issuer"),
+        ({"iss": [ISSUER]}, "another issuer"),
+        ({"exp": None}, "when it expires"),
+        ({"exp": str(int(NOW) + 600)}, "when it expires"),
+        ({"exp": True}, "when it expires"),
+        ({"exp": [NOW + 600]}, "when it expires"),
+        ({"exp": NOW - 31}, "expired"),
+        ({"exp": 0}, "expired"),
+        ({"nbf": NOW + 31}, "not valid yet"),
+        ({"nbf": "soon"}, "not valid yet"),
+        ({"iat": NOW + 31}, "not valid yet"),
+        ({"iat": None, "nbf": True}, "not valid yet"),
+        ({"sub": None}, "not a name"),
+        ({"sub": ""}, "not a name"),
+        ({"sub": " alice"}, "not a name"),
+        ({"sub": "al\nice"}, "not a name"),
+        ({"sub": "a" * 257}, "not a name"),
+        ({"sub": 7}, "not a name"),
+    ],
+)
+def test_a_claim_that_is_wrong_or_missing_is_told(claims: dict[str, Any], reason: str) -> None:
+    assert reason in why(Issuers([made(Clock())]), token(**claims)).reason
+
+
+@pytest.mark.parametrize("exp", [b"1e999", b"1e400", b"-1e9", b"1" + b"0" * 400, b"1" * 5000, b"1e300"])
+def test_a_number_that_cannot_be_a_time_is_none(exp: bytes) -> None:
+    claims = b'{"exp":%b,"iss":"%b","aud":"%b","sub":"a"}' % (exp, ISSUER.encode(), HUB.encode())
+    assert why(Issuers([made(Clock())]), signed(claims)).reason in (
+        "it does not say when it expires",
+        "its claims are not a JSON object that has no member twice",
+    )
+
+
+@pytest.mark.parametrize(
+    "claims", [{"aud": ["x", HUB]}, {"exp": NOW - 29}, {"nbf": NOW + 29}, {"iat": None}, {"exp": NOW + 0.5}]
+)
+def test_a_claim_within_its_bounds_is_accepted(claims: dict[str, Any]) -> None:
+    assert isinstance(Issuers([made(Clock())]).caller_of(token(**claims)), Caller)
+
+
+def test_a_token_is_good_until_it_expires_however_often_it_was_shown() -> None:
+    clock = Clock()
+    issuers = Issuers([made(clock)])
+    credential = token(exp=NOW + 100)
+    caller = issuers.caller_of(credential)
+    assert isinstance(caller, Caller)
+
+    clock.now = NOW + 129
+    assert issuers.caller_of(credential) == caller
+    clock.now = NOW + 131
+    assert "expired" in why(issuers, credential).reason
+    assert issuers.knows(caller), "who renews its token just now finds what it had open"
+    clock.now = NOW + 131 + OPEN_SECONDS
+    assert not issuers.knows(caller)
+
+
+def test_a_signature_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Token] = []
+    genuine = Key.has_signed
+
+    def has_signed(key: Key, token: Token) -> bool:
+        checked.append(token)
+        return genuine(key, token)
+
+    monkeypatch.setattr(Key, "has_signed", has_signed)
+    issuers = Issuers([made(Clock())])
+    credential = token()
+    for _ in range(3):
+        assert isinstance(issuers.caller_of(credential), Caller)
+    assert len(checked) == 1
+    assert "signature" in why(issuers, token(number=1)).reason
+    assert len(checked) == 2, "why it was refused is known from when it was"
+
+
+def test_what_is_remembered_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOKENS_MAX", 2)
+    monkeypatch.setattr(module, "CALLERS_MAX", 2)
+    issuer = made(Clock())
+    issuers = Issuers([issuer])
+    callers = [issuers.caller_of(token(sub=name)) for name in ("a", "b", "c")]
+    assert [isinstance(caller, Caller) and issuers.knows(caller) for caller in callers] == [False, True, True]
+    assert isinstance(issuers.caller_of(token(sub="a")), Caller)
+
+
+def test_tokens_of_a_key_that_was_given_up_are_refused() -> None:
+    clock = Clock()
+    issuer = made(clock)
+    issuers = Issuers([issuer])
+    credential = token()
+    caller = issuers.caller_of(credential)
+    assert isinstance(caller, Caller)
+
+    issuer.take_keys(keys())
+    assert issuers.knows(caller), "the same keys again"
+    issuer.take_keys(keys("two", 1))
+
+    assert "does not have" in why(issuers, credential).reason
+    assert not issuers.knows(caller)
+    assert isinstance(issuers.caller_of(token("two", 1)), Caller)
+
+
+def test_a_key_that_comes_or_goes_leaves_alone_who_came_by_another() -> None:
+    one, two = (jwk_of(private_key("ES256", number), kid=kid) for number, kid in enumerate(("one", "two")))
+    issuer = made(Clock())
+    issuers = Issuers([issuer])
+    by_one = issuers.caller_of(token(sub="alice"))
+    assert isinstance(by_one, Caller)
+
+    issuer.take_keys(read_keys(jwks(two, one), ALGORITHMS))
+    assert issuers.knows(by_one), "a key was added"
+    by_two = issuers.caller_of(token("two", 1, sub="bob"))
+    assert isinstance(by_two, Caller)
+
+    issuer.take_keys(read_keys(jwks(two), ALGORITHMS))
+    assert not issuers.knows(by_one)
+    assert issuers.caller_of(token(sub="alice")) is None
+    assert issuers.knows(by_two)
+
+
+def test_an_unknown_key_is_asked_for() -> None:
+    asked: list[bool] = []
+    issuer = made(Clock())
+    issuer.on_unknown_key = lambda: asked.append(True)
+    issuers = Issuers([issuer])
+
+    assert issuers.caller_of(token()) is not None
+    assert not asked
+    assert issuers.caller_of(token("new")) is None
+    assert asked
+    assert "signature" in why(issuers, token("one", 1)).reason
+
+
+def test_without_keys_nobody_can_tell() -> None:
+    clock = Clock()
+    issuer = Issuer(settings(), lambda caller: caller, clock, clock)
+    issuers = Issuers([issuer])
+    issuer.trouble = "it is away"
+
+    assert issuers.caller_of(token()) == Unprovable("the keys of corp are not there: it is away")
+    issuer.take_keys(keys())
+    credential = token(exp=NOW + 10 * KEEP_SECONDS)
+    assert isinstance(issuers.caller_of(credential), Caller)
+    clock.now += KEEP_SECONDS - 1
+    assert isinstance(issuers.caller_of(credential), Caller), "an hour without news"
+    clock.now += 2
+    assert isinstance(issuers.caller_of(credential), Unprovable), "and then nobody's word"
+
+
+def test_a_changed_issuer_goes_on_with_its_keys_if_they_are_from_the_same_place() -> None:
+    clock = Clock()
+    old = made(clock)
+    same = Issuer(settings(tenant="acme"), lambda caller: caller, clock, clock)
+    same.inherit_keys(old)
+    assert isinstance(Issuers([same]).caller_of(token()), Caller)
+
+    moved = Issuer(settings(jwks="https://elsewhere.example/keys"), lambda caller: caller, clock, clock)
+    moved.inherit_keys(old)
+    assert not moved.has_keys
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed"),
+    [
+        ({"scope": "files:read"}, ("files.read",)),
+        ({"scope": "other files:read files:write"}, ("files.read", "files.write")),
+        ({"scp": ["files:write"]}, ("files.write",)),
+    ],
+)
+def test_scopes_say_what_may_be_called(scope: dict[str, Any], allowed: tuple[str, ...]) -> None:
+    scopes = {"files:read": ("files.read",), "files:write": ("files.write",)}
+    issuers = Issuers([made(Clock(), grants=Grants((), ("files.secret",)), scopes=scopes)])
+    caller = issuers.caller_of(token(**scope))
+    assert isinstance(caller, Caller)
+    assert caller.grants == Grants(allowed, ("files.secret",))
+
+
+@pytest.mark.parametrize("scope", [{}, {"scope": "other"}, {"scope": 1}, {"scope": ["files:read", 2][1:]}])
+def test_a_token_whose_scopes_allow_nothing_is_not_enough(scope: dict[str, Any]) -> None:
+    issuers = Issuers([made(Clock(), grants=Grants(()), scopes={"files:read": ("files.read",)})])
+    unproven = why(issuers, token(**scope))
+    assert unproven.is_scope_missing
+    assert unproven.scopes == ("files:read",)
+
+
+def test_a_tenant_and_a_name_may_be_claims() -> None:
+    issuers = Issuers([made(Clock(), tenant_claim="org", name_claim="client_id")])
+    caller = issuers.caller_of(token(org="acme", client_id="robot"))
+    assert isinstance(caller, Caller)
+    assert (caller.tenant, caller.name) == ("acme", "corp/robot")
+    assert "org is not the name of a tenant" in why(issuers, token(client_id="robot")).reason
+    assert "client_id is not a name" in why(issuers, token(org="acme")).reason
+
+
+def test_nobody_gets_more_than_its_tenant() -> None:
+    less = Grants(("files.read",))
+    issuers = Issuers([made(Clock(), bound=lambda caller: Caller(caller.name, caller.tenant, less))])
+    caller = issuers.caller_of(token())
+    assert isinstance(caller, Caller)
+    assert caller.grants == less
+
+
+def test_what_has_not_the_form_of_a_token_is_somebody_elses() -> None:
+    issuers = Issuers([made(Clock())])
+    for credential in (b"0123456789abcdef", b"a.b.c", b""):
+        assert issuers.caller_of(credential) is None
+        assert issuers.refusal_of(credential) is None
+    assert why(issuers, b"ey.ey.ey").reason
+    assert Issuers([]).refusal_of(token()) is None
+
+
+def test_an_issuer_speaks_for_itself_alone() -> None:
+    other = read_token(token(iss="https://other.example"))
+    assert isinstance(other, Token)
+    looked = made(Clock()).look_at(other, b"digest")
+    assert isinstance(looked, Unproven)
+    assert looked.reason == "it is from another issuer"
+
+
+NAMES = ("iss", "aud", "exp", "nbf", "iat", "sub", "scope", "scp", "org")
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+VALUES = LEAVES | st.lists(LEAVES, max_size=3) | st.dictionaries(st.text(), LEAVES, max_size=2)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES))
+def test_no_claim_of_a_genuine_token_makes_it_raise(claims: dict[str, Any]) -> None:
+    issuers = Issuers([made(Clock(), tenant_claim="org", scopes={"a": ("b",)})])
+    given_claims = {"iss": ISSUER, "aud": HUB, "exp": NOW + 9, "sub": "a", "org": "b", **claims}
+    caller = issuers.caller_of(signed(given_claims))
+    assert isinstance(caller, Caller) or issuers.refusal_of(signed(given_claims)) is not None
