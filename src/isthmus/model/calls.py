@@ -72,6 +72,8 @@ class Call(msgspec.Struct, frozen=True):
     to another, though they be the same caller's."""
     comes_back: bool = False
     """The caller takes a question as the result, and answers it with a call of its own."""
+    face: str = ""
+    """The way in that it came by, for whoever reads up on it later; nothing is decided by it."""
     timeout: float | None = None
     lasts: bool = False
     """It is a task's: nobody stands and waits for it, so that it may take as long as anything may."""

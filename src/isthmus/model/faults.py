@@ -103,6 +103,16 @@ class TooManySubscriptions(CallerFault):
         super().__init__(f"Too many subscriptions: {followed} resources are followed; unsubscribe from some first")
 
 
+class TooManyCalls(CallerFault):
+    """The caller's tenant has as many calls under way in the whole hub as it may have at once."""
+
+    reason = "too_many_calls"
+
+    def __init__(self, tenant: str, running: int) -> None:
+        super().__init__(f"Too many calls at once: {tenant} has {running} under way")
+        self.retry_after = 1.0
+
+
 class TargetRefused(CallerFault):
     """The caller named an address that it may not have called; the sentence says what would allow it."""
 
@@ -248,12 +258,12 @@ class Draining(OwnFault):
 
 
 class NotWritten(OwnFault):
-    """The journal did not take what must be kept before it is begun, or cannot say what it has."""
+    """The journal did not take what must be kept first, or cannot say what it has."""
 
     reason = "not_written"
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, executed: Executed | None = None) -> None:
+        super().__init__(message, executed=executed)
         self.retry_after = 1.0
 
 

@@ -29,6 +29,10 @@ class Rules:
     cached: tuple[str, ...] = ()
     """Tools whose results may be given again for the same caller and the same arguments."""
     cache_seconds: float = CACHE_SECONDS
+    is_trusted: bool = False
+    """Whether what the server says of its tools, in annotations and tags, counts where something is allowed by it."""
+    tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The operator's own tags by tool, prompt or resource; those of `*` are everything's."""
 
     def __post_init__(self) -> None:
         if not 0 < self.cache_seconds <= CACHE_SECONDS_MAX:
@@ -39,6 +43,16 @@ class Rules:
         if tool in self.hidden or EVERY in self.hidden:
             return False
         return self.only is None or tool in self.only or EVERY in self.only
+
+    @property
+    def tags_of_all(self) -> tuple[str, ...]:
+        """The tags that everything of the server has, known yet or not."""
+        return self.tags.get(EVERY, ())
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the server's tools are there as it has them, all of them."""
+        return self.only is None and not (self.hidden or self.defaults or self.cached)
 
     def keeps(self, tool: str) -> bool:
         """Whether this tool's results may be given again."""

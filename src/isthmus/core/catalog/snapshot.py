@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from isthmus.core.access.policy import Policy
+from isthmus.core.access.policy import UNLABELLED, Labels, Narrowing, Policy
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.defaults import as_listed, compile_defaults
+from isthmus.core.catalog.labels import labels_of
 from isthmus.core.catalog.names import Canonical, Pair, llm_table
 from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.core.catalog.uris import Claims, uri_table
@@ -23,7 +24,7 @@ from isthmus.core.catalog.view import Missing, Route, ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
-from isthmus.model.names import ServerName
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import NOTHING, Profile
 
 VIEWS_MAX = 256
@@ -39,6 +40,8 @@ Key: TypeAlias = tuple[Grants, Surface] | tuple[Grants, Surface, Profile]
 
 Listed: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
 """The lists that a server has, as the fields of a `Standing` are called."""
+
+LISTS: tuple[Listed, ...] = get_args(Listed)
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -73,6 +76,8 @@ class Standing(msgspec.Struct, frozen=True):
     """What carries messages to it: stdio, http, sse and so on."""
     notes: tuple[str, ...] = ()
     """What the operator should know of it: tools left out, schemas that cannot be checked."""
+    withheld: tuple[FeatureName, ...] = ()
+    """Tools that it lists and callers do not see until the operator approves of them."""
     rules: Rules = NO_RULES
     variants: Mapping[Profile, Offer] = {}
     """What it lists to those who can be asked something, as far as that is known and is something else."""
@@ -92,8 +97,15 @@ class Standing(msgspec.Struct, frozen=True):
 class Snapshot:
     """Every server's standing at one moment."""
 
-    def __init__(self, version: int, standings: Mapping[ServerName, Standing], checks: CheckCache) -> None:
+    def __init__(
+        self,
+        version: int,
+        standings: Mapping[ServerName, Standing],
+        checks: CheckCache,
+        narrowing: Narrowing | None = None,
+    ) -> None:
         self.version = version
+        self._narrowing = narrowing
         self.standings = standings
         self._checks = checks
         self._views: dict[Key, View] = {}
@@ -102,6 +114,10 @@ class Snapshot:
         self._varied: frozenset[Profile] | None = None
         """Profiles to which some server lists something of their own, once somebody asked; others share one view."""
         self._names: dict[tuple[str, Listed], dict[Pair, str]] = {}
+
+    def as_patterns_have_it(self) -> Snapshot:
+        """The same with nobody else asked of what callers may use."""
+        return self if self._narrowing is None else Snapshot(self.version, self.standings, self._checks)
 
     def view(self, grants: Grants, surface: Surface, profile: Profile = NOTHING) -> View:
         """The table for these permissions on this surface, compiled on first use."""
@@ -136,9 +152,14 @@ class Snapshot:
             self._varied = frozenset(known for standing in self.standings.values() for known in standing.variants)
         return profile in self._varied
 
+    def policy(self, grants: Grants) -> Policy:
+        """What these permissions cover, as things stand."""
+        # Not methods: a view that led back here would keep the snapshot, once it is an old one, in memory.
+        agent_of, tags_of = partial(_agent_of, self.standings), partial(_tags_of, self.standings)
+        return Policy(grants, agent_of, tags_of, self._narrowing)
+
     def _compile(self, grants: Grants, surface: Surface, profile: Profile) -> View:
-        # Not a method: a view that led back here would keep the snapshot, once it is an old one, in memory.
-        policy = Policy(grants, partial(_agent_of, self.standings))
+        policy = self.policy(grants)
         shown = self._shown(policy, surface)
         view = View(policy, {standing.server: _offer(standing, profile).abilities for standing in shown})
         view.hubs = _hubs_behind(shown)
@@ -149,11 +170,13 @@ class Snapshot:
             if offer.tools:
                 self._add_tools(view, offer.tools, standing.rules, policy, self._names_of(surface, "tools"))
             if offer.prompts:
-                _add(view.prompts, offer.prompts, policy, self._names_of(surface, "prompts"))
+                _add(view.prompts, offer.prompts, standing.rules, policy, self._names_of(surface, "prompts"))
             if offer.resources:
-                _add(view.resources, offer.resources, policy, self._names_of(surface, "resources"))
+                _add(view.resources, offer.resources, standing.rules, policy, self._names_of(surface, "resources"))
             if offer.templates:
-                _add(view.templates, offer.templates, policy, self._names_of(surface, "templates"))
+                _add(view.templates, offer.templates, standing.rules, policy, self._names_of(surface, "templates"))
+            if policy.has_denials:
+                view.withhold(standing.server, _denied_uris(policy, standing))
             if standing.state != "ready":
                 view.missing[standing.server] = Missing(standing.state, standing.reason, standing.has_lists)
         return view
@@ -162,13 +185,14 @@ class Snapshot:
         self, view: View, tools: tuple[Tool, ...], rules: Rules, policy: Policy, names: dict[Pair, str] | None
     ) -> None:
         if rules is NO_RULES:
+            is_open = policy.may_use_all_of(tools[0].server)  # for most callers: then no tool need be asked about
             for tool in tools:
-                if policy.allows(tool.server, tool.name):
+                if is_open or _is_allowed(policy, tool, rules):
                     exposed = tool.name if names is None else names[tool.server, tool.name]
                     view.routes[exposed] = Route(tool, exposed, self._checks.of(tool))
             return
         for tool in tools:
-            if rules.shows(tool.name) and policy.allows(tool.server, tool.name):
+            if rules.shows(tool.name) and _is_allowed(policy, tool, rules):
                 exposed = tool.name if names is None else names[tool.server, tool.name]
                 view.routes[exposed] = self._ruled_route(tool, exposed, rules)
 
@@ -176,17 +200,13 @@ class Snapshot:
         defaults = compile_defaults(rules.defaults.get(tool.name, {}))
         seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
         # Checked once the defaults are in, and so against the server's own schema.
-        return Route(as_listed(tool, defaults), exposed, self._checks.of(tool), defaults, seconds)
+        return Route(as_listed(tool, defaults), exposed, self._checks.of(tool), defaults, seconds, rules.is_trusted)
 
     def _shown(self, policy: Policy, surface: Surface) -> list[Standing]:
         """The servers to look at, in the order of their names: listings are deterministic."""
         names = policy.named_servers() if surface.server is None else {surface.server}
         looked_at = self.standings if names is None else self.standings.keys() & names
-        return [
-            self.standings[name]
-            for name in sorted(looked_at)
-            if policy.may_see_server(name) and self.standings[name].state != "disabled"
-        ]
+        return [self.standings[name] for name in sorted(looked_at) if _is_seen(policy, self.standings[name])]
 
     def _names_of(self, surface: Surface, listed: Listed) -> dict[Pair, str] | None:
         """What everything of one list is called on a surface; None where servers' own names are used."""
@@ -220,9 +240,51 @@ def _agent_of(standings: Mapping[ServerName, Standing], server: ServerName) -> s
     return None if standing is None else standing.agent
 
 
+def _tags_of(standings: Mapping[ServerName, Standing], server: ServerName) -> tuple[str, ...]:
+    standing = standings.get(server)
+    return () if standing is None else standing.rules.tags_of_all
+
+
+def _labels(policy: Policy, feature: Feature, rules: Rules) -> Labels:
+    return labels_of(feature, rules) if policy.reads_labels else UNLABELLED
+
+
+def _is_allowed(policy: Policy, feature: Feature, rules: Rules) -> bool:
+    return policy.allows(feature.server, feature.name, _labels(policy, feature, rules))
+
+
+def _is_denied(policy: Policy, feature: Feature, rules: Rules) -> bool:
+    return policy.denies(feature.server, feature.name, _labels(policy, feature, rules))
+
+
+def _denied_uris(policy: Policy, standing: Standing) -> Iterable[str]:
+    """What is refused of the resources and templates that a server lists to anybody, or may have without listing them.
+
+    The latter are known by name, from permissions and from the operator's tags.
+    """
+    server, rules = standing.server, standing.rules
+    listed = (*_all_of(standing, "resources"), *_all_of(standing, "templates"))
+    yield from (feature.name for feature in listed if _is_denied(policy, feature, rules))
+    yield from (name for name in policy.denied_names(server) if ":" in name)
+    for name in rules.tags if policy.reads_labels else ():
+        if ":" in name and _is_denied(policy, Resource.of(server, FeatureName(name), {}), rules):
+            yield name
+
+
+def _is_seen(policy: Policy, standing: Standing) -> bool:
+    """Whether there is such a server: its name is granted, or something that it has is by what is said of that."""
+    if standing.state == "disabled":
+        return False
+    if policy.may_see_server(standing.server) and not (policy.is_narrowed and standing.has_lists):
+        return True
+    return (policy.reads_labels or policy.is_narrowed) and any(
+        _is_allowed(policy, feature, standing.rules) for listed in LISTS for feature in _all_of(standing, listed)
+    )
+
+
 def _is_whole(standing: Standing, policy: Policy) -> bool:
     """Whether nothing of a server is kept from whoever has these permissions."""
-    return standing.rules == NO_RULES and policy.may_use_all_of(standing.server)
+    return standing.rules.changes_nothing and not standing.withheld and policy.may_use_all_of(standing.server)
 
 
 def _hubs_behind(shown: Iterable[Standing]) -> dict[str, int]:
@@ -257,8 +319,10 @@ def _list_of(offer: Standing | Offer, listed: Listed) -> tuple[Feature, ...]:
             return offer.templates
 
 
-def _add(table: dict[str, Route], features: Iterable[Feature], policy: Policy, names: dict[Pair, str] | None) -> None:
+def _add(
+    table: dict[str, Route], features: Iterable[Feature], rules: Rules, policy: Policy, names: dict[Pair, str] | None
+) -> None:
     for feature in features:
-        if policy.allows(feature.server, feature.name):
+        if _is_allowed(policy, feature, rules):
             exposed = feature.name if names is None else names[feature.server, feature.name]
-            table[exposed] = Route(feature, exposed)
+            table[exposed] = Route(feature, exposed, is_trusted=rules.is_trusted)

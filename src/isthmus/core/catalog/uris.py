@@ -9,12 +9,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from urllib.parse import unquote
 
 from isthmus.core.catalog.names import Pair
 from isthmus.model.names import ServerName
 
 _PREFIX = "isthmus://hub/"
 _EXPRESSION = re.compile(r"\{[^{}]*\}")
+_QUERY = re.compile(r"[?#]")
+
+DECODINGS_MAX = 3
+"""How often a URI may be encoded over; servers decode once, and some once more."""
 
 
 def qualified(server: ServerName, uri: str) -> str:
@@ -46,6 +51,35 @@ def owner_of(uri: str) -> tuple[str, str]:
 def is_qualified(uri: str) -> bool:
     """Whether a URI says whose it is."""
     return uri.startswith(_PREFIX)
+
+
+def plain(uri: str) -> str:
+    """A URI as the most lenient server would read it: decoded, without dots, double strokes and case.
+
+    Two that are the same like this may be one resource, and are not to be told from one another where one is denied.
+    """
+    for _ in range(DECODINGS_MAX):
+        if (decoded := unquote(uri)) == uri:
+            break
+        uri = decoded
+    scheme, _, rest = uri.replace("\\", "/").casefold().partition(":")
+    kept: list[str] = []
+    for part in map(str.strip, rest.split("/")):
+        if part == "..":
+            del kept[-1:]
+        elif part not in ("", "."):
+            kept.append(part)
+    return f"{scheme.strip()}:{'/'.join(kept)}"
+
+
+def plain_template(template: str) -> str:
+    """The same of a template, whatever its variables are."""
+    return plain(_EXPRESSION.sub("{}", template))
+
+
+def without_query(uri: str) -> str:
+    """A URI up to what servers may take for a question about it, or for a place in it."""
+    return _QUERY.split(uri, 1)[0]
 
 
 class Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -12,13 +12,14 @@ import msgspec
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.checks import unchecked
 from isthmus.core.catalog.defaults import Defaults
-from isthmus.core.catalog.uris import Shape, is_qualified, qualified
+from isthmus.core.catalog.uris import Shape, is_qualified, plain, plain_template, qualified, without_query
 from isthmus.model.calls import Kind
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 
-ServerState: TypeAlias = Literal["starting", "ready", "retrying", "away", "stopped", "disabled"]
-"""`starting`: the first attempt runs. `retrying`: lost or never reached, tried again by itself. `away`: it dialled in,
+ServerState: TypeAlias = Literal["starting", "ready", "retrying", "login", "away", "stopped", "disabled"]
+"""`starting`: the first attempt runs. `retrying`: lost or never reached, tried again by itself. `login`:
+it takes nobody who has not logged in, and is not tried before something has changed about that. `away`: it dialled in,
 and has gone; only it can come back."""
 
 TEMPLATED_LENGTH_MAX = 8192
@@ -43,6 +44,8 @@ class Route(msgspec.Struct, frozen=True, eq=False):
     check: Callable[[msgspec.Raw], str | None] = unchecked
     defaults: Defaults = {}
     keep_seconds: float = 0.0
+    is_trusted: bool = False
+    """Whether the operator believes what the server says of itself."""
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -71,6 +74,8 @@ class View:
         "_digests",
         "_policy",
         "_shapes",
+        "_withheld",
+        "_withheld_shapes",
         "abilities",
         "hubs",
         "memo",
@@ -99,6 +104,8 @@ class View:
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
         self._shapes: list[tuple[Shape, Route]] | None = None
+        self._withheld: set[tuple[ServerName, str]] = set()
+        self._withheld_shapes: list[tuple[ServerName, Shape]] = []
 
     @property
     def claimed(self) -> frozenset[Ability]:
@@ -129,6 +136,43 @@ class View:
                 return (self.prompts,)
             case "resources":
                 return (self.resources, self.templates)
+
+    def withhold(self, server: ServerName, denied: Iterable[str]) -> None:
+        """Have denied resources not be had by way of a template, nor those of denied templates by any way.
+
+        Nor by another spelling: what a template takes, servers decode as they like.
+        """
+        for name in denied:
+            if "{" in name:
+                self._withheld_shapes.append((server, Shape(plain_template(name))))
+            else:
+                self._withheld.add((server, plain(name)))
+
+    def _is_withheld(self, server: ServerName, uri: str) -> bool:
+        if self._policy.denies(server, FeatureName(uri)):
+            return True
+        if not self._is_selective(server):
+            return False
+        meant = {plain(uri), plain(without_query(uri))}
+        shapes = [shape for whose, shape in self._withheld_shapes if whose == server]
+        return any((server, each) in self._withheld or any(shape.fits(each) for shape in shapes) for each in meant)
+
+    def _is_selective(self, server: ServerName) -> bool:
+        """Whether some resource of a server is denied: then others that it does not list are not read either."""
+        return any(server == whose for whose, _ in (*self._withheld, *self._withheld_shapes))
+
+    def may_hear_of(self, server: ServerName, name: str, uri: str) -> bool:
+        """Whether updates may be told of a resource that was found here once, though it may not be listed any more.
+
+        `name` is what its server calls it, `uri` what the caller does.
+        """
+        if server not in self.servers or self._is_withheld(server, name):
+            return False
+        return self._policy.allows(server, FeatureName(name)) or self.find_resource(uri) is not None
+
+    def may_have(self, server: ServerName, name: FeatureName) -> bool:
+        """Whether something of a server would be seen here, if it had it, as far as its name tells."""
+        return self._policy.allows(server, name)
 
     # -- finding ---------------------------------------------------------------------------------------------------
 
@@ -197,14 +241,14 @@ class View:
             for shape, route in self._shapes
             if (route.exposed == route.feature.name if whose is None else route.feature.server == whose)
             and shape.fits(own)
-            and not self._policy.denies(route.feature.server, FeatureName(own))
+            and not self._is_withheld(route.feature.server, own)
         ]
 
     def _unlisted(self, uri: str, own: str, whose: ServerName | None) -> Found | None:
         servers = [server for server, abilities in self.servers.items() if "resources" in abilities]
         if whose is None and len(servers) == 1:
             whose = servers[0]
-        if whose is None or not self._policy.allows(whose, FeatureName(own)):
+        if whose is None or not self._policy.allows(whose, FeatureName(own)) or self._is_selective(whose):
             return None
         return Found(Route(Resource.of(whose, FeatureName(own), {}), uri), own)
 

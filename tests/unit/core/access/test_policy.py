@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.access.policy import Policy, check_pattern
+from isthmus.core.access.policy import Labels, Policy, check_pattern
 from isthmus.model.callers import Grants
 from isthmus.model.names import FeatureName, ServerName
 
@@ -105,7 +105,7 @@ def test_a_pattern_of_the_right_form_passes(pattern: str) -> None:
     ],
 )
 def test_a_malformed_pattern_is_refused_with_advice(pattern: str, why: str) -> None:
-    expected = f"a grant must be *, server.*, server.tool or agent:KEY, not {pattern!r}: {why}"
+    expected = f"a grant must be *, server.*, server.tool, agent:KEY, tag:NAME or hint:NAME, not {pattern!r}: {why}"
     with pytest.raises(ValueError, match="a grant must be") as refused:
         check_pattern(pattern)
     assert str(refused.value) == expected
@@ -176,6 +176,125 @@ def test_an_agent_may_be_called_anything_that_can_be_printed(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["my home", "home\n", "\u200b"])
 def test_a_key_that_nobody_can_read_is_refused_in_a_configuration_and_taken_from_a_token(key: str) -> None:
-    with pytest.raises(ValueError, match=r"agent:KEY, not .*: the key of an agent has no spaces"):
+    with pytest.raises(ValueError, match=r"hint:NAME, not .*: the key of an agent has no spaces"):
         check_pattern(f"agent:{key}")
     assert Policy(Grants((f"agent:{key}",)), lambda _: key).may_see_server(PHONE)
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+FILES, READ, WRITE = ServerName("files"), FeatureName("read"), FeatureName("write")
+
+
+@given(LISTS, LISTS, LISTS, LISTS, SERVERS, TOOLS)
+def test_what_is_bounded_is_allowed_if_both_allow_it_and_neither_denies_it(
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
+    bound_allow: tuple[str, ...],
+    bound_deny: tuple[str, ...],
+    server: ServerName,
+    tool: FeatureName,
+) -> None:
+    own, bounds = Grants(allow, deny), Grants(bound_allow, bound_deny)
+    both = Policy(own.bounded_by(bounds))
+    assert both.allows(server, tool) == (Policy(own).allows(server, tool) and Policy(bounds).allows(server, tool))
+    assert both.denies(server, tool) == (Policy(own).denies(server, tool) or Policy(bounds).denies(server, tool))
+    if both.allows(server, tool):
+        assert both.may_see_server(server)
+        assert (names := both.named_servers()) is None or server in names
+    if both.may_use_all_of(server):
+        assert both.allows(server, tool)
+        assert Policy(own).may_use_all_of(server)
+        assert Policy(bounds).may_use_all_of(server)
+
+
+def test_a_server_of_which_two_sets_allow_nothing_together_is_not_seen() -> None:
+    grants = Grants(("files.read",), within=Grants(("files.write", "web")))
+    assert not Policy(grants).may_see_server(FILES)
+    assert Policy(Grants(("files.read",), within=Grants(("*",)))).may_see_server(FILES)
+    assert Policy(grants).named_servers() == {FILES}
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+SAFE = Labels(frozenset({"tag:safe"}), frozenset({"tag:safe"}))
+CLAIMED = Labels(frozenset(), frozenset({"tag:safe", "hint:read-only"}))
+
+
+def test_what_is_allowed_by_a_label_is_what_is_believed_to_have_it() -> None:
+    policy = Policy(Grants(("tag:safe", "hint:read-only")))
+    assert policy.reads_labels
+    assert policy.allows(FILES, READ, SAFE)
+    assert not policy.allows(FILES, READ, CLAIMED)
+    assert not policy.allows(FILES, READ)
+    assert policy.named_servers() is None
+    assert not policy.may_see_server(FILES), "not by its name"
+
+
+def test_what_is_denied_by_a_label_is_whatever_may_have_it() -> None:
+    policy = Policy(Grants(("*",), ("tag:safe",)))
+    assert not policy.allows(FILES, READ, SAFE)
+    assert not policy.allows(FILES, READ, CLAIMED)
+    assert policy.denies(FILES, READ, CLAIMED)
+    assert policy.allows(FILES, READ)
+    assert not policy.may_use_all_of(FILES), "what it has is not known, and may be labelled"
+
+
+def test_what_the_operator_says_of_a_whole_server_is_known_before_its_tools_are() -> None:
+    def tags(server: ServerName) -> tuple[str, ...]:
+        return ("safe",) if server == FILES else ()
+
+    policy = Policy(Grants(("tag:safe",)), tags_of=tags)
+    assert policy.may_see_server(FILES)
+    assert policy.may_use_all_of(FILES)
+    assert policy.allows(FILES, READ)
+    assert not policy.may_see_server(ServerName("web"))
+    assert not Policy(Grants(("*",), ("tag:safe",)), tags_of=tags).may_see_server(FILES)
+
+
+def test_without_a_pattern_about_labels_nobody_looks_them_up() -> None:
+    assert not Policy(Grants(("*",), ("files",), within=Grants(("web",)))).reads_labels
+    assert Policy(Grants(("*",), within=Grants(("*",), ("hint:destructive",)))).reads_labels
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("tag:", "it names no tag"),
+        ("tag: safe", "it names no tag"),
+        ("tag:a\n", "it names no tag"),
+        ("hint:", "a hint is one of read-only, destructive, idempotent, open-world"),
+        ("hint:readOnlyHint", "a hint is one of read-only, destructive, idempotent, open-world"),
+    ],
+)
+def test_a_label_that_nothing_can_have_is_refused(pattern: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check_pattern(pattern)
+    with pytest.raises(ValueError, match=why):
+        Policy(Grants((), (pattern,)))
+
+
+# -- reasons ----------------------------------------------------------------------------------------------------------
+
+
+@given(LISTS, LISTS, LISTS, SERVERS, TOOLS)
+def test_the_reason_agrees_with_the_decision(
+    allow: tuple[str, ...], deny: tuple[str, ...], bounds: tuple[str, ...], server: ServerName, tool: FeatureName
+) -> None:
+    policy = Policy(Grants(allow, deny, within=Grants(bounds)))
+    why = policy.why(server, tool)
+    is_allowed = all(listed == "allow" and pattern is not None for listed, _, pattern in why)
+    assert is_allowed == policy.allows(server, tool)
+    assert len(why) == (2 if is_allowed else 1)
+
+
+def test_the_plainest_pattern_is_the_reason() -> None:
+    policy = Policy(
+        Grants(("*", "files.*", "files.read", "tag:safe"), within=Grants(("tag:safe", "agent:home"))), AGENTS.get
+    )
+    assert policy.why(FILES, READ, SAFE) == (("allow", 0, "files.read"), ("allow", 1, "tag:safe"))
+    assert policy.why(FILES, WRITE, SAFE) == (("allow", 0, "files.*"), ("allow", 1, "tag:safe"))
+    assert policy.why(PHONE, READ) == (("allow", 0, "*"), ("allow", 1, "agent:home"))
+    assert policy.why(FILES, READ) == (("allow", 1, None),)
+    denied = Policy(Grants(("*",), within=Grants(("*",), ("files.write",))))
+    assert denied.why(FILES, WRITE) == (("deny", 1, "files.write"),)

@@ -1,0 +1,178 @@
+"""What the operator configured to be shown to a server: headers, and logins by OAuth, of all callers or of one.
+
+Values only, checked when made and compared on reload. `config` fills them in, `upstream` looks at whose they are, and
+`credentials` acts on them. No message and no `repr` quotes what may be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias, get_args
+from urllib.parse import urlsplit
+
+from isthmus.model.relay import DEFAULT_TENANT
+
+Grant: TypeAlias = Literal["authorization_code", "device", "client_credentials", "token_exchange"]
+"""How the hub comes by a token: a person logs in, in a browser here or on another device; the hub itself does; or
+it exchanges what each caller has shown (RFC 8693)."""
+
+URL_LENGTH_MAX = 2_000
+"""Longer ones are no addresses that anybody would have to visit."""
+
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+( [\x21\x23-\x5b\x5d-\x7e]+)*")
+_ORIGIN = re.compile(r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}|\*))?/?")
+_VISIBLE = re.compile(r"[\x20-\x7e]+")
+
+
+class Subject(NamedTuple):
+    """In whose name a server is called."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OAuthSettings:
+    """How a token for a server is come by; what is left out is found out from the server."""
+
+    grant: Grant = "authorization_code"
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    private_key: str = field(default="", repr=False)
+    """A PEM with which the client proves itself instead of a secret (RFC 7523)."""
+    client_metadata: str = ""
+    """An https address that describes this client, for authorization servers that take one as its id."""
+    issuer: str = ""
+    token_endpoint: str = ""
+    authorization_endpoint: str = ""
+    device_endpoint: str = ""
+    resource: str = ""
+    """What the token is to be for (RFC 8707); the server's own address unless said."""
+    audience: str = ""
+    scope: str = ""
+    origins: tuple[str, ...] = ()
+    """Where a login may lead besides public https addresses: `http://localhost:9000`, `http://localhost:*`."""
+    redirect_port: int = 0
+    """Where a browser comes back to on this machine; 0 takes a free one."""
+
+    def __post_init__(self) -> None:
+        if self.grant not in get_args(Grant):
+            raise ValueError(f"grant must be one of {', '.join(get_args(Grant))}, not {self.grant!r}")
+        for key in ("issuer", "token_endpoint", "authorization_endpoint", "device_endpoint", "resource"):
+            _check_url(key, getattr(self, key), ("http", "https"))
+        _check_url("client_metadata", self.client_metadata, ("https",))
+        for key in ("client_id", "audience"):
+            if getattr(self, key) and _VISIBLE.fullmatch(getattr(self, key)) is None:
+                raise ValueError(f"{key} must be one line of plain text, not another one")
+        if self.scope and _SCOPE.fullmatch(self.scope) is None:
+            raise ValueError(f"scope must be words with one blank between them, not {self.scope!r}")
+        for position, origin in enumerate(self.origins):
+            if _ORIGIN.fullmatch(origin) is None:
+                raise ValueError(f"origins.{position} must be like http://localhost:9000, not {origin!r}")
+        if not 0 <= self.redirect_port <= 65535:
+            raise ValueError(f"redirect_port must be 0 to 65535, not {self.redirect_port}")
+        self._check_client()
+
+    def _check_client(self) -> None:
+        if self.client_secret and self.private_key:
+            raise ValueError("client_secret must be left out beside private_key, not given as well")
+        if (self.client_secret or self.private_key) and not self.client_id:
+            raise ValueError("client_id must be given beside client_secret or private_key, not left out")
+        if self.grant in ("client_credentials", "token_exchange") and not (self.client_secret or self.private_key):
+            raise ValueError(f"client_secret must be given, or private_key, for {self.grant}, not left out")
+        if self.grant == "token_exchange" and not (self.issuer or self.token_endpoint):
+            # Else a server could name an authorization server of its own, and have callers' tokens sent there.
+            raise ValueError("issuer must be given, or token_endpoint, for token_exchange, not left out")
+
+    @property
+    def is_for_each(self) -> bool:
+        """Whether every caller has a token of its own."""
+        return self.grant == "token_exchange"
+
+    def allows(self, scheme: str, host: str, port: int) -> bool:
+        """Whether the operator lets a login lead there, wherever that is."""
+        named = (self.issuer, self.token_endpoint, self.authorization_endpoint, self.device_endpoint)
+        return any(_is_at(place, scheme, host, port) for place in (*named, *self.origins) if place)
+
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCredentials:
+    """What a server is shown when it is called in one caller's name."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    oauth: OAuthSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCredentials:
+    """What a server is shown beside its headers, and to whom that belongs."""
+
+    oauth: OAuthSettings | None = None
+    own: Mapping[Subject, OwnCredentials] = field(default_factory=dict)
+    """Callers that have credentials of their own."""
+    are_demanded: bool = False
+    """Whether a caller without credentials of its own is refused, instead of being called for by the common ones."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether not all callers are shown by the same credentials, so that they may not share links."""
+        return bool(self.own) or self.are_demanded or (self.oauth is not None and self.oauth.is_for_each)
+
+    def has_own(self, subject: Subject) -> bool:
+        """Whether the server is called in this caller's own name."""
+        return subject in self.own or (self.oauth is not None and self.oauth.is_for_each)
+
+
+NO_CREDENTIALS = ServerCredentials()
+
+
+def subject_of(text: str) -> Subject:
+    """Read `NAME`, or `TENANT/NAME` of another tenant than the usual one."""
+    tenant, slash, name = text.partition("/")
+    return Subject(tenant, name) if slash else Subject(DEFAULT_TENANT, text)
+
+
+def _check_url(key: str, url: str, schemes: tuple[str, ...]) -> None:
+    if not url:
+        return
+    parts = _split(url)
+    if parts is None or parts.scheme not in schemes or not parts.hostname or "@" in parts.netloc:
+        raise ValueError(f"{key} must be an address with {' or '.join(schemes)}://, not another text")
+    if parts.fragment or len(url) > URL_LENGTH_MAX:
+        raise ValueError(f"{key} must be short and without a fragment, not another address")
+
+
+def _split(url: str) -> _Parts | None:
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return None
+    try:
+        parts = urlsplit(url)
+        return _Parts(parts.scheme, parts.netloc, parts.hostname or "", parts.port, parts.fragment)
+    except ValueError:
+        return None
+
+
+class _Parts(NamedTuple):
+    scheme: str
+    netloc: str
+    hostname: str
+    port: int | None
+    fragment: str
+
+
+def _is_at(place: str, scheme: str, host: str, port: int) -> bool:
+    """Whether an address is one of this origin; the port may be `*`."""
+    is_any = place.rstrip("/").endswith(":*")
+    parts = _split(place.rstrip("/").removesuffix(":*"))
+    if parts is None or (parts.scheme, parts.hostname.lower()) != (scheme, host):
+        return False
+    return is_any or port == (parts.port or {"http": 80, "https": 443}.get(parts.scheme))
+
+
+ANYONE = OAuthSettings()
+"""How one logs in at a server of which nothing is configured: as it says itself."""

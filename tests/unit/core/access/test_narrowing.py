@@ -1,0 +1,124 @@
+"""What an operator's own code refuses is neither listed nor called nor read, by whichever way; it allows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from isthmus.core.access.policy import BY_NARROWING, Narrowing, Policy
+from isthmus.core.access.tenants import Tenants, TenantSettings
+from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.reasons import reasons
+from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.model.callers import Caller, Grants, Whose
+from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.names import FeatureName, ServerName
+from tests.unit.core.doubles import prompt, ready, resource, template, tool
+
+ALL = Grants(("*",))
+FILES, WEB = ServerName("files"), ServerName("web")
+PLANNER = Caller("planner", "acme", ALL)
+
+
+class Refusing:
+    """Refuses some names to some callers, and remembers whom it was asked about."""
+
+    def __init__(self, *refused: str, to: Iterable[str] = ("planner",)) -> None:
+        self._refused = refused
+        self._to = to
+        self.asked: set[Whose | None] = set()
+
+    def __call__(self, whose: Whose | None, server: ServerName, name: FeatureName) -> bool:
+        self.asked.add(whose)
+        return f"{server}.{name}" not in self._refused or whose is None or whose.name not in self._to
+
+
+def snapshot(narrowing: Narrowing | None, *standings: Standing) -> Snapshot:
+    return Snapshot(1, {each.server: each for each in standings}, CheckCache(limit_bytes=4096), narrowing)
+
+
+def grants_of(caller: Caller, tenants: Tenants | None = None) -> Grants:
+    return (tenants or Tenants(has_policies=True)).bound(caller).grants
+
+
+TWO = (ready(tool("read"), tool("write")), ready(tool("search", WEB), server=WEB))
+
+
+def test_what_is_refused_is_not_listed_and_so_not_called() -> None:
+    now = snapshot(Refusing("files.write"), *TWO)
+    view = now.view(grants_of(PLANNER), EVERYTHING)
+    assert list(view.routes) == ["files.read", "web.search"]
+    assert view.find("tool", "files.write") is None
+    assert not view.may_have(FILES, FeatureName("write"))
+
+
+def test_callers_with_the_same_grants_are_told_apart() -> None:
+    now = snapshot(Refusing("files.write"), *TWO)
+    other = Caller("writer", "acme", ALL)
+    assert "files.write" not in now.view(grants_of(PLANNER), EVERYTHING).routes
+    assert "files.write" in now.view(grants_of(other), EVERYTHING).routes
+
+
+def test_nothing_is_allowed_that_grants_do_not_allow() -> None:
+    now = snapshot(lambda *_: True, *TWO)
+    held = Caller("planner", "acme", Grants(("files.read",)))
+    assert list(now.view(grants_of(held), EVERYTHING).routes) == ["files.read"]
+
+
+def test_it_is_asked_too_about_who_showed_nothing() -> None:
+    narrowing = Refusing()
+    snapshot(narrowing, *TWO).view(ALL, EVERYTHING)
+    assert narrowing.asked == {None}
+
+
+def test_a_server_of_which_everything_is_refused_is_not_there() -> None:
+    view = snapshot(Refusing("web.search"), *TWO).view(grants_of(PLANNER), EVERYTHING)
+    assert list(view.servers) == ["files"]
+
+
+def test_prompts_and_resources_are_refused_alike() -> None:
+    standing = ready(prompts=(prompt("ask"),), resources=(resource("file:///a"), resource("file:///b")))
+    now = snapshot(Refusing("files.ask", "files.file:///a"), standing)
+    view = now.view(grants_of(PLANNER), Surface("own", FILES))
+    assert (list(view.prompts), list(view.resources)) == ([], ["file:///b"])
+    assert view.find_resource("file:///a") is None
+
+
+def test_a_refused_resource_is_not_had_by_a_template() -> None:
+    standing = ready(templates=(template("file:///{name}"),), resources=(resource("file:///secret"),))
+    view = snapshot(Refusing("files.file:///secret"), standing).view(grants_of(PLANNER), Surface("own", FILES))
+    assert view.find_resource("file:///secret") is None
+    assert view.find_resource("file:///other") is not None
+
+
+def test_where_somebody_else_decides_nobody_may_use_all_of_a_server() -> None:
+    """A method that the hub does not know could be another way to what is refused."""
+    now = snapshot(Refusing(), *TWO)
+    assert now.view(grants_of(PLANNER), Surface("own", FILES)).whole is None
+    assert snapshot(None, *TWO).view(grants_of(PLANNER), Surface("own", FILES)).whole == "files"
+
+
+def test_why_something_is_refused_is_told() -> None:
+    found = {each.exposed: each for each in reasons(snapshot(Refusing("files.write"), *TWO), grants_of(PLANNER))}
+    assert found["files.write"].why == (("deny", BY_NARROWING, "a policy"),)
+    assert found["files.read"].why == (("allow", 0, "*"),)
+
+
+@pytest.mark.parametrize(
+    "tenants", [Tenants(has_policies=True), Tenants({"acme": TenantSettings(Grants(("files",)))}, has_policies=True)]
+)
+def test_who_is_bound_can_be_loosed(tenants: Tenants) -> None:
+    bound = tenants.bound(PLANNER)
+    assert bound.grants != PLANNER.grants
+    assert tenants.loosed(bound) == PLANNER
+    assert tenants.loosed(tenants.bound(bound)) == bound
+    assert not tenants.hold_nobody
+    assert not bound.grants.is_unlimited
+
+
+def test_who_is_asked_about_counts_as_no_permission_set_of_its_own() -> None:
+    """Else reasons would be looked for in places where nothing is written."""
+    policy = Policy(grants_of(PLANNER), narrowing=lambda *_: True)
+    assert policy.why(FILES, FeatureName("read")) == (("allow", 0, "*"),)
+    assert policy.is_narrowed
