@@ -22,6 +22,7 @@ from mcp.client.session import ClientRequestContext
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitRequestParams, ElicitResult
 
+from tests.conformance.logins import Operator, is_login, oauth_of
 from tests.hubs import PATIENT, HubProcess, Raw, serving
 from tests.peers.serving import MODERN_VERSION
 
@@ -145,6 +146,9 @@ async def visit(url: str, scenario: str, revision: str, given: Given) -> None:
     """Start a hub before the address and do there what the scenario wants."""
     person = Person(UNRELATED.get(scenario))
     mode = MODERN_VERSION if revision == MODERN_VERSION else "legacy"
+    if is_login(scenario):
+        await log_in(url, scenario, given)
+        return
     with tempfile.TemporaryDirectory() as folder:
         async with serving(Path(folder), {SERVER: {"url": url}}, limits=PATIENT) as hub:
             transport = streamable_http_client(hub.url_of(SERVER))
@@ -154,6 +158,18 @@ async def visit(url: str, scenario: str, revision: str, given: Given) -> None:
                 person.client = client
                 await SCRIPTS[scenario](Visit(hub, client, given))
         print("".join(hub.said))
+
+
+async def log_in(url: str, scenario: str, given: Given) -> None:
+    """Start a hub before an address that wants a login, with somebody who looks after it."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "isthmus.json"
+        entry = {"url": url, "oauth": oauth_of(scenario, given)}
+        async with serving(Path(folder), {SERVER: entry}, limits=PATIENT) as hub:
+            try:
+                await Operator(hub, config, SERVER).use()
+            finally:
+                print("".join(hub.said))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from tests.conformance.suite import (
-    CLIENT_SCENARIOS,
+    CLIENT_CHECKS,
+    ClientRevision,
     Findings,
     NotRun,
     Revision,
@@ -39,6 +40,7 @@ Server = Literal["legacy-http", "legacy-stdio", "modern-http", "modern-stdio"]
 Role = Literal["server", "client"]
 
 REVISIONS: tuple[Revision, ...] = get_args(Revision)
+CLIENT_REVISIONS: tuple[ClientRevision, ...] = get_args(ClientRevision)
 SERVERS: tuple[Server, ...] = get_args(Server)
 ROLES: tuple[Role, ...] = get_args(Role)
 LIMITS = {"listing_seconds": 30.0, "call_seconds": 20.0, "max_calls": 16, "max_queued": 32}
@@ -126,20 +128,20 @@ async def again_if_surprised(
     return findings
 
 
-async def conform_as_client(folder: Path, revisions: Sequence[Revision], gaps: Sequence[Gap]) -> list[Verdict]:
+async def conform_as_client(folder: Path, revisions: Sequence[ClientRevision], gaps: Sequence[Gap]) -> list[Verdict]:
     """Examine the hub as the client of each revision."""
     verdicts = []
     for revision in revisions:
         cell = f"{revision} client"
         idle = await run_client_suite(IDLE, revision, folder / f"{cell}, idle")
         through = dict(await run_client_suite(CLIENT, revision, folder / cell))
-        surprising = judge_client(cell, CLIENT_SCENARIOS[revision], idle, through, gaps).surprising
+        surprising = judge_client(cell, CLIENT_CHECKS[revision], idle, through, gaps).surprising
         for scenario in sorted({check.scenario for check in surprising}):
             print(f"{cell}: {scenario} once more")
             kept = {check: finding for check, finding in through.items() if check.scenario != scenario}
             again = folder / f"{cell}, once more" / scenario
             through = {**kept, **await run_client_scenario(CLIENT, revision, scenario, again)}
-        verdicts.append(judge_client(cell, CLIENT_SCENARIOS[revision], idle, through, gaps))
+        verdicts.append(judge_client(cell, CLIENT_CHECKS[revision], idle, through, gaps))
         show(verdicts[-1], through)
     return verdicts
 
@@ -221,10 +223,15 @@ async def main(chosen: argparse.Namespace, folder: Path, gaps: Sequence[Gap]) ->
         async with set_stage(folder) as stage:
             verdicts += await conform(stage, cells, gaps)
     if "client" in chosen.role:
-        verdicts += await conform_as_client(folder, chosen.revision, gaps)
+        verdicts += await conform_as_client(folder, examined(chosen.revision), gaps)
     show_totals(verdicts, cells)
     show_gaps(verdicts, gaps)
     return 0 if all(verdict.is_as_expected for verdict in verdicts) else 1
+
+
+def examined(revisions: Sequence[Revision]) -> Sequence[ClientRevision]:
+    """What the hub is examined for as a client: all there is, or the chosen revisions."""
+    return CLIENT_REVISIONS if set(revisions) == set(REVISIONS) else revisions
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -8,9 +8,13 @@ from typing import assert_never
 
 from isthmus import __version__
 from isthmus.core.crew import Crew
+from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
+from isthmus.credentials.login import Login, LoginNeeded, NotReady
+from isthmus.credentials.logins import Logins
 from isthmus.credentials.memory import StaticCredentials
+from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.model.questions import Profile
 from isthmus.transport.egress import Egress, Guarded
@@ -45,6 +49,7 @@ HOPS_VARIABLE = "ISTHMUS_HOPS"
 """Tells a program how many hubs started each other down to it: by mistake, one may be a hub with the same file."""
 
 HOPS_DIGITS_MAX = 3
+UNAUTHORIZED = 401
 
 
 class Links:
@@ -58,10 +63,12 @@ class Links:
         tasks: Tasks,
         egress: Egress | None = None,
         profile: Profile | None = None,
+        logins: Logins | None = None,
     ) -> None:
         """`tasks` hears how those stand of which servers tell by themselves.
 
         With a `profile`, servers are told that whoever lists them can be asked this, and list the same to everybody.
+        Without `logins` servers are shown their headers and nothing else.
         """
         self.limits = limits
         self._profile = profile
@@ -73,15 +80,21 @@ class Links:
         self._egress = egress or Egress()
         self._guarded = Guarded(self._egress)
         self._given = GivenTasks()
+        self.logins = logins
 
     @property
     def egress(self) -> Egress:
         """What all of them dial by."""
         return self._egress
 
-    async def connect(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:
-        """Make a link that has not been greeted yet; raises `ConnectFailed`."""
-        link = await self._reach(settings, carrier)
+    async def connect(self, settings: ServerSettings, carrier: Carrier, subject: Subject | None = None) -> BaseLink:
+        """Make a link that has not been greeted yet, in everybody's name or in one caller's; raises `ConnectFailed`."""
+        login = self._login(settings, subject)
+        if login is None:
+            link = await self._reach(settings, carrier, _shown(settings))
+        else:
+            await _be_ready(login)
+            link = await self._reach_with(login, settings, carrier)
         link.on_task, link.on_progress = self._tasks.told, self._tasks.progressed
         if self._profile is not None:
             link.profile, link.can_vary = self._profile, False
@@ -89,27 +102,49 @@ class Links:
             link.can_ask = False
         return link
 
-    async def _reach(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:
+    def _login(self, settings: ServerSettings, subject: Subject | None) -> Login | None:
+        reach = settings.reach
+        if self.logins is None or isinstance(reach, NamedSettings | StdioSettings | PythonSettings):
+            return None
+        url, credentials = over_http(reach.url), settings.credentials
+        return self.logins.of(settings.name, url, reach.headers, credentials, subject, settings.ca)
+
+    async def _reach_with(self, login: Login, settings: ServerSettings, carrier: Carrier) -> BaseLink:
+        try:
+            link = await self._reach(settings, carrier, login)
+        except ConnectFailed as failed:
+            if failed.status == UNAUTHORIZED and not login.refused():
+                raise _wanting(f"{words} ({failed})" if (words := login.words()) else str(failed)) from failed
+            raise
+        link.on_refused = login.refused
+        link.login_words = login.words
+        link.hide = lambda text: settings.redact(login.hide(text))
+        return link
+
+    async def _reach(self, settings: ServerSettings, carrier: Carrier, credentials: Credentials) -> BaseLink:
         reach = settings.reach
         match reach:
             case StdioSettings():
                 return await self._process(settings.name, reach)
             case NamedSettings():
-                return self._named(settings, reach, carrier)
+                return self._named(settings, reach, carrier, credentials)
             case HttpSettings():
-                return self._http(settings, reach, carrier)
+                return self._http(settings, reach, carrier, credentials)
             case SocketSettings():
-                socket = self._socket(settings.name, reach)
+                socket = self._socket(settings, reach, credentials)
                 await socket.start()
                 return socket
             case RpcSettings():
-                return self._rpc(settings, reach)
+                return self._rpc(settings, reach, credentials)
             case AgentSettings():
-                return self._agent(settings, reach)
+                return self._agent(settings, reach, credentials)
             case PythonSettings():
                 return self._python(settings, reach)
             case _:
                 assert_never(reach)
+
+    def _egress_to(self, settings: ServerSettings) -> Egress:
+        return self._egress.trusting(settings.ca) if settings.ca else self._egress
 
     async def _process(self, server: ServerName, reach: StdioSettings) -> StdioLink:
         hops = hops_in(self._environment)
@@ -120,25 +155,28 @@ class Links:
         await process.start(dataclasses.replace(reach, env=env), self._environment)
         return process
 
-    def _http(self, settings: ServerSettings, reach: HttpSettings, carrier: Carrier) -> BaseLink:
+    def _http(
+        self, settings: ServerSettings, reach: HttpSettings, carrier: Carrier, credentials: Credentials
+    ) -> BaseLink:
         kind = SseLink if carrier == "sse" else StreamableLink
         link = kind(
             settings.name,
             ME,
             self.limits,
             url=reach.url,
-            credentials=StaticCredentials({settings.name: reach.headers}),
-            egress=self._egress,
+            credentials=credentials,
+            egress=self._egress_to(settings),
             crew=self._crew,
             max_calls=settings.max_calls,
         )
         link.user_headers = UserHeaders(reach.user_headers)
         return link
 
-    def _named(self, settings: ServerSettings, reach: NamedSettings, carrier: Carrier) -> BaseLink:
+    def _named(
+        self, settings: ServerSettings, reach: NamedSettings, carrier: Carrier, credentials: Credentials
+    ) -> BaseLink:
         """A link to where a caller sent the hub: it goes there and nowhere else."""
         egress = self._egress if reach.is_trusted else self._guarded
-        credentials = StaticCredentials({settings.name: reach.headers})
         url, most = reach.url_for(carrier), settings.max_calls
         if carrier == "rpc":
             plain = RpcSettings(url)
@@ -166,37 +204,37 @@ class Links:
         link.stays = True
         return link
 
-    def _socket(self, server: ServerName, reach: SocketSettings) -> SocketLink:
+    def _socket(self, settings: ServerSettings, reach: SocketSettings, credentials: Credentials) -> SocketLink:
         return SocketLink(
-            server,
+            settings.name,
             ME,
             self.limits,
             url=reach.url,
-            credentials=StaticCredentials({server: reach.headers}),
-            egress=self._egress,
+            credentials=credentials,
+            egress=self._egress_to(settings),
             crew=self._crew,
         )
 
-    def _rpc(self, settings: ServerSettings, reach: RpcSettings) -> RpcLink:
+    def _rpc(self, settings: ServerSettings, reach: RpcSettings, credentials: Credentials) -> RpcLink:
         return RpcLink(
             settings.name,
             ME,
             self.limits,
             reach=reach,
-            credentials=StaticCredentials({settings.name: reach.headers}),
-            egress=self._egress,
+            credentials=credentials,
+            egress=self._egress_to(settings),
             crew=self._crew,
             max_calls=settings.max_calls,
         )
 
-    def _agent(self, settings: ServerSettings, reach: AgentSettings) -> AgentLink:
+    def _agent(self, settings: ServerSettings, reach: AgentSettings, credentials: Credentials) -> AgentLink:
         link = AgentLink(
             settings.name,
             ME,
             self.limits,
             reach=reach,
-            credentials=StaticCredentials({settings.name: reach.headers}),
-            egress=self._egress,
+            credentials=credentials,
+            egress=self._egress_to(settings),
             crew=self._crew,
             max_calls=settings.max_calls,
         )
@@ -205,6 +243,36 @@ class Links:
 
     def _python(self, settings: ServerSettings, reach: PythonSettings) -> PythonLink:
         return PythonLink(settings.name, ME, self.limits, reach=reach, crew=self._crew, max_calls=settings.max_calls)
+
+
+def _shown(settings: ServerSettings) -> StaticCredentials:
+    """What a server is shown at which nobody logs in."""
+    headers = getattr(settings.reach, "headers", {})
+    return StaticCredentials({settings.name: headers})
+
+
+_OVER_HTTP = {"ws": "http", "wss": "https"}
+
+
+def _wanting(why: str) -> ConnectFailed:
+    failed = ConnectFailed(why)
+    failed.wants_login = True
+    return failed
+
+
+async def _be_ready(login: Login) -> None:
+    try:
+        await login.ready()
+    except LoginNeeded as needed:
+        raise _wanting(str(needed)) from needed
+    except NotReady as not_ready:
+        raise ConnectFailed(str(not_ready)) from not_ready
+
+
+def over_http(url: str) -> str:
+    """Where the address of a WebSocket is spoken to by HTTP, of which a login is a matter."""
+    scheme, _, rest = url.partition(":")
+    return f"{_OVER_HTTP.get(scheme.lower(), scheme)}:{rest}"
 
 
 def hops_in(environment: Mapping[str, str]) -> int:

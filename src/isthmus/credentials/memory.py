@@ -10,6 +10,8 @@ from isthmus.model.names import ServerName
 class StaticCredentials:
     """Headers by server, as configured."""
 
+    generation = 0
+
     def __init__(self, headers: Mapping[ServerName, Mapping[str, str]]) -> None:
         self._headers = headers
 

@@ -17,14 +17,14 @@ import structlog
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.events import Log
-from isthmus.model.faults import Fault, ServerError
+from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.task_runs import waiter_for
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request, Response
+from isthmus.wire.jsonrpc import ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.inputs import QUESTIONS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
@@ -176,6 +176,8 @@ class DuplexLink(BaseLink, Generic[S]):
             case Request():
                 if self._can_reply():
                     self._asked(message)
+            case Malformed() if (sent := self._answered(jsonrpc.answered_in(text))) is not None:
+                sent.waiter.fail(BadReply(self.server, message.message))
             case _:
                 self._tell_garbage(text)
                 return

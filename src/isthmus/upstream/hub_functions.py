@@ -14,6 +14,7 @@ from contextlib import suppress
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.catalog.rules import Rules
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.crew import Crew
 from isthmus.model.names import ServerName, parse_server_name
@@ -21,6 +22,9 @@ from isthmus.upstream.local import LocalLink, LocalTool
 from isthmus.upstream.registered import REGISTRY, NameTaken, Registry
 from isthmus.upstream.runner import Runner
 from isthmus.upstream.signatures import Runnable
+
+OPERATORS = Rules(is_trusted=True)
+"""Functions of this process are the operator's own, and so is what they say of themselves."""
 
 
 class HubFunctions:
@@ -122,6 +126,7 @@ class HubFunctions:
             abilities=link.abilities(),
             is_settled=self._is_settled or server != BUILTIN,
             notes=self._notes if server == BUILTIN else (),
+            rules=OPERATORS,
         )
 
     # -- the end ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from isthmus.core.ports.announcer import Announcer
 from isthmus.core.ports.learner import Learning
 from isthmus.core.ports.link import Link
 from isthmus.model.callers import Caller
+from isthmus.model.credentials import Subject
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
@@ -42,8 +43,9 @@ from isthmus.upstream.variants import Variants
 
 log = structlog.get_logger(__name__)
 
-Connect: TypeAlias = Callable[[ServerSettings, Carrier], Awaitable[BaseLink]]
-"""Makes a link that has not been greeted yet, by this carrier if the address leaves a choice.
+Connect: TypeAlias = Callable[[ServerSettings, Carrier, Subject | None], Awaitable[BaseLink]]
+"""Makes a link that has not been greeted yet, by this carrier if the address leaves a choice, in everybody's name or in
+one caller's.
 
 Raises `ConnectFailed`."""
 
@@ -74,6 +76,14 @@ HEARING_SECONDS = 0.25
 """How long a server may take to say that it tells of changes before it is listed: longer delays its first list."""
 
 FORBIDDEN = (401, 403)
+
+LOGIN_SECONDS = 300.0
+"""How often it is looked whether a server that wants a login has changed its mind."""
+
+LOGIN_LOOK_SECONDS = 2.0
+"""How soon after that somebody who calls it has it looked at once more: a login may be elsewhere, and nobody's here."""
+
+UNAUTHORIZED = 401
 
 LOOK_AGAIN_SECONDS = 1.0
 """A server that works and does not answer is doubted at most this often."""
@@ -114,14 +124,23 @@ class Keeper:
         self._due = 0.0
         """When the lists are to be asked for again."""
         self._news: asyncio.Future[None] | None = None
+        self._is_shut_out = False
+        """The server takes nobody who has not logged in."""
+        self._login: asyncio.Future[None] | None = None
+        """Ends when somebody has."""
+        self._shut_out_at = 0.0
 
     async def run(self) -> None:
         """Keep the server up until cancelled, or until it is lost while it is leaving."""
         unwatch = self._hub.levels.watch(self._loudness.changed)
         try:
             while not self.is_leaving:
+                self._is_shut_out = False
                 await self._attempt()
-                await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
+                if self._is_shut_out:
+                    await self._await_login()
+                else:
+                    await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
         finally:
             unwatch()
             self._variants.close()
@@ -170,6 +189,46 @@ class Keeper:
         self.lane.detach("the hub is shutting down", is_failure=False)
         self.lane.grace = 0.0
 
+    # -- servers that want a login ---------------------------------------------------------------------------------
+
+    async def _await_login(self) -> None:
+        """Leave the server alone until it is shown something else, or somebody wants it all the same."""
+        loop = asyncio.get_running_loop()
+        self._login, self._shut_out_at = loop.create_future(), loop.time()
+        self.lane.on_wanted = self._look_once_more
+        try:
+            await asyncio.wait({self._login}, timeout=LOGIN_SECONDS)
+        finally:
+            self.lane.on_wanted = None
+            self._login = None
+
+    def _look_once_more(self) -> None:
+        """Somebody calls: a person may have logged in elsewhere meanwhile, of which nobody here would hear."""
+        if asyncio.get_running_loop().time() - self._shut_out_at >= LOGIN_LOOK_SECONDS:
+            self.renew()
+
+    def renew(self, subject: Subject | None = None) -> None:
+        """The server is shown something else from now on, or nothing any more: see what it says to that.
+
+        With a `subject` that is so only when it is called in that caller's own name.
+        """
+        if subject is not None:
+            if self._pool is not None:
+                self._pool.renew(subject)
+        elif self._login is not None and not self._login.done():
+            self._login.set_result(None)
+        elif self._link is not None:
+            self._note_doubt()
+
+    def _is_login_wanted(self, failed: Exception, link: BaseLink | None) -> bool:
+        """Whether only another login can help; a token that has only grown old is renewed by itself."""
+        if isinstance(self.settings.reach, NamedSettings):
+            return False
+        if isinstance(failed, ConnectFailed) and failed.wants_login:
+            return True
+        status = failed.status if isinstance(failed, NotConnected | ConnectFailed) else None
+        return status == UNAUTHORIZED and link is not None and not link.on_refused()
+
     # -- one life of a link ----------------------------------------------------------------------------------------
 
     async def _attempt(self) -> None:
@@ -199,15 +258,16 @@ class Keeper:
     async def _attempt_by(self, carrier: Carrier) -> None:
         """Raises `WrongCarrier` if the server speaks another."""
         try:
-            link = await self._connect(self.settings, carrier)
+            link = await self._connect(self.settings, carrier, None)
         except WrongCarrier:
             raise
         except ConnectFailed as failed:
+            self._is_shut_out = self._is_login_wanted(failed, None)
             self._give_up(str(failed), None, failed.login)
             return
         link.is_lasting = self.settings.isolation != "call"
         # Heard before the calls on the link end, so that a lost link counts as one failure and not as many.
-        link.on_lost = lambda reason: self._give_up(reason, link.last_words)
+        link.on_lost = lambda reason: self._give_up(link.hide(reason), link.last_words)
         try:
             await self._live(link, carrier)
         except WrongCarrier:
@@ -217,7 +277,10 @@ class Keeper:
             if isinstance(self.settings.reach, NamedSettings) and self._carrier is None and _is_answer(failed):
                 raise WrongCarrier(why) from failed
             login = failed.login if isinstance(failed, NotConnected | ConnectFailed) else None
-            self._give_up(why, link.last_words, login)
+            self._is_shut_out = self._is_login_wanted(failed, link)
+            if self._is_shut_out and (words := link.login_words()):
+                why = f"{words} ({why})"
+            self._give_up(link.hide(why), link.last_words, login)
         finally:
             self._link = None
             link.on_lost = lambda _reason: None
@@ -228,7 +291,7 @@ class Keeper:
         self._era, self._carrier = link.dialect.era, carrier
         self._check_circle(link)
         await self._hear(link)
-        self._listing = await link.list_features()
+        self._listing = await self._reviewed(link, await link.list_features())
         self._take_up(link)
         began = asyncio.get_running_loop().time()
         try:
@@ -236,6 +299,13 @@ class Keeper:
         finally:
             if self.lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
                 self._backoff.reset()
+
+    async def _reviewed(self, link: BaseLink, listing: Listing) -> Listing:
+        """What was listed, once it was looked at, which may take a while. Raises `NotConnected` if the link is lost."""
+        await self._hub.review.prepare(listing.everything())
+        if link.lost.done():
+            raise NotConnected(link.server, link.lost.result())
+        return listing
 
     def _take_up(self, link: BaseLink) -> None:
         """Let calls go on a link that has been greeted and listed, and say so."""
@@ -297,7 +367,7 @@ class Keeper:
     def _attach(self, link: BaseLink) -> None:
         link.on_updated = self._following.updated
         link.on_log = self._heard
-        link.on_doubt = self._note_doubt
+        link.on_doubt = link.on_shut_out = self._note_doubt
         self._link = link
         self.lane.attach(link if self._pool is None else self._divide(link, self._pool))
         if not self.is_hidden:
@@ -311,7 +381,8 @@ class Keeper:
 
     def _divide(self, link: BaseLink, pool: Pool) -> Link:
         """What carries calls, of those who can be asked nothing at least, where there may be other links beside."""
-        carried_by: Link = link if self.settings.isolation == "shared" else pool
+        is_shared = self.settings.isolation == "shared" and not self.settings.credentials.is_divided
+        carried_by: Link = link if is_shared else pool
         pool.is_profiled = link.dialect.era == "legacy" and link.can_ask
         pool.is_duplex = link.is_duplex
         pool.takes_methods = link.takes_methods
@@ -337,14 +408,21 @@ class Keeper:
 
     # -- links for single callers ----------------------------------------------------------------------------------
 
-    async def _connect_greeted(self, profile: Profile) -> BaseLink:
-        """A link beside the keeper's own, to the same server in the same way, for those who can be asked this."""
-        link = await self._connect(self.settings, self._carrier or "auto")
+    async def _connect_greeted(self, profile: Profile, subject: Subject | None = None) -> BaseLink:
+        """A link beside the keeper's own, to the same server in the same way, for those who can be asked this.
+
+        With a `subject` it is made in that caller's own name.
+        """
+        link = await self._connect(self.settings, self._carrier or "auto", subject)
         link.profile = profile
         link.is_lasting = self.settings.isolation != "call"
         try:
             await link.greet(self._known_era())
             await self._loudness.prepare(link)
+        except (Fault, ConnectFailed) as failed:
+            await link.aclose()
+            # The server may have repeated what it was shown.
+            raise ConnectFailed(link.hide(str(getattr(failed, "why", failed)))) from failed
         except BaseException:
             await link.aclose()
             raise
@@ -464,7 +542,7 @@ class Keeper:
         except Fault as silent:
             # One that works may be too busy to answer, or has stopped listening and finishes what it has.
             if not self.lane.running:
-                raise ConnectFailed(_in_words(silent)) from silent
+                raise _gone(silent) from silent
             await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
 
     async def _relist(self, link: BaseLink, due: Mapping[Topic, bool]) -> None:
@@ -475,7 +553,7 @@ class Keeper:
             if link.hubs:
                 await link.look_round()
                 self._check_circle(link)
-            self._listing = await link.list_features({*due}, self._listing)
+            self._listing = await self._reviewed(link, await link.list_features({*due}, self._listing))
         except Fault as failed:
             # A list that it cannot give now is no reason to take the calls from it that it works on.
             weary = {*due}
@@ -506,6 +584,7 @@ class Keeper:
     def _heard(self, line: Log) -> None:
         """The server logged what belongs to no call, or to several: the operator can read it."""
         text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
+        text = text if self._link is None else self._link.hide(text)
         self.lane.hear(Heard(time.time(), line.level, text[:LINE_LENGTH_MAX]))
 
     # -- telling ---------------------------------------------------------------------------------------------------
@@ -520,7 +599,8 @@ class Keeper:
         self._variants.close()
         if not self.is_hidden:
             self._hub.subscriptions.attach(self.settings.name, None)
-        self._stand(state=self.absent, reason=reason, detail=detail, is_settled=True)
+        state: ServerState = "login" if self._is_shut_out else self.absent
+        self._stand(state=state, reason=reason, detail=detail, is_settled=True)
 
     def _offer(self) -> dict[str, object]:
         """What the last listing changes in the server's standing."""
@@ -581,6 +661,13 @@ def _notes_on(hubs: Mapping[str, int]) -> tuple[str, ...]:
     """That there are too many. It is no reason to do without them: any server behind a hub may have made it up."""
     is_long = max(hubs.values(), default=0) + 2 > HOPS_MAX
     return (f"there are more than {HOPS_MAX} hubs in a row, as it or a server behind it says",) if is_long else ()
+
+
+def _gone(silent: Fault) -> ConnectFailed:
+    failed = ConnectFailed(_in_words(silent))
+    if isinstance(silent, NotConnected):
+        failed.status, failed.login = silent.status, silent.login
+    return failed
 
 
 def _in_words(silent: Fault) -> str:

@@ -74,13 +74,21 @@ def _unheard(*_: object) -> None:
     """What a link tells before its owner listens. One for all: there may be ten thousand links."""
 
 
+def _in_vain() -> bool:
+    """There is nothing else to show."""
+    return False
+
+
 class ConnectFailed(Exception):
     """A link could not be made; the message says why in words for the operator.
 
-    `login` is where the server says how to prove who one is, if that is what it wants.
+    `login` is where the server says how to prove who one is, if that is what it wants. `wants_login` says that nothing
+    is shown to it before somebody has logged in, and `status` what it answered, if it did.
     """
 
     login: str | None = None
+    wants_login = False
+    status: int | None = None
 
 
 class WrongCarrier(ConnectFailed):
@@ -112,10 +120,12 @@ class BaseLink(ABC):
         "dialect",
         "has_asked",
         "has_declined",
+        "hide",
         "hubs",
         "is_lasting",
         "is_probing",
         "limits",
+        "login_words",
         "lost",
         "on_asked",
         "on_changed",
@@ -124,7 +134,9 @@ class BaseLink(ABC):
         "on_log",
         "on_lost",
         "on_progress",
+        "on_refused",
         "on_renewed",
+        "on_shut_out",
         "on_task",
         "on_updated",
         "place",
@@ -147,6 +159,11 @@ class BaseLink(ABC):
 
     carrier = ""
     """What carries messages, in one word for people."""
+
+    @property
+    def can_log_in(self) -> bool:
+        """Whether a person could log in at its server by the command line."""
+        return bool(self.login_words())
 
     start_seconds = ASK_SECONDS
     """How long the first answer may take: a process may have to be installed and started first."""
@@ -181,6 +198,14 @@ class BaseLink(ABC):
         """The conversation, or `SOMEBODYS`, of calls that were given up and that the server may ask about all the same;
         None if there are no such calls."""
         self.on_doubt: Callable[[], None] = _unheard
+        self.on_shut_out: Callable[[], None] = _unheard
+        """Hears of a call that was turned away because of what the server was shown."""
+        self.on_refused: Callable[[], bool] = _in_vain
+        """Asked when the server did not take what it was shown: whether there may be something else to show."""
+        self.hide: Callable[[str], str] = str
+        """Takes out of a text what the server is shown, which it may repeat to anybody."""
+        self.login_words: Callable[[], str] = str
+        """Says how a person logs in at its server; nothing where none could."""
         self.on_lost: Callable[[str], None] = _unheard
         self.is_probing = False
         self.is_lasting = True

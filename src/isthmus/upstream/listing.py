@@ -7,7 +7,8 @@ Called by links, on behalf of the supervisor.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from itertools import chain
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -59,6 +60,10 @@ class Listing(msgspec.Struct, frozen=True):
     notes: dict[Topic, tuple[str, ...]] = {}
     ttl_seconds: dict[Topic, float] = {}
     """How long the server says that a list stays as it is."""
+
+    def everything(self) -> Iterator[Feature]:
+        """All that it lists, of whatever kind."""
+        return chain(self.tools, self.prompts, self.resources, self.templates)
 
     def all_notes(self) -> tuple[str, ...]:
         """What there is to say of all lists."""

@@ -15,15 +15,20 @@ import msgspec
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Entry, Journal
+from isthmus.model.callers import Caller
 from isthmus.model.faults import Bug, NotConnected
 from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Result
+from isthmus.model.relay import DEFAULT_TENANT
 from isthmus.upstream.runner import Runner
 from isthmus.upstream.signatures import Runnable
 
 LINES_MAX = 100
 """Lines that one reading of the chat log may ask for."""
+
+UNNAMED_TENANTS = (DEFAULT_TENANT, "local")
+"""Whose callers are filed under their names alone: who has no other tenant, and whoever is at this machine."""
 
 
 class LocalTool(msgspec.Struct, frozen=True):
@@ -33,7 +38,7 @@ class LocalTool(msgspec.Struct, frozen=True):
     description: str
     input_schema: dict[str, Any]
     run: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]] | dict[str, Any]]
-    """Called with the caller's name and the arguments, which were checked against the schema."""
+    """Called with whose call it is, as a text, and the arguments, which were checked against the schema."""
     annotations: dict[str, Any] = {}
 
 
@@ -78,7 +83,7 @@ class LocalLink:
             inflight.finish(NotConnected(self._server, f"it has no function {name} any more"))
 
     def _run_own(self, tool: LocalTool, inflight: InFlight) -> None:
-        answer = tool.run(inflight.call.caller.name, msgspec.json.decode(inflight.call.arguments))
+        answer = tool.run(_owner(inflight.call.caller), msgspec.json.decode(inflight.call.arguments))
         if isinstance(answer, dict):
             inflight.finish(_result(answer))
         else:
@@ -98,6 +103,11 @@ class LocalLink:
     def close(self) -> None:
         """Give every call of a function up; threads end when their functions do."""
         self._runner.close("closed by the hub")
+
+
+def _owner(caller: Caller) -> str:
+    """Whose a line is: two tenants may have a caller of the same name each. No name holds a line break."""
+    return caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
 
 
 async def _finish(inflight: InFlight, answer: Awaitable[dict[str, Any]]) -> None:

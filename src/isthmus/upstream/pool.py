@@ -20,6 +20,7 @@ from isthmus.core.crew import Crew
 from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.core.watch.tasks import Place
 from isthmus.model.callers import Caller
+from isthmus.model.credentials import Subject
 from isthmus.model.events import Log
 from isthmus.model.faults import Fault, NotConnected, Overloaded
 from isthmus.model.features import TOPICS, Topic
@@ -48,13 +49,13 @@ class LinkKey(NamedTuple):
     """Whose link it is. Links are never shared across keys.
 
     `scope` is a caller, one of its conversations (or, of its calls without one, one at a time), a single call, or empty
-    for everybody. `profile` is what those can be asked whose calls it carries. The credential that is shown
-    (`generation`) is the same for every link of a server so far; a change of it starts the server anew.
+    for everybody. `profile` is what those can be asked whose calls it carries. `subject` is in whose own name the
+    server is called on it; None where it is shown what all callers have in common.
     """
 
     scope: tuple[str, ...]
     profile: frozenset[str] = frozenset()
-    generation: int = 0
+    subject: Subject | None = None
 
 
 class _Member:
@@ -89,7 +90,7 @@ class Pool:
         self,
         settings: ServerSettings,
         crew: Crew,
-        connect: Callable[[Profile], Awaitable[BaseLink]],
+        connect: Callable[[Profile, Subject | None], Awaitable[BaseLink]],
         on_log: Callable[[Log], None],
         following: Following,
     ) -> None:
@@ -122,6 +123,10 @@ class Pool:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __bool__(self) -> bool:
+        """See `core.ports.announcer.Owners`."""
+        return bool(self._members) or self._settings.credentials.is_divided
+
     def adjust(self, settings: ServerSettings) -> None:
         """Allow more or fewer links from now on; those that are there stay."""
         self._settings = settings
@@ -132,6 +137,9 @@ class Pool:
         """Send the call on its own link, or make that first."""
         if (own := self._of.get(inflight)) is not None and own.link is not None:
             own.link.send(inflight)  # once more, with answers to what the server asked
+            return
+        if (refusal := self._without_own(inflight.call.caller)) is not None:
+            inflight.fail(refusal)
             return
         key = self._key(inflight)
         member = self._members.get(key)
@@ -160,7 +168,7 @@ class Pool:
     def _vacant(self, key: LinkKey) -> _Member | None:
         """A link of the same caller and profile on which no call is now, and none can be heard of any more."""
         for member in self._members.values():
-            is_alike = member.key.scope[:3] == key.scope and member.key.profile == key.profile
+            is_alike = member.key.scope[:3] == key.scope and member.key[1:] == key[1:]
             if is_alike and not (member.calls or self._is_worn(member) or _has_declined(member)):
                 return member
         return None
@@ -186,14 +194,31 @@ class Pool:
         call = inflight.call
         return self._key_of(call.caller, call.profile if self.is_profiled else NOTHING, call.session)
 
+    def _without_own(self, caller: Caller) -> Fault | None:
+        """Why a caller cannot be called for, where everybody needs credentials of their own."""
+        credentials = self._settings.credentials
+        if not credentials.are_demanded or credentials.has_own(Subject(caller.tenant, caller.name)):
+            return None
+        why = f"it is called with each caller's own credentials, and {caller.name} has none"
+        return NotConnected(self._settings.name, why)
+
+    def _subject_of(self, caller: Caller) -> Subject | None:
+        """In whose own name the server is called for a caller, if it is."""
+        subject = Subject(caller.tenant, caller.name)
+        return subject if self._settings.credentials.has_own(subject) else None
+
     def _key_of(self, caller: Caller, profile: Profile, session: str = "") -> LinkKey:
+        return self._key_in(self._subject_of(caller), caller, profile, session)
+
+    def _key_in(self, subject: Subject | None, caller: Caller, profile: Profile, session: str = "") -> LinkKey:
+        """The key of a link in this name."""
         if self._settings.isolation == "call":
             self._calls += 1
-            return LinkKey(("call", str(self._calls)), profile)
+            return LinkKey(("call", str(self._calls)), profile, subject)
         if (self.is_duplex or self._asks) and profile:
-            return LinkKey((caller.tenant, caller.name, session), profile)
-        if self._settings.isolation == "caller" or self.is_duplex:
-            return LinkKey((caller.tenant, caller.name), profile)
+            return LinkKey((caller.tenant, caller.name, session), profile, subject)
+        if self._settings.isolation == "caller" or self.is_duplex or subject is not None:
+            return LinkKey((caller.tenant, caller.name), profile, subject)
         return LinkKey((), profile)
 
     def _adopt(self, key: LinkKey) -> _Member | None:
@@ -313,7 +338,8 @@ class Pool:
         Raises:
             Fault: there can be none now.
         """
-        member = self._latest(profile) or self._admit(self._key_of(caller, profile))
+        # In everybody's name: what is listed on it is listed to all of this profile.
+        member = self._latest(profile) or self._admit(self._key_in(None, caller, profile))
         if member is None:
             raise Overloaded(self._settings.name, len(self._members), 0)
         member.borrowers += 1  # which makes it no less idle: what is only listed on is not in use
@@ -331,7 +357,8 @@ class Pool:
         """The member of this profile that was used last, unless each call has its own."""
         if self._settings.isolation == "call":
             return None
-        return next((member for member in reversed(self._members.values()) if member.key.profile == profile), None)
+        wanted = (profile, None)
+        return next((member for member in reversed(self._members.values()) if member.key[1:] == wanted), None)
 
     # -- following -------------------------------------------------------------------------------------------------
 
@@ -346,6 +373,14 @@ class Pool:
             members = [self._members[home]] if home in self._members else []
         return [member.link for member in members if member.link is not None]
 
+    def refusal(self, follower: Follower) -> Fault | None:
+        """See `core.ports.announcer.Owners`."""
+        return self._without_own(follower.caller)
+
+    def is_apart(self, follower: Follower) -> bool:
+        """See `core.ports.announcer.Owners`."""
+        return self._subject_of(follower.caller) is not None
+
     def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
         """See `core.ports.announcer.Owners`."""
         if not self._is_closed:
@@ -355,7 +390,8 @@ class Pool:
         """The key of the link for a follower's calls; None if that is everybody's, or each has another."""
         profile = follower.profile if self.is_profiled else NOTHING
         isolation = self._settings.isolation
-        if isolation == "call" or (isolation == "shared" and not profile):
+        is_shared = isolation == "shared" and not profile and self._subject_of(follower.caller) is None
+        if isolation == "call" or is_shared:
             return None
         return self._key_of(follower.caller, profile, follower.session)
 
@@ -423,7 +459,7 @@ class Pool:
 
     async def _try_to_make(self, member: _Member) -> BaseLink | None:
         try:
-            link = await self._connect(member.key.profile)
+            link = await self._connect(member.key.profile, member.key.subject)
         except (Fault, ConnectFailed) as failed:
             self._drop(member)
             self._refuse(member, str(getattr(failed, "why", failed)))
@@ -436,6 +472,7 @@ class Pool:
             await link.aclose()  # its place was taken, or the pool closed, while it was made
             return None
         link.on_lost = lambda _reason: self._lost(member)
+        link.on_shut_out = partial(self._shut_out, member, link)
         link.on_log = self._on_log
         return link
 
@@ -451,6 +488,17 @@ class Pool:
             self._close(link)
         elif not (member.calls or member.borrowers) or link.lost.done():
             self._retire(member)  # whoever wanted it has left meanwhile
+
+    def _shut_out(self, member: _Member, link: BaseLink) -> None:
+        """The server does not take any more what it is shown on this link: the next call has another one made."""
+        link.on_refused()
+        member.is_over = True
+
+    def renew(self, subject: Subject) -> None:
+        """The server is shown something else in a caller's name: links on which it heard the old go when they rest."""
+        for member in [member for member in self._members.values() if member.key.subject == subject]:
+            member.is_over = True
+            self._rest(member)
 
     def _note_asked(self) -> None:
         """The server does not say which call its questions are about: from now on no two programs share a link."""

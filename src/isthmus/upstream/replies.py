@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 OK = 200
 UNAUTHORIZED = 401
+FORBIDDEN = 403
 EVENT_STREAM = "text/event-stream"
 
 ADVICE = {
@@ -29,6 +30,22 @@ def login_place(status: int, headers: Mapping[str, str]) -> str | None:
     place = (found[1] or found[2]) if found is not None else ""
     is_place = place.lower().startswith(("https://", "http://")) and place.isprintable()
     return place if is_place and len(place) <= URL_LENGTH_MAX else None
+
+
+_SCOPE = re.compile(r"""\bscope\s*=\s*"([\x21\x23-\x5b\x5d-\x7e ]{1,500})\"""", re.IGNORECASE)
+
+
+def advice_on(status: int, headers: Mapping[str, str], server: str, *, can_log_in: bool) -> str:
+    """What an operator may do about a status; of what one may not do, what one would have to be allowed."""
+    challenge = headers.get("www-authenticate", "")
+    found = _SCOPE.search(challenge) if "insufficient_scope" in challenge else None
+    if status != FORBIDDEN or found is None:
+        return ADVICE.get(status, "")
+    scope = " ".join(found[1].split())
+    told = f"; it wants the scope {scope!r}"
+    # A stranger's text in a command that somebody may copy into a shell: single quotes keep all of it a text.
+    quoted = scope.replace("'", "'\\''")
+    return f"{told}: run isthmus login {server} --scope '{quoted}'" if can_log_in else told
 
 
 def media_type(headers: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
 from isthmus.upstream.dialect import Dialect, LegacyDialect
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
-from isthmus.upstream.replies import ADVICE, OK, login_place
+from isthmus.upstream.replies import ADVICE, OK, UNAUTHORIZED, login_place
 from isthmus.upstream.settings import DeclaredTool, Era, RpcSettings
 from isthmus.upstream.user_headers import UserHeaders
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
@@ -81,11 +81,24 @@ class RpcLink(BaseLink):
             limit=max_calls + SPARE_CONNECTIONS,
             connect_seconds=limits.connect_seconds,
         )
-        own = {name.lower(): value for name, value in credentials.headers_for(server).items()}
-        fixed = {"accept": "application/json", "content-type": "application/json"}
-        self._head = request_head("POST", target, self._origin, {**own, **fixed})
+        self._target = target
+        self._credentials = credentials
+        self._generation = credentials.generation
+        self._head = self._new_head()
         self._declared = tuple(_described(server, tool) for tool in reach.tools)
         self._inquiries: dict[Waiter, _Post] = {}
+
+    def _new_head(self) -> bytes:
+        own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
+        fixed = {"accept": "application/json", "content-type": "application/json"}
+        return request_head("POST", self._target, self._origin, {**own, **fixed})
+
+    def _present_head(self) -> bytes:
+        """The head of every POST, with what the server is shown now."""
+        if self._generation != self._credentials.generation:
+            self._generation = self._credentials.generation
+            self._head = self._new_head()
+        return self._head
 
     # -- greeting and listing --------------------------------------------------------------------------------------
 
@@ -155,7 +168,7 @@ class RpcLink(BaseLink):
 
     def _post(self, method: str, params: Payload, waiter: Waiter, id: int | None = None, lines: bytes = b"") -> _Post:
         post = _Post(self, self.next_id() if id is None else id, waiter)
-        post.ticket = self._client.send(self._head + lines, jsonrpc.request(post.id, method, params), post)
+        post.ticket = self._client.send(self._present_head() + lines, jsonrpc.request(post.id, method, params), post)
         return post
 
     def _notify(self, method: str, params: Payload | None) -> None:
@@ -245,7 +258,9 @@ class _Post:
     def _read(self, body: bytes) -> None:
         message = jsonrpc.decode_reply(body, max_depth=self._link.limits.depth) if body else None
         if self._status in TURNED_AWAY:
-            detail = f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
+            detail = self._link.hide(f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}")
+            if self._status == UNAUTHORIZED:
+                self._link.on_shut_out()
             self._fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply) and (message.id is None or self._is_own(message.id)):
             self.is_over = True

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
+from isthmus.core.catalog.pins import Pinning
 from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.model.credentials import NO_CREDENTIALS, ServerCredentials
 from isthmus.model.names import ServerName
+from isthmus.transport.bounds import ProcessLimits
 from isthmus.transport.egress import parse_url
 
 Era = Literal["auto", "legacy", "modern"]
@@ -66,6 +69,7 @@ class StdioSettings:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
     era: Era = "auto"
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
 
     def __post_init__(self) -> None:
         if not self.command.strip() or "\0" in self.command:
@@ -92,7 +96,7 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         _check_url("url", self.url, ("http", "https"))
-        _check_headers(self.headers)
+        check_headers(self.headers)
         _check_user_headers(self.user_headers, self.headers)
 
 
@@ -120,7 +124,7 @@ class SocketSettings:
 
     def __post_init__(self) -> None:
         _check_url("url", self.url, ("ws", "wss"))
-        _check_headers(self.headers)
+        check_headers(self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,7 @@ class RpcSettings:
 
     def __post_init__(self) -> None:
         _check_url("rpc", self.url, ("http", "https"))
-        _check_headers(self.headers)
+        check_headers(self.headers)
         _check_user_headers(self.user_headers, self.headers)
 
 
@@ -175,7 +179,7 @@ class AgentSettings:
     def __post_init__(self) -> None:
         _check_url("agent", self.url, ("http", "https"))
         _check_dialled("agent", self.url)
-        _check_headers(self.headers)
+        check_headers(self.headers)
         for position, origin in enumerate(self.origins):
             _check_origin(f"origins.{position}", origin)
 
@@ -210,6 +214,12 @@ class ServerSettings:
     disabled: bool = False
     isolation: Isolation = "shared"
     rules: Rules = NO_RULES
+    credentials: ServerCredentials = NO_CREDENTIALS
+    """What it is shown beside its headers, and what single callers are called for by."""
+    pin: Pinning | None = None
+    """What becomes of a tool whose definition changes; None for what the hub does with all."""
+    ca: str = field(default="", repr=False)
+    """Certificates (PEM) by which alone the server proves who it is; without any, the system's roots count."""
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
     """Values that must not appear in any log or message; see `redact`."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -239,7 +249,8 @@ def _check_variable(name: str, value: str) -> None:
         raise ValueError(f"env.{name} must be text without NUL, not a value that has one")
 
 
-def _check_headers(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise `ValueError` for what no request can carry."""
     for name, value in headers.items():
         _check_header(name, value)
 

@@ -20,7 +20,7 @@ from isthmus.upstream.address import target_within
 from isthmus.upstream.duplex import DuplexLink, Sent
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.notices import Notices
-from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, login_place, media_type
+from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_place, media_type
 from isthmus.upstream.settings import Era
 from isthmus.upstream.user_headers import UserHeaders
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
@@ -83,8 +83,11 @@ class SseLink(DuplexLink["Letter"]):
         """As of `StreamableLink`; the endpoint that the stream names is the server's own affair."""
         self.user_headers = UserHeaders()
         self._stream: _Stream | None = None
+        self._endpoint: str | None = None
+        """Where messages are sent, once it is known."""
         self._head: bytes | None = None
-        """The head of every POST, once the endpoint is known."""
+        """The head of every POST, from then on."""
+        self._generation = credentials.generation
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -98,7 +101,8 @@ class SseLink(DuplexLink["Letter"]):
         """
         endpoint = await self._open()
         target = target_within(self._origin, self._target, endpoint, "wants its messages sent to")
-        self._head = self._request_head("POST", target, {"content-type": "application/json"})
+        self._endpoint = target
+        self._head = self._new_head(target)
         await self._initialize()
         # Many servers refuse what they hear before `initialized`, and another connection may be faster.
         await self._notices.quiet()
@@ -128,6 +132,18 @@ class SseLink(DuplexLink["Letter"]):
         own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
         return request_head(verb, target, self._origin, {**own, **headers})
 
+    def _new_head(self, target: str) -> bytes:
+        return self._request_head("POST", target, {"content-type": "application/json"})
+
+    def _present_head(self) -> bytes:
+        """The head of every POST, with what the server is shown now."""
+        assert self._head is not None  # whoever sends has looked
+        assert self._endpoint is not None
+        if self._generation != self._credentials.generation:
+            self._generation = self._credentials.generation
+            self._head = self._new_head(self._endpoint)
+        return self._head
+
     def listen(self) -> None:
         """Changes come on the stream that is open."""
 
@@ -144,19 +160,19 @@ class SseLink(DuplexLink["Letter"]):
             return
         self._pending[id] = letter = Letter(self, id, waiter)
         letter.lines = lines
-        letter.ticket = self._client.send(self._head + lines, jsonrpc.request(id, method, params), letter)
+        letter.ticket = self._client.send(self._present_head() + lines, jsonrpc.request(id, method, params), letter)
 
     def _say(self, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
-            self._notices.send(self._head, message)
+            self._notices.send(self._present_head(), message)
 
     def _say_of(self, sent: Letter, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
-            self._notices.send(self._head + sent.lines, message)
+            self._notices.send(self._present_head() + sent.lines, message)
 
     def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
         if self._head is not None and not self.lost.done():
-            self._notices.answer(self._head, message)
+            self._notices.answer(self._present_head(), message)
 
     def _can_reply(self) -> bool:
         return self._notices.has_room()
@@ -173,6 +189,8 @@ class SseLink(DuplexLink["Letter"]):
             self.on_doubt()
             detail = f"HTTP {status}{words}"
             if status in TURNED_AWAY:
+                if status == UNAUTHORIZED:
+                    self.on_shut_out()
                 letter.waiter.fail(turned_away(self.server, f"it answered {detail}", status, login))
             else:
                 letter.waiter.fail(BadReply(self.server, detail))
@@ -365,7 +383,7 @@ def _refusal(status: int, headers: Mapping[str, str]) -> ConnectFailed:
     """Why an address gives no stream; only what says nothing about credentials or trouble suggests another carrier."""
     if status in FORBIDDEN or status >= SERVER_TROUBLE:
         failed = ConnectFailed(f"it answered HTTP {status}{ADVICE.get(status, '')}")
-        failed.login = login_place(status, headers)
+        failed.login, failed.status = login_place(status, headers), status
         return failed
     kind = media_type(headers)[:60] or "no content type"
     return WrongCarrier(f"it gives no event stream: it answered HTTP {status} with {kind}")

@@ -39,6 +39,7 @@ class StdioLink(CorkedLink):
                 on_bytes=self._received,
                 on_lost=self._broke,
                 on_drained=self.flush,
+                limits=reach.limits,
             )
         except SpawnFailed as failed:
             raise ConnectFailed(str(failed)) from failed

@@ -11,6 +11,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.crew import Crew
+from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.upstream.keeper import Connect, Keeper
 from isthmus.upstream.settings import ServerSettings
@@ -87,7 +88,7 @@ class Supervisor:
         if present is None or settings.disabled:
             self.remove(settings.name)
             self.add(settings, is_awaited=False)
-        elif _starts_the_same(present.settings, settings):
+        elif starts_the_same(present.settings, settings):
             present.adjust(settings)
         else:
             heir = self._heirs[settings.name] = self._start(settings)
@@ -113,6 +114,12 @@ class Supervisor:
         self._hub.recall.forget(name)
         log.info("server changed", server=name)
         await self._drain(before)
+
+    def renew(self, server: ServerName, subject: Subject | None) -> None:
+        """A server is shown something else from now on, in everybody's name or in one caller's."""
+        for keeper in (self.keepers.get(server), self._heirs.get(server)):
+            if keeper is not None:
+                keeper.renew(subject)
 
     # -- going -----------------------------------------------------------------------------------------------------
 
@@ -161,7 +168,8 @@ class Supervisor:
             await asyncio.wait(tasks.values(), timeout=LEAVE_SECONDS)
 
 
-def _starts_the_same(old: ServerSettings, new: ServerSettings) -> bool:
+def starts_the_same(old: ServerSettings, new: ServerSettings) -> bool:
     """Whether a link made for the old settings serves the new ones just as well."""
-    gentle = {name: getattr(new, name) for name in ("timeout", "max_calls", "max_queued", "rules", "extra", "secrets")}
+    names = ("timeout", "max_calls", "max_queued", "rules", "pin", "extra", "secrets")
+    gentle = {name: getattr(new, name) for name in names}
     return replace(old, **gentle) == new

@@ -49,7 +49,9 @@ class SocketLink(CorkedLink):
         except (DialFailed, EgressRefused) as failed:
             raise ConnectFailed(getattr(failed, "reason", str(failed))) from failed
         except HandshakeFailed as failed:
-            raise ConnectFailed(f"{failed}{ADVICE.get(failed.status or 0, '')}") from failed
+            refusal = ConnectFailed(f"{failed}{ADVICE.get(failed.status or 0, '')}")
+            refusal.status = failed.status
+            raise refusal from failed
         self._channel = self._socket
 
     def _endpoint(self) -> Endpoint:

@@ -14,6 +14,7 @@ from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call
+from isthmus.model.credentials import Subject
 from isthmus.model.faults import BadReply, Fault, Lost
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
@@ -40,6 +41,8 @@ class Scripted(BaseLink):
 
     carrier = "script"
 
+    subject: Subject | None = None
+
     def __init__(self, settings: ServerSettings | None = None, carrier: Carrier = "auto") -> None:
         super().__init__(NAME, ME, Limits())
         self.settings = settings
@@ -54,6 +57,7 @@ class Scripted(BaseLink):
         self.more: list[str] = []
         self.list_refusal: Fault | None = None
         self.pings = 0
+        self.ping_fault: Fault | None = None
         self.greeted_as: list[Era] = []
         self.greeting: asyncio.Event | None = None
         """If set, what the greeting waits for."""
@@ -102,6 +106,8 @@ class Scripted(BaseLink):
 
     async def ping(self, within: float) -> None:
         self.pings += 1
+        if self.ping_fault is not None:
+            raise self.ping_fault
         if self.is_silent:
             raise BadReply(NAME, "no answer to ping")
 
@@ -150,10 +156,11 @@ class Kept:
         self.refusal: Exception | None = None
         self.supervisor = Supervisor(self.hub, self.crew, self._connect)
 
-    async def _connect(self, settings: ServerSettings, carrier: Carrier) -> BaseLink:
+    async def _connect(self, settings: ServerSettings, carrier: Carrier, subject: Subject | None = None) -> BaseLink:
         if self.refusal is not None:
             raise self.refusal
         link = Scripted(settings, carrier)
+        link.subject = subject
         self.prepare(link)
         self.links.append(link)
         return link

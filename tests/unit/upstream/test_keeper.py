@@ -73,6 +73,23 @@ async def test_a_change_that_is_announced_while_a_server_is_listed_for_the_first
     assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
 
 
+async def test_a_link_that_is_lost_while_its_list_is_looked_at_is_not_taken_up(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be long, and is looked at a little at a time."""
+    states: list[str] = []
+
+    async def lose(_features: Any) -> None:
+        kept.refuse("it is gone")
+        kept.links[0].die("it fell")
+        kept.hub.watch(lambda: states.append(kept.standing.state))
+
+    monkeypatch.setattr(kept.hub.review, "prepare", lose)
+    kept.keep()
+    await kept.until(lambda: kept.standing.reason is not None and "gone" in kept.standing.reason)
+    assert "ready" not in states
+
+
 async def test_a_server_that_says_when_it_tells_is_listed_then_and_once(kept: Kept) -> None:
     asked: list[int] = []
 
@@ -360,7 +377,7 @@ PLACE = "https://a.example/in"
 
 def shut() -> ConnectFailed:
     failed = ConnectFailed("it answered HTTP 401")
-    failed.login = PLACE
+    failed.login, failed.status = PLACE, 401
     return failed
 
 
@@ -373,8 +390,61 @@ async def test_where_one_has_to_log_in_before_the_first_word_is_told_to_who_call
 
     kept.prepare = prepare
     kept.keep()
-    await kept.until(lambda: kept.standing.state == "retrying")
+    await kept.until(lambda: kept.standing.state == "login")
     assert kept.hub.lanes[NAME].absence().login == PLACE
+
+
+async def test_a_server_that_wants_a_login_is_tried_again_only_when_something_has_changed(kept: Kept) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = NotConnected(NAME, "it answered HTTP 401", status=401)
+
+    kept.prepare = prepare
+    kept.keep()
+    kept.supervisor.keepers[NAME]._backoff.next = lambda chance: 0.0  # type: ignore[method-assign]
+    await kept.until(lambda: kept.standing.state == "login")
+    kept.hub.lanes[NAME].absence()  # somebody calls, too soon after the last look
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(kept.links) == 1
+    kept.prepare = lambda _link: None
+    kept.supervisor.renew(NAME, None)
+    await kept.until(lambda: kept.standing.state == "ready")
+    assert len(kept.links) == 2
+
+
+async def test_who_calls_a_server_that_wants_a_login_has_it_looked_at_once_more(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOGIN_LOOK_SECONDS", 0.0)
+
+    def prepare(link: Scripted) -> None:
+        link.refusal = NotConnected(NAME, "it answered HTTP 401", status=401)
+
+    kept.prepare = prepare
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "login")
+    kept.prepare = lambda _link: None
+    kept.hub.lanes[NAME].absence()
+    await kept.until(lambda: kept.standing.state == "ready")
+
+
+async def test_a_token_that_can_be_renewed_is_no_reason_to_wait_for_a_login(kept: Kept) -> None:
+    def prepare(link: Scripted) -> None:
+        link.on_refused = lambda: True
+        link.refusal = NotConnected(NAME, "it answered HTTP 401", status=401) if len(kept.links) < 1 else None
+
+    kept.prepare = prepare
+    await kept.ready()
+    assert len(kept.links) == 2
+
+
+async def test_a_link_whose_token_was_refused_is_given_up_and_the_server_asked_for(kept: Kept) -> None:
+    link = await kept.ready()
+    link.login_words = lambda: "it wants a login: run isthmus login files"
+    link.ping_fault = NotConnected(NAME, "it answered HTTP 401", status=401)
+    kept.supervisor.renew(NAME, None)
+    await kept.until(lambda: kept.standing.state == "login")
+    assert kept.standing.reason == "it wants a login: run isthmus login files (it answered HTTP 401)"
 
 
 async def test_who_answers_in_no_way_is_told_of_with_all_answers(kept: Kept) -> None:

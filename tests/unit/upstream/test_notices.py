@@ -20,7 +20,7 @@ from tests.unit.upstream.doubles import ACCEPTED
 async def test_quiet_comes_when_all_were_taken_or_lost(*, is_taken: bool) -> None:
     crew = Crew("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew)
+        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         notices = Notices(client)
         await notices.quiet()  # nothing is under way
         notices.send(request_head("POST", "/", server.origin, {}), b"{}")
@@ -42,7 +42,7 @@ async def test_one_that_is_never_acknowledged_gives_its_connection_back(monkeypa
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.05)
     crew = Crew("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew)
+        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         notices = Notices(client)
         notices.send(request_head("POST", "/", server.origin, {}), b"{}")
         async with asyncio.timeout(10):
@@ -56,7 +56,7 @@ async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "NOTICES_MAX", 2)
     crew = Crew("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew)
+        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         notices = Notices(client)
         head = request_head("POST", "/", server.origin, {})
         for number in (b"1", b"2", b"3"):
@@ -79,7 +79,7 @@ async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "NOTICES_MAX", 2)
     crew = Crew("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, limit=1)
+        client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
         notices = Notices(client)
         numbers = [b"%d" % number for number in range(9)]
         for number in numbers:
@@ -99,7 +99,7 @@ async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: py
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
     crew = Crew("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, limit=1)
+        client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
         notices = Notices(client)
         head = request_head("POST", "/", server.origin, {})
         client.send(head, b"a call", Recorder())
@@ -121,7 +121,7 @@ async def test_an_answer_that_is_never_acknowledged_gives_its_connection_back(mo
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
     crew = Crew("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew)
+        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         Notices(client).answer(request_head("POST", "/", server.origin, {}), b"{}")
         await (await server.accept()).rest()
         await client.aclose()
@@ -133,7 +133,7 @@ async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: py
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.01)
     crew = Crew("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, limit=1)
+        client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
         notices = Notices(client)
         head = request_head("POST", "/", server.origin, {})
         client.send(head, b"a call", Recorder())

@@ -12,6 +12,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.ports.announcer import Follower
 from isthmus.model.callers import Caller, Grants
+from isthmus.model.credentials import NO_CREDENTIALS, OwnCredentials, ServerCredentials, Subject
 from isthmus.model.events import Log
 from isthmus.model.faults import Cancelled, Lost, NotConnected, Overloaded
 from isthmus.model.questions import NOTHING, Profile
@@ -29,7 +30,9 @@ NAMESAKE = Caller("anyone", "elsewhere", Grants(("*",)))
 class Pooled:
     """A lane whose link is a pool, and the links that were made for it."""
 
-    def __init__(self, isolation: str = "caller", max_calls: int = 64) -> None:
+    def __init__(
+        self, isolation: str = "caller", max_calls: int = 64, credentials: ServerCredentials | None = None
+    ) -> None:
         self.stage = Stage()
         self.crew = Crew("pool")
         self.links: list[Scripted] = []
@@ -39,18 +42,19 @@ class Pooled:
         self.opened = asyncio.Event()
         self.opened.set()
         self.refusal: BaseException | None = None
-        made = settings(isolation=isolation, max_calls=max_calls)
+        made = settings(isolation=isolation, max_calls=max_calls, credentials=credentials or NO_CREDENTIALS)
         self.following = Following(self.stage.hub, self.crew, NAME)
         self.pool = Pool(made, self.crew, self._connect, self.lines.append, self.following)
         self.stage.lane.attach(self.pool)
         self.stage.lane.pool = self.pool
 
-    async def _connect(self, profile: Profile) -> BaseLink:
+    async def _connect(self, profile: Profile, subject: Subject | None = None) -> BaseLink:
         self.profiles.append(profile)
         await self.opened.wait()
         if self.refusal is not None:
             raise self.refusal
         self.links.append(Scripted())
+        self.links[-1].subject = subject
         return self.links[-1]
 
     def start(self, caller: Caller = ANYONE, profile: Profile = NOTHING) -> tuple[InFlight, Listener]:
@@ -197,8 +201,8 @@ async def test_a_defect_while_a_link_is_made_costs_only_those_who_wait_for_it(po
 async def test_a_link_that_was_lost_before_it_could_be_used_does_not_stay(pooled: Pooled) -> None:
     connect = pooled._connect
 
-    async def fragile(profile: Profile) -> BaseLink:
-        link = await connect(profile)
+    async def fragile(profile: Profile, subject: Subject | None) -> BaseLink:
+        link = await connect(profile, subject)
         link._lose("gone already")
         return link
 
@@ -668,8 +672,8 @@ async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at
     asking.pool.is_duplex = is_duplex
     connect = asking._connect
 
-    async def curious(profile: Profile) -> BaseLink:
-        link = await connect(profile)
+    async def curious(profile: Profile, subject: Subject | None) -> BaseLink:
+        link = await connect(profile, subject)
         link.has_asked = True
         return link
 
@@ -804,7 +808,7 @@ class Followed(Pooled):
         self.subscriptions = self.stage.hub.subscriptions
         self.subscriptions.attach(NAME, self.common, self.pool)
 
-    async def _connect(self, profile: Profile) -> BaseLink:
+    async def _connect(self, profile: Profile, subject: Subject | None = None) -> BaseLink:
         self.links.append(self.kind())
         return self.links[-1]
 
@@ -1085,10 +1089,69 @@ async def test_a_callers_link_is_listened_to_where_its_server_may_tell_of_tasks(
         def listen(self) -> None:
             heard.append("listens")
 
-    async def connect(_profile: Profile) -> BaseLink:
+    async def connect(_profile: Profile, _subject: Subject | None) -> BaseLink:
         pooled.links.append(Telling())
         return pooled.links[-1]
 
     pooled.pool._connect = connect
     await pooled.sent()
     assert heard == ["listens"]
+
+
+# -- credentials of single callers ----------------------------------------------------------------------------------
+
+OWN = ServerCredentials(own={Subject("default", "other"): OwnCredentials({"Authorization": "x"})})
+
+
+async def own_pool(credentials: ServerCredentials, isolation: str = "shared") -> Pooled:
+    return Pooled(isolation, credentials=credentials)
+
+
+@pytest.mark.parametrize("isolation", ["shared", "caller"])
+async def test_a_caller_with_credentials_of_its_own_has_a_link_of_its_own(isolation: str) -> None:
+    pooled = await own_pool(OWN, isolation)
+    own, common, namesake = [await pooled.sent(who) for who in (OTHER, ANYONE, Caller("other", "t", Grants(("*",))))]
+    assert pooled.carrier_of(own).subject == Subject("default", "other")
+    assert pooled.carrier_of(common).subject is pooled.carrier_of(namesake).subject is None
+    assert pooled.carrier_of(common) is not pooled.carrier_of(own)
+    again = await pooled.sent(OTHER)
+    assert pooled.carrier_of(again) is pooled.carrier_of(own)
+    await pooled.pool.aclose()
+    await pooled.crew.aclose()
+
+
+async def test_what_is_listed_to_many_is_never_read_in_one_callers_name() -> None:
+    pooled = await own_pool(OWN)
+    pooled.pool.is_profiled = True
+    await pooled.sent(OTHER, ABLE)
+    async with pooled.pool.borrowed(OTHER, ABLE) as link:
+        assert isinstance(link, Scripted)
+        assert link.subject is None
+    await pooled.pool.aclose()
+    await pooled.crew.aclose()
+
+
+async def test_where_everybody_needs_their_own_nobody_is_called_for_by_the_common_ones() -> None:
+    demanded = ServerCredentials(own=OWN.own, are_demanded=True)
+    pooled = await own_pool(demanded)
+    _, listener = pooled.start(ANYONE)
+    assert isinstance(listener.fault, NotConnected)
+    assert "anyone has none" in listener.fault.why
+    assert pooled.carrier_of(await pooled.sent(OTHER)).subject is not None
+    await pooled.pool.aclose()
+    await pooled.crew.aclose()
+
+
+async def test_a_link_that_was_shut_out_or_is_shown_something_else_goes_with_its_last_call() -> None:
+    pooled = await own_pool(OWN)
+    first = await pooled.sent(OTHER)
+    pooled.carrier_of(first).on_shut_out()
+    first.finish(DONE)
+    second = await pooled.sent(OTHER)
+    assert pooled.links.index(pooled.carrier_of(second)) == 1
+    second.finish(DONE)
+    pooled.pool.renew(Subject("default", "other"))
+    await pooled.until_quiet()
+    assert len(pooled.pool) == 0
+    await pooled.pool.aclose()
+    await pooled.crew.aclose()

@@ -98,7 +98,7 @@ class AgentLink(BaseLink):
         self._origins = reach.origins
         self._home, target = parse_url(reach.url)
         self._card_targets = card_targets(target)
-        self._headers = {name.lower(): value for name, value in credentials.headers_for(server).items()}
+        self._credentials = credentials
         self._clients: dict[Origin, HttpClient] = {}
         self._card: Card | None = None
         self._tag = ""
@@ -112,6 +112,11 @@ class AgentLink(BaseLink):
         self.lingering = Lingering()
         self._commissions: set[Commission] = set()
         self._farewells: dict[Farewell, None] = {}  # the oldest first
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        """What the agent is shown now."""
+        return {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
 
     @property
     def can_stream(self) -> bool:

@@ -16,7 +16,7 @@ from isthmus.model.names import ServerName
 from isthmus.transport.http import Lost as LostReply
 from isthmus.transport.http import Ticket
 from isthmus.upstream.agent.lingering import Lingering
-from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, login_place, media_type
+from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_place, media_type
 from isthmus.upstream.waiters import lost, turned_away
 from isthmus.wire.a2a.client import Asked
 from isthmus.wire.a2a.client_bindings import ClientBinding, code_of
@@ -60,6 +60,7 @@ class VisitLink(Protocol):
     limits: Limits
     lingering: Lingering
     on_doubt: Callable[[], None]
+    on_shut_out: Callable[[], None]
 
 
 class Visit:
@@ -161,6 +162,8 @@ class Visit:
         self._is_over = True
         if self._status in TURNED_AWAY:
             detail = f"it answered HTTP {self._status}{_ADVICE.get(self._status, '')}"
+            if self._status == UNAUTHORIZED:
+                self._link.on_shut_out()
             self._owner.failed(turned_away(self._link.server, detail, self._status, self._login))
             return
         answer = self._binding.read(self.id, self.asked, self._status, body)

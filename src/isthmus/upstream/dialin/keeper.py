@@ -20,6 +20,7 @@ from isthmus.core.catalog.view import ServerState
 from isthmus.core.crew import Crew
 from isthmus.core.ports.learner import Learning
 from isthmus.model.callers import Caller
+from isthmus.model.credentials import Subject
 from isthmus.model.features import TOPICS, Ability
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import Profile
@@ -265,5 +266,5 @@ def _unheard(*_: object) -> None:
     """Nobody listens to a link that is not kept any more."""
 
 
-async def _nowhere(settings: ServerSettings, carrier: Carrier) -> Never:
+async def _nowhere(settings: ServerSettings, carrier: Carrier, subject: Subject | None) -> Never:
     raise ConnectFailed("it dials in by itself")

@@ -108,6 +108,8 @@ class StreamableLink(BaseLink):
         """Whether it must be found where it was said to be: of a redirect, only to the same with or without a slash."""
         self.user_headers = UserHeaders()
         self._heads: dict[tuple[str, str | None], bytes] = {}
+        self._generation = credentials.generation
+        """Of what is shown in these."""
         self._posts: dict[int, Post] = {}
         self._places: dict[bytes, Places] = {}
         self._notices = Notices(self._client)
@@ -131,6 +133,9 @@ class StreamableLink(BaseLink):
     def _head(self, method: str, name: str | None = None) -> bytes:
         """The head of a POST; what a server and a tool have in common is prepared once."""
         key = (method, name)
+        if self._generation != self._credentials.generation:
+            self._generation = self._credentials.generation
+            self._heads.clear()
         if (head := self._heads.get(key)) is not None:
             return head
         head = self._request_head(

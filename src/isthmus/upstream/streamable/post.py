@@ -15,7 +15,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.http_connection import Lost, Ticket
-from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, login_place, media_type
+from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, advice_on, login_place, media_type
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
@@ -62,6 +62,12 @@ class PostOwner(Protocol):
     server: ServerName
     limits: Limits
     on_doubt: Callable[[], None]
+    on_shut_out: Callable[[], None]
+    hide: Callable[[str], str]
+
+    @property
+    def can_log_in(self) -> bool:
+        """Whether a person could log in at its server."""
 
     def welcomed(self, session: str | None) -> None:
         """The server answered `initialize`, with a session or without."""
@@ -113,6 +119,7 @@ class Post:
     """One POST and its reply: collects JSON or reads events, and tells the waiter how it ended."""
 
     __slots__ = (
+        "_advice",
         "_chunks",
         "_decoder",
         "_link",
@@ -149,6 +156,7 @@ class Post:
         self._was_expired = False
         self._status = 0
         self._login: str | None = None
+        self._advice = ""
         """Where the server says how to prove who one is."""
         self._chunks: list[bytes] = []
         self._size = 0
@@ -184,6 +192,8 @@ class Post:
         """Take the status and choose how to read what follows."""
         self._status = status
         self._login = login_place(status, headers)
+        if status in ADVICE:
+            self._advice = advice_on(status, headers, self._link.server, can_log_in=self._link.can_log_in)
         if self.method == "initialize" and status == OK:
             self._link.welcomed(headers.get(legacy.SESSION_HEADER))
         if status in REDIRECTS:
@@ -269,9 +279,11 @@ class Post:
         elif self._is_session_refused(message):
             # Many servers say so instead of 404. It proves nothing about the request, but the link is no good.
             self._link.on_doubt()
-            self.fail(BadReply(self._link.server, f"HTTP 400{_words(message)}"))
+            self.fail(BadReply(self._link.server, self._link.hide(f"HTTP 400{_words(message)}")))
         elif self._status in TURNED_AWAY:
-            detail = f"it answered HTTP {self._status}{_words(message)}{ADVICE.get(self._status, '')}"
+            detail = self._link.hide(f"it answered HTTP {self._status}{_words(message)}{self._advice}")
+            if self._status == UNAUTHORIZED:
+                self._link.on_shut_out()
             self.fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply):
             self._answer(message)

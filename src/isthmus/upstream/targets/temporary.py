@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TypeAlias
@@ -147,7 +147,7 @@ class Targets:
         if server is not None:
             refusal = TargetRefused(f"Server {server} is configured here and gets no headers of its callers")
             return refusal if named.headers else server
-        if not caller.may_name_targets:
+        if not caller.can_name_targets:
             return TargetRefused(_unless_allowed(caller))
         # What is configured is called as grants say, and not past them by its address.
         ways = () if configured else self._allowed(address)
@@ -361,15 +361,14 @@ class Targets:
         log.info("nobody uses a server that a caller named", server=guest.name, caller=guest.aim.caller.name)
         self._supervisor.remove(guest.name)
 
-    def change(self, settings: TargetSettings, callers: Iterable[Caller]) -> None:
+    def change(self, settings: TargetSettings, callers: Container[Caller]) -> None:
         """Go by these from now on, and let go what they do not allow any more; calls on it may finish."""
         self.settings = settings
-        known = frozenset(callers)
         for key, guest in list(self._guests.items()):
-            if not self._is_allowed(guest.aim, known):
+            if not self._is_allowed(guest.aim, callers):
                 self._forget(key)
 
-    def _is_allowed(self, aim: Aim, callers: frozenset[Caller]) -> bool:
+    def _is_allowed(self, aim: Aim, callers: Container[Caller]) -> bool:
         found = self.find(aim.caller, Named(aim.address.url, None, aim.reach.headers))
         return aim.caller in callers and isinstance(found, Aim) and found.reach == aim.reach
 
@@ -426,6 +425,11 @@ def _unless_allowed(caller: Caller) -> str:
         return (
             "Only configured servers may be named here, where nobody needs a key; a caller that is configured, with a"
             " key and targets = true, could name addresses that [targets] allow lists"
+        )
+    if caller.may_name_targets:
+        return (
+            f"Caller {caller.name} may name configured servers only here: its tenant or this face holds it to less"
+            ' than "*"'
         )
     return (
         f"Caller {caller.name} may name configured servers only; with targets = true it could name"

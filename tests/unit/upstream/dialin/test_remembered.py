@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from isthmus.core.audit.facts import Fact
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Document, Journal, OnVerdict, Verdict
 from isthmus.model.names import ServerName
@@ -93,7 +94,7 @@ class Counting(MemoryJournal):
         self.has_kept = asyncio.Event()
         self._verdicts = [*verdicts]
 
-    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
         self.writes.update(document.id for document in documents)
         if self._verdicts:
             asyncio.get_running_loop().call_soon(done, self._verdicts.pop(0))
@@ -296,7 +297,7 @@ class Broken(MemoryJournal):
     async def read(self, *_: object) -> Document | None:
         raise OSError("the disk is gone")
 
-    def write(self, documents: object, done: OnVerdict) -> None:
+    def write(self, documents: object, done: OnVerdict, facts: object = ()) -> None:
         asyncio.get_running_loop().call_soon(done, "unknown")
 
 
@@ -310,7 +311,7 @@ async def test_a_journal_that_cannot_be_read_costs_a_line_in_the_log() -> None:
 
 async def test_a_journal_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(MemoryJournal):
-        def write(self, documents: object, done: OnVerdict) -> None:
+        def write(self, documents: object, done: OnVerdict, facts: object = ()) -> None:
             """Nobody hears of it again."""
 
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)

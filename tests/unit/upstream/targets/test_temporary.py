@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -139,6 +140,13 @@ def test_a_server_is_looked_for_where_it_may_be(url: str, ways: list[tuple[str, 
 
 
 # -- who may name what -------------------------------------------------------------------------------------------------
+
+
+async def test_whose_tenant_is_held_to_less_than_everything_names_nothing_else(scene: Scene) -> None:
+    held = msgspec.structs.replace(PLANNER, grants=PLANNER.grants.bounded_by(Grants(("shop", "files"))))
+    assert not isinstance(scene.targets.find(PLANNER, Named(A)), Fault)
+    assert "its tenant or this face" in scene.refusal(A, held)
+    assert scene.targets.find(held, Named("https://shop.example.com")) == "shop"
 
 
 async def test_the_address_of_a_configured_server_is_that_server(scene: Scene) -> None:

@@ -1,0 +1,204 @@
+"""Logging in at a server, as `isthmus login` does it: no hub has to run, and one that does takes the login up.
+
+What the person sees and does is the command line's business, which hands in how to show an address. What is got is
+sealed in the state folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from isthmus.app.links import over_http
+from isthmus.core.crew import Crew
+from isthmus.credentials import device
+from isthmus.credentials.authorizing import Authorization, LoginRefused
+from isthmus.credentials.callback import Callback
+from isthmus.credentials.challenge import joined
+from isthmus.credentials.clients import NoClient, client_for
+from isthmus.credentials.discovery import DiscoveryFailed, Place, find_place
+from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
+from isthmus.credentials.grants import Endpoint, GrantRefused
+from isthmus.credentials.logins import fetcher_for
+from isthmus.credentials.tokens import Client, Kept, Token
+from isthmus.credentials.vault import Slot, Vault, VaultDamaged
+from isthmus.model.credentials import ANYONE, OAuthSettings, Subject
+from isthmus.transport.egress import Egress
+from isthmus.upstream.settings import NamedSettings, PythonSettings, ServerSettings, StdioSettings
+
+log = structlog.get_logger(__name__)
+
+OFFLINE = "offline_access"
+"""What many authorization servers give refresh tokens for."""
+
+
+class LoginFailed(Exception):
+    """There is no login; the message says why, without a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which login, and how."""
+
+    server: ServerSettings
+    subject: Subject | None = None
+    scope: str = ""
+    """What is wanted beside what the server asks for by itself."""
+    is_device: bool = False
+    within: float = 300.0
+
+    @property
+    def slot(self) -> Slot:
+        """Where it is kept."""
+        return Slot(self.server.name) if self.subject is None else Slot(self.server.name, *self.subject)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a person has to visit, and what to enter there."""
+
+    address: str
+    code: str = ""
+
+
+async def log_in(wanted: Wanted, vault: Vault, show: Callable[[Shown], None], egress: Egress | None = None) -> Kept:
+    """Have a person log in, and keep what comes of it.
+
+    Raises:
+        LoginFailed: nothing did.
+    """
+    url, settings = _terms(wanted)
+    crew = Crew("login")
+    try:
+        fetcher = fetcher_for(egress or Egress(), crew, url, settings, wanted.server.ca)
+        kept = await _Visit(wanted, fetcher, url, settings, _known(vault, wanted.slot)).made(show)
+        vault.put(wanted.slot, msgspec.json.encode(kept))
+    except (DiscoveryFailed, UrlRefused, FetchFailed, NoClient, LoginRefused, VaultDamaged) as failed:
+        raise LoginFailed(str(failed)) from failed
+    except GrantRefused as refused:
+        raise LoginFailed(f"the authorization server says {refused}") from refused
+    except TimeoutError:
+        raise LoginFailed(f"nobody logged in within {wanted.within:g} s") from None
+    except OSError as error:
+        raise LoginFailed(f"the login cannot be kept: {error.strerror}") from error
+    finally:
+        await crew.aclose()
+    return kept
+
+
+def _terms(wanted: Wanted) -> tuple[str, OAuthSettings]:
+    """The server's address, and how one logs in there in this name."""
+    server = wanted.server
+    reach = server.reach
+    if isinstance(reach, StdioSettings | PythonSettings | NamedSettings):
+        raise LoginFailed("it is not reached by HTTP, so that there is nowhere to log in")
+    if wanted.subject is None:
+        settings = server.credentials.oauth or ANYONE
+    else:
+        own = server.credentials.own.get(wanted.subject)
+        if own is None or own.oauth is None:
+            place = f"[servers.{server.name}.callers.{wanted.subject.name}.oauth]"
+            raise LoginFailed(f"this caller does not log in there by itself; add {place}")
+        settings = own.oauth
+    if settings.grant in ("client_credentials", "token_exchange"):
+        raise LoginFailed(f"nobody logs in for {settings.grant}: the hub gets its tokens by itself")
+    return over_http(reach.url), settings
+
+
+def _known(vault: Vault, slot: Slot) -> Kept | None:
+    """The login that there is; one that cannot be read is as good as none, since it is about to be replaced."""
+    try:
+        content = vault.get(slot)
+        return None if content is None else msgspec.json.decode(content, type=Kept)
+    except (OSError, VaultDamaged, msgspec.MsgspecError) as error:
+        log.warning("the present login cannot be read", server=slot.server, reason=str(error))
+        return None
+
+
+class _Visit:
+    """One login, from the server's word to the token."""
+
+    def __init__(self, wanted: Wanted, fetcher: Fetcher, url: str, settings: OAuthSettings, known: Kept | None) -> None:
+        self._wanted = wanted
+        self._fetcher = fetcher
+        self._url = url
+        self._settings = settings
+        self._known = known
+
+    async def made(self, show: Callable[[Shown], None]) -> Kept:
+        place = await find_place(self._fetcher, self._url, self._settings)
+        if self._known is not None and self._known.issuer != place.server.issuer:
+            self._known = None  # what one is at one authorization server is nothing at another
+        scope = self._scope(place)
+        is_device = self._wanted.is_device or self._settings.grant == "device"
+        by = self._by_device if is_device else self._by_browser
+        client, token = await by(place, scope, show)
+        return Kept(
+            token,
+            client,
+            place.server.issuer,
+            place.server.token_endpoint,
+            place.resource,
+            self._url,
+            joined(scope, token.scope),
+        )
+
+    def _scope(self, place: Place) -> str:
+        """What is asked for: what the operator says, else what the server wants and what was had before."""
+        known = "" if self._known is None else self._known.asked_scope
+        if self._wanted.scope:
+            scope = joined(self._settings.scope or known or place.scope, self._wanted.scope)
+        else:
+            scope = self._settings.scope or place.scope
+        is_offered = OFFLINE in place.server.scopes_supported
+        return joined(scope, OFFLINE) if scope and is_offered and not self._settings.scope else scope
+
+    def _endpoint(self, place: Place, client: Client) -> Endpoint:
+        return Endpoint(self._fetcher, place.server, client, self._settings, place.resource)
+
+    async def _by_device(self, place: Place, scope: str, show: Callable[[Shown], None]) -> tuple[Client, Token]:
+        known = None if self._known is None else self._known.client
+        client = await client_for(self._fetcher, place.server, self._settings, known, "http://127.0.0.1/callback")
+        endpoint = self._endpoint(place, client)
+        begun = await device.begin(endpoint, scope)
+        show(Shown(begun.verification_uri_complete or begun.verification_uri, begun.user_code))
+        return client, await device.wait_for(endpoint, begun, self._wanted.within)
+
+    async def _by_browser(self, place: Place, scope: str, show: Callable[[Shown], None]) -> tuple[Client, Token]:
+        visit = Authorization()
+        callback = Callback(visit.state)
+        try:
+            client = await client_for(
+                self._fetcher, place.server, self._settings, await self._listen(callback), callback.address
+            )
+            address = visit.address(place.server, client, place.resource, scope)
+            show(Shown(address))
+            code = visit.code_in(await callback.answer(self._wanted.within), place.server)
+        finally:
+            callback.close()
+        return client, await self._endpoint(place, client).by_code(code, visit.verifier)
+
+    async def _listen(self, callback: Callback) -> Client | None:
+        """Listen where this client was registered to be come back to; None if that cannot be, or it never was."""
+        known = None if self._known is None else self._known.client
+        if known is not None and known.redirect:
+            try:
+                await callback.open(_port_of(known.redirect))
+            except OSError:
+                known = None  # somebody else listens there now: register once more, with another port
+            else:
+                return known if callback.address == known.redirect else None
+        try:
+            await callback.open(self._settings.redirect_port)
+        except OSError as error:
+            port = self._settings.redirect_port
+            raise LoginRefused(f"port {port} cannot be listened on for the browser: {error.strerror}") from error
+        return None
+
+
+def _port_of(redirect: str) -> int:
+    text = redirect.rpartition(":")[2].partition("/")[0]
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,45 @@
+"""What a server says with which it turned a request away: where one logs in, and what for (RFC 6750, RFC 9728).
+
+Text in, values out. A header is a stranger's: what is not as it should be is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+SCOPE_LENGTH_MAX = 1_000
+
+_SCHEME = re.compile(r"(?:^|,)\s*bearer\b", re.IGNORECASE)
+_PARAMETER = re.compile(r'\b(resource_metadata|scope|error)\s*=\s*(?:"([^"\\]*)"|([^\s,"]+))', re.IGNORECASE)
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*")
+_ERROR = re.compile(r"[a-z_]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What of it is understood; empty texts stand for what was not said."""
+
+    resource_metadata: str = ""
+    scope: str = ""
+    error: str = ""
+
+
+def read_challenge(header: str) -> Challenge:
+    """Read a WWW-Authenticate header; of several challenges, the one that asks for a bearer token."""
+    if (found := _SCHEME.search(header)) is None:
+        return Challenge()
+    told: dict[str, str] = {}
+    for name, quoted, bare in _PARAMETER.findall(header[found.end() :]):
+        told.setdefault(name.lower(), quoted or bare)
+    scope, error = told.get("scope", ""), told.get("error", "")
+    return Challenge(
+        resource_metadata=told.get("resource_metadata", ""),
+        scope=scope if len(scope) <= SCOPE_LENGTH_MAX and _SCOPE.fullmatch(scope) else "",
+        error=error if _ERROR.fullmatch(error) else "",
+    )
+
+
+def joined(*scopes: str) -> str:
+    """All the words of several scopes, each once, in their order."""
+    return " ".join(dict.fromkeys(word for scope in scopes for word in scope.split()))

@@ -1,0 +1,104 @@
+"""How the hub proves at a token endpoint which client it is, and how it becomes one (RFC 7591).
+
+Decisions and texts, no I/O but the one request with which a client is registered.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from urllib.parse import quote
+
+import msgspec
+
+from isthmus.credentials.discovery import ServerMetadata
+from isthmus.credentials.fetching import Fetcher
+from isthmus.credentials.signing import assertion_of
+from isthmus.credentials.tokens import Client
+from isthmus.model.credentials import OAuthSettings
+
+ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+CREATED = (200, 201)
+BASIC, POST, NONE, SIGNED = "client_secret_basic", "client_secret_post", "none", "private_key_jwt"
+
+Proof = tuple[dict[str, str], dict[str, str]]
+"""Fields of the form, and headers."""
+
+
+class NoClient(Exception):
+    """The hub is nobody at this authorization server, and cannot become anybody; the message says what to do."""
+
+
+def proof_of(client: Client, settings: OAuthSettings, server: ServerMetadata) -> Proof:
+    """What a request to the token endpoint says of who makes it."""
+    method = _method(client, settings, server)
+    if method == SIGNED:
+        signed = assertion_of(client.id, settings.private_key, server.issuer or server.token_endpoint)
+        return {"client_id": client.id, "client_assertion_type": ASSERTION_TYPE, "client_assertion": signed}, {}
+    if method == BASIC:
+        pair = f"{quote(client.id, safe='')}:{quote(client.secret, safe='')}"
+        return {}, {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+    secret = {"client_secret": client.secret} if method == POST else {}
+    return {"client_id": client.id, **secret}, {}
+
+
+def _method(client: Client, settings: OAuthSettings, server: ServerMetadata) -> str:
+    if settings.private_key:
+        return SIGNED
+    if not client.secret:
+        return NONE
+    if client.method in (BASIC, POST, NONE):
+        return client.method
+    known = server.token_endpoint_auth_methods_supported
+    return POST if POST in known and BASIC not in known else BASIC
+
+
+# -- becoming a client --------------------------------------------------------------------------------------------
+
+
+async def client_for(
+    fetcher: Fetcher, server: ServerMetadata, settings: OAuthSettings, known: Client | None, redirect: str
+) -> Client:
+    """Which client the hub is there: as configured, by a document, as registered before, or by registering now.
+
+    `known` is what it was registered as at this very issuer. Raises `NoClient`, `UrlRefused` or `FetchFailed`.
+    """
+    if settings.client_id:
+        return Client(settings.client_id, settings.client_secret, redirect=redirect)
+    if settings.client_metadata and server.client_id_metadata_document_supported:
+        return Client(settings.client_metadata, method=NONE, redirect=redirect)
+    if known is not None:
+        return known
+    if not server.registration_endpoint:
+        raise NoClient("the authorization server registers nobody by itself; give it a client_id")
+    return await _register(fetcher, server, redirect)
+
+
+class _Registered(msgspec.Struct):
+    client_id: str
+    client_secret: str | None = None
+    token_endpoint_auth_method: str | None = None
+
+
+async def _register(fetcher: Fetcher, server: ServerMetadata, redirect: str) -> Client:
+    known = server.token_endpoint_auth_methods_supported or [BASIC]
+    method = next((way for way in (NONE, BASIC, POST) if way in known), NONE)
+    grants = ["authorization_code", "refresh_token"]
+    if server.device_authorization_endpoint:
+        grants.append("urn:ietf:params:oauth:grant-type:device_code")
+    wish = {
+        "client_name": "Isthmus",
+        "application_type": "native",
+        "redirect_uris": [redirect],
+        "grant_types": grants,
+        "response_types": ["code"],
+        "token_endpoint_auth_method": method,
+    }
+    said = await fetcher.post_json("its registration_endpoint", server.registration_endpoint, json.dumps(wish).encode())
+    if said.status not in CREATED:
+        raise NoClient(f"the authorization server answered HTTP {said.status} to who registers; give it a client_id")
+    try:
+        made = msgspec.json.decode(said.body, type=_Registered)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise NoClient("the authorization server's answer to who registers cannot be read") from None
+    return Client(made.client_id, made.client_secret or "", made.token_endpoint_auth_method or method, redirect)

@@ -1,0 +1,262 @@
+"""Where one logs in at a server: from its challenge to the endpoints of its authorization server.
+
+RFC 9728 leads from the server to an issuer, RFC 8414 or OpenID Connect from there to its endpoints. What the operator
+configured is not asked for. Each document must be about whom it was asked of: else a server could have tokens for
+another made, or an authorization server speak for another. Fetches by `fetching`; called by `app.login` and `logins`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from isthmus.credentials.challenge import Challenge, read_challenge
+from isthmus.credentials.fetching import Fetched, Fetcher, FetchFailed, UrlRefused
+from isthmus.model.credentials import OAuthSettings
+
+OK = 200
+NOT_THERE = (400, 404, 405, 410)
+UNAUTHORIZED = 401
+FORBIDDEN = 403
+
+PKCE = "S256"
+PROBE = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
+"""Asked without a token, to be turned away: a server may say in its challenge what nobody else knows."""
+
+PROBE_HEADERS = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}
+SERVERS_MAX = 8
+"""Authorization servers that are looked at in a resource's metadata."""
+
+
+class DiscoveryFailed(Exception):
+    """It cannot be found out where one logs in; the message says why in words for the operator."""
+
+
+class ResourceMetadata(msgspec.Struct, frozen=True):
+    """What a server says of itself (RFC 9728)."""
+
+    resource: str
+    authorization_servers: list[str] = []
+    scopes_supported: list[str] = []
+
+
+class ServerMetadata(msgspec.Struct, frozen=True):
+    """What an authorization server says of itself (RFC 8414), as far as it is used here."""
+
+    issuer: str = ""
+    token_endpoint: str = ""
+    authorization_endpoint: str = ""
+    registration_endpoint: str = ""
+    device_authorization_endpoint: str = ""
+    scopes_supported: list[str] = []
+    code_challenge_methods_supported: list[str] = []
+    token_endpoint_auth_methods_supported: list[str] = []
+    client_id_metadata_document_supported: bool = False
+    authorization_response_iss_parameter_supported: bool = False
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one logs in, what the token is to be for, and what a server wants it to allow."""
+
+    server: ServerMetadata
+    resource: str
+    scope: str = ""
+
+
+async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Place:
+    """Find out where one logs in at the server with this address.
+
+    Raises:
+        DiscoveryFailed: nowhere that could be gone to.
+    """
+    try:
+        return await _find(fetcher, url, settings)
+    except (UrlRefused, FetchFailed) as failed:
+        raise DiscoveryFailed(str(failed)) from failed
+
+
+async def _find(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Place:
+    resource = settings.resource or without_fragment(url)
+    if settings.token_endpoint:
+        return Place(_configured(settings), resource)
+    if settings.issuer:
+        return Place(await _server(fetcher, settings.issuer, settings), resource)
+    challenge, is_shut = await _challenge(fetcher, url)
+    found = await _resource(fetcher, url, challenge)
+    if found is None:
+        return Place(await _server_beside(fetcher, url, settings, is_shut=is_shut), resource, challenge.scope)
+    scope = challenge.scope or " ".join(word for word in found.scopes_supported if _is_word(word))
+    return Place(
+        await _server_of(fetcher, found, settings), resource if settings.resource else found.resource or resource, scope
+    )
+
+
+def _configured(settings: OAuthSettings) -> ServerMetadata:
+    return ServerMetadata(
+        issuer=settings.issuer,
+        token_endpoint=settings.token_endpoint,
+        authorization_endpoint=settings.authorization_endpoint,
+        device_authorization_endpoint=settings.device_endpoint,
+        code_challenge_methods_supported=[PKCE],
+    )
+
+
+# -- the server's own word --------------------------------------------------------------------------------------------
+
+
+async def _challenge(fetcher: Fetcher, url: str) -> tuple[Challenge, bool]:
+    """What the server says to somebody who shows nothing, and whether it turned that away."""
+    try:
+        asked = await fetcher.post_json("the server", url, PROBE, PROBE_HEADERS)
+    except FetchFailed:
+        return Challenge(), False
+    if asked.status not in (UNAUTHORIZED, FORBIDDEN):
+        return Challenge(), False
+    return read_challenge(asked.headers.get("www-authenticate", "")), True
+
+
+async def _resource(fetcher: Fetcher, url: str, challenge: Challenge) -> ResourceMetadata | None:
+    """Its metadata: where the challenge says, or at the places that are agreed on. None if there is none."""
+    if challenge.resource_metadata:
+        said = await fetcher.get("what its challenge names", challenge.resource_metadata)
+        return _checked_resource(said, url) if said.status == OK else None
+    origin, path = _parts(url)
+    for place in dict.fromkeys(
+        (f"/.well-known/oauth-protected-resource{path}", "/.well-known/oauth-protected-resource")
+    ):
+        said = await fetcher.get("its metadata", origin + place)
+        if said.status == OK:
+            return _checked_resource(said, url)
+    return None
+
+
+def _checked_resource(said: Fetched, url: str) -> ResourceMetadata:
+    found = _decoded(said, ResourceMetadata, "its metadata")
+    if not _covers(found.resource, url):
+        raise DiscoveryFailed("its metadata speaks of another resource than the address that is configured")
+    return found
+
+
+def _covers(resource: str, url: str) -> bool:
+    """Whether metadata is about the server at this address: the same origin, and its path or one above it."""
+    try:
+        (said, above), (own, path) = _parts(resource), _parts(url)
+    except ValueError:
+        return False
+    return said == own and f"{path}/".startswith(f"{above}/")
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """An address's origin, in one spelling, and its path without the last slash."""
+    parts = urlsplit(url)
+    port = {"http": 80, "https": 443}.get(parts.scheme)
+    host = (parts.hostname or "").lower()
+    host = f"[{host}]" if ":" in host else host
+    shown = "" if parts.port in (None, port) else f":{parts.port}"
+    return f"{parts.scheme}://{host}{shown}", parts.path.rstrip("/")
+
+
+# -- the authorization server's ---------------------------------------------------------------------------------------
+
+
+async def _server_of(fetcher: Fetcher, found: ResourceMetadata, settings: OAuthSettings) -> ServerMetadata:
+    if not found.authorization_servers:
+        raise DiscoveryFailed("its metadata names no authorization server")
+    refusals: list[str] = []
+    for issuer in found.authorization_servers[:SERVERS_MAX]:
+        try:
+            if settings.client_secret and not fetcher.is_named(issuer):
+                # Else any server could name one of its own, and have the secret sent there.
+                raise DiscoveryFailed(
+                    f"it names {issuer}, as any server could; set issuer to who gave the client_secret"
+                )
+            return await _server(fetcher, issuer, settings)
+        except (UrlRefused, FetchFailed, DiscoveryFailed) as failed:
+            refusals.append(str(failed))
+    raise DiscoveryFailed("; ".join(refusals))
+
+
+async def _server(fetcher: Fetcher, issuer: str, settings: OAuthSettings) -> ServerMetadata:
+    fetcher.check("the issuer", issuer)
+    for place in _places_of(issuer):
+        said = await fetcher.get("the authorization server", place)
+        if said.status == OK:
+            found = _decoded(said, ServerMetadata, "the authorization server's metadata")
+            if found.issuer != issuer:
+                raise DiscoveryFailed("the authorization server's metadata is of another issuer")
+            await _check_server(fetcher, found)
+            return _with_settings(found, settings)
+        if said.status not in NOT_THERE:
+            raise DiscoveryFailed(f"the authorization server answered HTTP {said.status} to who asked for its metadata")
+    raise DiscoveryFailed("the authorization server has no metadata; configure its token_endpoint")
+
+
+async def _server_beside(fetcher: Fetcher, url: str, settings: OAuthSettings, *, is_shut: bool) -> ServerMetadata:
+    """Servers of 2025-03-26 are their own authorization servers, with or without metadata."""
+    origin, _ = _parts(url)
+    try:
+        return await _server(fetcher, origin, settings)
+    except DiscoveryFailed:
+        if not is_shut:
+            raise DiscoveryFailed("it does not ask for a login, and says nowhere how one would") from None
+    return ServerMetadata(
+        issuer="",
+        token_endpoint=f"{origin}/token",
+        authorization_endpoint=f"{origin}/authorize",
+        registration_endpoint=f"{origin}/register",
+        code_challenge_methods_supported=[PKCE],
+    )
+
+
+def _places_of(issuer: str) -> tuple[str, ...]:
+    """Where an issuer may keep its metadata, in the order in which to look."""
+    origin, path = _parts(issuer)
+    if not path:
+        return (f"{origin}/.well-known/oauth-authorization-server", f"{origin}/.well-known/openid-configuration")
+    return (
+        f"{origin}/.well-known/oauth-authorization-server{path}",
+        f"{origin}/.well-known/openid-configuration{path}",
+        f"{origin}{path}/.well-known/openid-configuration",
+    )
+
+
+async def _check_server(fetcher: Fetcher, found: ServerMetadata) -> None:
+    if not found.token_endpoint:
+        raise DiscoveryFailed("the authorization server's metadata names no token_endpoint")
+    for name in ("token_endpoint", "authorization_endpoint", "registration_endpoint", "device_authorization_endpoint"):
+        if url := getattr(found, name):
+            await fetcher.check_place(f"its {name}", url)
+
+
+def _with_settings(found: ServerMetadata, settings: OAuthSettings) -> ServerMetadata:
+    """What the operator says of single endpoints wins."""
+    return msgspec.structs.replace(
+        found,
+        authorization_endpoint=settings.authorization_endpoint or found.authorization_endpoint,
+        device_authorization_endpoint=settings.device_endpoint or found.device_authorization_endpoint,
+    )
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+M = TypeVar("M", ResourceMetadata, ServerMetadata)
+
+
+def _decoded(said: Fetched, kind: type[M], what: str) -> M:
+    try:
+        members = msgspec.json.decode(said.body, type=dict[str, msgspec.Raw])
+        known = {name: raw for name, raw in members.items() if name in kind.__struct_fields__ and bytes(raw) != b"null"}
+        return msgspec.convert({name: msgspec.json.decode(raw) for name, raw in known.items()}, kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise DiscoveryFailed(f"{what} cannot be read") from None
+
+
+def _is_word(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable() and not set(text) & set(' "\\')
+
+
+def without_fragment(url: str) -> str:
+    """The address as RFC 8707 wants a resource named."""
+    return url.partition("#")[0]

@@ -1,0 +1,416 @@
+"""One login: what one server is shown in one name, renewed before it expires, and what is missing.
+
+It knows its headers at any moment; before a link is made it is asked to be `ready`, which may take a request to a token
+endpoint. One request at a time, in the background, ahead of expiry and with some jitter; what was refused for good is
+not asked again until somebody logs in. `logins` makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from isthmus.core.crew import Crew
+from isthmus.credentials.discovery import DiscoveryFailed, Place, ServerMetadata, find_place
+from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
+from isthmus.credentials.grants import BEGINNING, Endpoint, GrantRefused
+from isthmus.credentials.subjects import SubjectTokens
+from isthmus.credentials.tokens import Client, Kept, Token
+from isthmus.credentials.vault import Slot, Vault, VaultDamaged
+from isthmus.model.credentials import ANYONE, OAuthSettings, Subject
+from isthmus.model.names import ServerName
+
+log = structlog.get_logger(__name__)
+
+LEEWAY_SECONDS = 10.0
+"""A token that holds no longer than this is not begun with."""
+
+AHEAD_SHARE = 0.2
+AHEAD_SECONDS_MAX = 120.0
+"""How long before its end a token is renewed: a share of its life, up to this."""
+
+RETRY_SECONDS = 5.0
+RETRY_SECONDS_MAX = 60.0
+"""Pauses between attempts to renew while the authorization server cannot be reached."""
+
+SOONEST_SECONDS = 5.0
+"""No token is renewed sooner than this, however short a time it holds: an authorization server could ask for a loop."""
+
+FRESH_SECONDS = 30.0
+"""A token that is refused this soon after it was given is no reason to ask for another one like it."""
+
+
+class Surroundings(Protocol):
+    """What a login needs of all of them."""
+
+    vault: Vault
+    crew: Crew
+    subjects: SubjectTokens
+
+    def now(self) -> float:
+        """The time, in seconds since the epoch."""
+
+    def fetcher(self, url: str, settings: OAuthSettings, ca: str) -> Fetcher:
+        """Fetches for a login at the server with this address."""
+
+    def tell(self, slot: Slot) -> None:
+        """What a server is shown has changed."""
+
+
+class LoginNeeded(Exception):
+    """Nothing can be shown before somebody logs in, or configures something else; the message says what."""
+
+
+class NotReady(Exception):
+    """There is no token just now, and there may be one soon; the message says why."""
+
+
+class Login:
+    """What one server is shown in one name. See `core.ports.credentials.Credentials`."""
+
+    def __init__(
+        self,
+        logins: Surroundings,
+        slot: Slot,
+        url: str,
+        headers: Mapping[str, str],
+        oauth: OAuthSettings | None,
+        subject: Subject | None = None,
+    ) -> None:
+        """`subject` is whose token is exchanged, if this is by exchange and in a caller's name."""
+        self.ca = ""
+        """The authority that the server's certificate is of, where that is one of its own."""
+        self.generation = 0
+        self.slot = slot
+        self._logins = logins
+        self._url = url
+        self._headers = dict(headers)
+        self._oauth = oauth
+        self._settings = oauth or ANYONE
+        self._subject = subject
+        self._token: Token | None = None
+        self._kept: Kept | None = None
+        self._place: Place | None = None
+        self._want = ""
+        """Why somebody has to log in."""
+        self._trouble = ""
+        self._is_refused = False
+        """The authorization server will say the same again, whoever asks."""
+        self._is_spent = False
+        """The server has refused the token: another one is needed, whatever its time."""
+        self._renewing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._seen: tuple[int, ...] | None = None
+        self._read_as = b""
+        """What was in the vault when it was read last."""
+        self._is_closed = False
+        self._before: asyncio.Task[None] | None = None
+        """A request of the login that this one takes the place of: it may spend what both have."""
+
+    def follow(self, before: Login) -> None:
+        """Take the place of another, which is closed."""
+        self._before = before._renewing or before._before
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the headers are all there is: the operator gave an Authorization, or there is no login."""
+        return self._oauth is None and any(name.lower() == "authorization" for name in self._headers)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether a person's login is what this rests on."""
+        return self._settings.grant in ("authorization_code", "device")
+
+    def headers_for(self, server: ServerName) -> Mapping[str, str]:
+        """See `core.ports.credentials.Credentials`."""
+        if self._token is None:
+            return self._headers
+        own = {name: value for name, value in self._headers.items() if name.lower() != "authorization"}
+        return {**own, "authorization": f"Bearer {self._token.access}"}
+
+    # -- before a link is made ---------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Have something to show, if there is anything that a server may want.
+
+        Raises:
+            LoginNeeded: only a person can help.
+            NotReady: it may help to try again.
+        """
+        if self.is_fixed:
+            return
+        self.look()
+        if self._is_good():
+            return
+        if self._can_renew():
+            await self._renewed()
+        if self._is_good():
+            return
+        if self._want:
+            raise LoginNeeded(self._want)
+        if self._trouble:
+            raise (LoginNeeded if self._is_refused else NotReady)(self._trouble)
+        if not self._is_kept:
+            raise NotReady("no token for it: what the authorization server gives holds for no time")
+        if self._oauth is not None or self._kept is not None:
+            raise LoginNeeded(self._how("its login has expired" if self._kept else "nobody has logged in"))
+
+    def refused(self) -> bool:
+        """The server did not take what it was shown: whether it is worth the while to come with another token.
+
+        If not, it is shown the same when somebody wants it looked at again: it may have been its own mistake.
+        """
+        if self._token is None or not self._can_renew():
+            return False
+        # Less than no time is nothing to go by: the clock was put back.
+        is_fresh = 0.0 <= self._logins.now() - self._token.obtained_at < FRESH_SECONDS
+        self._is_spent = not is_fresh
+        return not is_fresh
+
+    def hide(self, text: str) -> str:
+        """Return a text without the token in it: a server may repeat what it was shown."""
+        if self._token is None:
+            return text
+        for secret in (self._token.access, self._token.refresh):
+            text = _blanked(text, secret) if secret else text
+        return text
+
+    def words(self) -> str:
+        """How somebody logs in at the server, and why they have to; nothing where the headers are all there is."""
+        if self.is_fixed or not self._is_kept:
+            return ""
+        return self._want or self._how("")
+
+    def _is_good(self) -> bool:
+        if self._token is None or self._is_spent or self._want:
+            return False
+        leeway = min(LEEWAY_SECONDS, _life(self._token) * AHEAD_SHARE)
+        return self._token.is_good(self._logins.now(), leeway)
+
+    def _how(self, why: str) -> str:
+        name = f" --caller {_shown(self.slot)}" if self.slot.caller else ""
+        because = f" ({why})" if why else ""
+        return f"it wants a login{because}: run isthmus login {self.slot.server}{name}"
+
+    # -- the vault ---------------------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Take what somebody has logged in with meanwhile; whether that is something else than before."""
+        if not self._is_kept or self.is_fixed or (seen := self._logins.vault.stamp()) == self._seen:
+            return False
+        self._seen = seen
+        kept = self._read()
+        if kept == self._kept:
+            return False
+        self._take(kept)
+        return True
+
+    def _read(self) -> Kept | None:
+        try:
+            content = self._logins.vault.get(self.slot)
+            self._read_as = content or b""
+            kept = None if content is None else msgspec.json.decode(content, type=Kept)
+        except (OSError, VaultDamaged, msgspec.MsgspecError) as error:
+            log.warning("a login cannot be read", server=self.slot.server, reason=str(error))
+            return None
+        if kept is not None and kept.url != self._url:
+            log.warning("a login is of another address than is configured", server=self.slot.server)
+            return None
+        return kept
+
+    def _take(self, kept: Kept | None) -> None:
+        self._kept = kept
+        self._want = self._trouble = ""
+        self._use(None if kept is None else kept.token)
+
+    def _use(self, token: Token | None) -> None:
+        self._token = token
+        self._is_spent = False
+        self._failures = 0
+        self.generation += 1
+        self._plan()
+
+    def close(self) -> None:
+        """Renew no more: another one takes its place, or none does."""
+        self._is_closed = True
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- renewing ----------------------------------------------------------------------------------------------------
+
+    def _can_renew(self) -> bool:
+        if self._want:
+            return False
+        return bool(self._kept and self._kept.token.refresh) if self._is_kept else True
+
+    def _plan(self) -> None:
+        """Renew the token some time before its end."""
+        self._stop_waiting()
+        token = self._token
+        if token is None or token.expires_at is None or not self._can_renew():
+            return
+        left = token.expires_at - self._logins.now()
+        ahead = min(left * AHEAD_SHARE, AHEAD_SECONDS_MAX)
+        spread = ahead * random.uniform(1.0, 1.5)  # noqa: S311 - spread, not secrecy
+        self._renew_in(max(SOONEST_SECONDS, left - spread))
+
+    def _renew_in(self, seconds: float) -> None:
+        self._call_in(seconds, self._renew_soon)
+
+    def _call_in(self, seconds: float, do: Callable[[], None]) -> None:
+        self._stop_waiting()
+        if not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(seconds, do)
+
+    def _renew_soon(self) -> None:
+        self._timer = None
+        is_silent = self._subject is not None and self._logins.subjects.token_of(self._subject) is None
+        if is_silent and self._token is not None:
+            self._expire_with(self._token)  # whoever it is has nothing to exchange now, and may come back with it
+        else:
+            self._start()
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._renewing is None:
+            self._renewing = self._logins.crew.spawn(f"login at {self.slot.server}", self._renew())
+        return self._renewing
+
+    async def _renewed(self) -> None:
+        """Wait for the one request that is under way, or make it; how it ends is seen by what there is then."""
+        await asyncio.wait({self._start()})
+
+    async def _renew(self) -> None:
+        self._trouble, self._is_refused = "", False
+        if self._before is not None:
+            await asyncio.wait({self._before})
+            self._before = None
+        before = self._token
+        try:
+            await self._obtain()
+        except GrantRefused as refused:
+            self._was_refused(refused, before)
+        except (FetchFailed, UrlRefused, DiscoveryFailed) as failed:
+            self._failed(str(failed))
+        finally:
+            self._renewing = None
+
+    async def _obtain(self) -> None:
+        if self._is_kept:
+            await self._refresh()
+            return
+        endpoint = await self._endpoint()
+        if self._subject is None:
+            self._use(await endpoint.by_client(self._settings.scope or self._scope()))
+            return
+        shown = self._logins.subjects.token_of(self._subject)
+        if shown is None:
+            raise GrantRefused(
+                "no_token", "this caller has shown none since the server is there that could be exchanged"
+            )
+        self._use(await endpoint.by_exchange(shown, self._settings.scope))
+
+    async def _refresh(self) -> None:
+        self._seen = None
+        if self.look() and self._is_good():
+            return  # another process has done it
+        kept, read_as = self._kept, self._read_as
+        if kept is None or not kept.token.refresh:
+            return
+        server = ServerMetadata(issuer=kept.issuer, token_endpoint=kept.token_endpoint)
+        endpoint = Endpoint(self._fetcher(), server, kept.client, self._settings, kept.resource)
+        token = await endpoint.by_refresh(kept.token)
+        if self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
+            self._take(kept)
+        elif self.look():  # somebody has logged in or out meanwhile, and that is what holds
+            self._logins.tell(self.slot)
+
+    def _is_put(self, before: bytes, kept: Kept) -> bool:
+        """Write a renewed login down; False if it is not there any more that was renewed."""
+        content = msgspec.json.encode(kept)
+        self._seen = None  # whatever is there from now on is to be read once
+        try:
+            is_put = self._logins.vault.replace(self.slot, before, content)
+        except (OSError, VaultDamaged) as error:
+            log.warning("a renewed login cannot be kept", server=self.slot.server, reason=str(error))
+            return True
+        self._read_as = content if is_put else self._read_as
+        return is_put
+
+    async def _endpoint(self) -> Endpoint:
+        fetcher = self._fetcher()
+        if self._place is None:
+            self._place = await find_place(fetcher, self._url, self._settings)
+        client = Client(self._settings.client_id, self._settings.client_secret)
+        return Endpoint(fetcher, self._place.server, client, self._settings, self._place.resource)
+
+    def _scope(self) -> str:
+        return "" if self._place is None else self._place.scope
+
+    def _fetcher(self) -> Fetcher:
+        return self._logins.fetcher(self._url, self._settings, self.ca)
+
+    def _was_refused(self, refused: GrantRefused, before: Token | None) -> None:
+        """It will be refused again: say what is missing, once, and wait until somebody does something about it."""
+        self._seen = None
+        if self.look() and self._is_good():
+            return  # somebody else was faster, and the old refresh token is not good any more
+        self._place = None  # the server may be at another authorization server by now
+        if self._is_kept:
+            self._want = self._how(f"its authorization server says {refused}")
+        else:
+            self._trouble = f"no token for it: the authorization server says {refused}"
+            self._is_refused = True
+        log.warning("login refused", server=self.slot.server, reason=str(refused))
+        if before is not None and before.is_good(self._logins.now()) and not self._is_spent:
+            self._expire_with(before)
+        else:
+            self._drop()
+
+    def _expire_with(self, token: Token) -> None:
+        """What it was given before holds for a while yet."""
+        assert token.expires_at is not None  # else it would not have been renewed
+        self._call_in(max(0.0, token.expires_at - self._logins.now()), self._drop)
+
+    def _drop(self) -> None:
+        self._timer = None
+        self._token = None
+        self.generation += 1
+        self._logins.tell(self.slot)
+
+    def _failed(self, why: str) -> None:
+        self._trouble = f"no token for it: {why}"
+        self._place = None
+        self._failures += 1
+        log.warning("login not renewed", server=self.slot.server, reason=why)
+        if self._token is not None and self._token.is_good(self._logins.now()):
+            self._renew_in(min(RETRY_SECONDS * 2 ** min(self._failures, 8), RETRY_SECONDS_MAX))
+
+
+def _life(token: Token) -> float:
+    return math.inf if token.expires_at is None else max(0.0, token.expires_at - token.obtained_at)
+
+
+def _blanked(text: str, secret: str) -> str:
+    """A text without a secret, nor the beginning of one that was cut off."""
+    text = text.replace(secret, "***")
+    while len(secret) > BEGINNING and (at := text.find(secret[:BEGINNING])) >= 0:
+        end = BEGINNING
+        while text[at : at + end + 1] == secret[: end + 1] and end < len(secret):
+            end += 1
+        text = f"{text[:at]}***{text[at + end :]}"
+    return text
+
+
+def _shown(slot: Slot) -> str:
+    return f"{slot.tenant}/{slot.caller}"

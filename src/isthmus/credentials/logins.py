@@ -1,0 +1,160 @@
+"""The logins of a running hub: one for each server and name, and an eye on those that somebody makes meanwhile.
+
+`app.links` asks here for what a link is to show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from isthmus.core.crew import Crew
+from isthmus.credentials.fetching import Fetcher
+from isthmus.credentials.login import Login
+from isthmus.credentials.subjects import SubjectTokens
+from isthmus.credentials.vault import Slot, Vault
+from isthmus.model.callers import Caller
+from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
+from isthmus.model.names import ServerName
+from isthmus.transport.egress import Egress, Origin, parse_url
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.5
+"""How often it is looked whether somebody has logged in, or out, by the command line."""
+
+LOGINS_MAX = 4_096
+"""Logins that are remembered; callers with tokens of their own may be many."""
+
+
+class Logins:
+    """All logins of one hub."""
+
+    def __init__(
+        self,
+        vault: Vault,
+        egress: Egress,
+        crew: Crew,
+        subjects: SubjectTokens | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.vault = vault
+        self.crew = crew
+        self._clock = clock
+        self.subjects = subjects or SubjectTokens()
+        self.on_changed: Callable[[ServerName, Subject | None], None] = lambda _server, _subject: None
+        """Hears of a server that is shown something else from now on, or nothing any more."""
+        self._egress = egress
+        self._known: OrderedDict[Slot, tuple[object, Login]] = OrderedDict()
+        self._is_watching = False
+        self._has_exchanges = False
+        """Whether there ever was a server for which callers' tokens are exchanged; else none of them is kept."""
+
+    def now(self) -> float:
+        """The time, in seconds since the epoch."""
+        return self._clock()
+
+    def of(
+        self,
+        server: ServerName,
+        url: str,
+        headers: Mapping[str, str],
+        credentials: ServerCredentials,
+        subject: Subject | None = None,
+        ca: str = "",
+    ) -> Login:
+        """The login to show this server, in everybody's name or in one caller's."""
+        slot = Slot(server) if subject is None else Slot(server, *subject)
+        self._has_exchanges |= _is_exchanged(credentials)
+        terms = (url, dict(headers), credentials, ca)
+        known = self._known.get(slot)
+        if known is not None and known[0] == terms:
+            self._known.move_to_end(slot)
+            return known[1]
+        login = self._make(slot, url, headers, credentials, subject)
+        if known is not None:
+            known[1].close()
+            login.follow(known[1])
+        login.ca = ca
+        self._known[slot] = (terms, login)
+        self._make_room()
+        if not login.is_fixed:
+            self._watch()
+        return login
+
+    def _make(
+        self, slot: Slot, url: str, headers: Mapping[str, str], credentials: ServerCredentials, subject: Subject | None
+    ) -> Login:
+        if subject is None:
+            return Login(self, slot, url, headers, credentials.oauth)
+        own = credentials.own.get(subject)
+        if own is None:
+            return Login(self, slot, url, headers, credentials.oauth, subject)
+        # What everybody has in common stays out of it, but for headers that prove nothing.
+        common = {name: value for name, value in headers.items() if name.lower() != "authorization"}
+        oauth = own.oauth
+        if oauth is not None and oauth.is_for_each:
+            return Login(self, slot, url, {**common, **own.headers}, oauth, subject)
+        return Login(self, slot, url, {**common, **own.headers}, oauth)
+
+    def _make_room(self) -> None:
+        while len(self._known) > LOGINS_MAX:
+            _, (_, login) = self._known.popitem(last=False)
+            login.close()
+
+    def proved(self, caller: Caller, credential: bytes, until: float) -> None:
+        """A caller has shown a token of an issuer, which was verified: it may be exchanged, and goes nowhere else."""
+        if self._has_exchanges:
+            self.subjects.note(Subject(caller.tenant, caller.name), credential.decode("ascii", "replace"), until)
+
+    def forget(self, server: ServerName) -> None:
+        """A server is not there any more."""
+        for slot in [slot for slot in self._known if slot.server == server]:
+            self._known.pop(slot)[1].close()
+
+    def fetcher(self, url: str, settings: OAuthSettings, ca: str) -> Fetcher:
+        """Fetches for a login at this server: there, where the operator says, and wherever is public."""
+        return fetcher_for(self._egress, self.crew, url, settings, ca)
+
+    def tell(self, slot: Slot) -> None:
+        """What a server is shown has changed."""
+        subject = Subject(slot.tenant, slot.caller) if slot.caller else None
+        self.on_changed(ServerName(slot.server), subject)
+
+    def _watch(self) -> None:
+        if not self._is_watching:
+            self._is_watching = True
+            self.crew.spawn("watch over logins", self._look_now_and_then())
+
+    async def _look_now_and_then(self) -> None:
+        seen = self.vault.stamp()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (stamp := self.vault.stamp()) != seen:
+                seen = stamp
+                for _, login in list(self._known.values()):
+                    if login.look():
+                        log.info("login changed", server=login.slot.server)
+                        self.tell(login.slot)
+
+
+def _is_exchanged(credentials: ServerCredentials) -> bool:
+    own = (each.oauth for each in credentials.own.values())
+    return any(oauth is not None and oauth.is_for_each for oauth in (credentials.oauth, *own))
+
+
+def fetcher_for(egress: Egress, crew: Crew, url: str, settings: OAuthSettings, ca: str = "") -> Fetcher:
+    """Fetches for a login at the server with this address; a place is checked each time, whatever it was before.
+
+    The server's own authority, `ca`, is believed there and wherever else the operator named.
+    """
+    own, _ = parse_url(url)
+
+    def is_named(origin: Origin) -> bool:
+        return origin == own or settings.allows(origin.scheme, origin.host, origin.port)
+
+    return Fetcher(egress, crew, is_named, egress.trusting(ca) if ca else None)

@@ -1,0 +1,58 @@
+"""A client's signed statement of who it is, in the place of a secret (RFC 7523).
+
+`clients` sends it, and `config` checks the keys that it is made with. It imports nothing of the hub, so that a file can
+be checked without what it takes to run one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+from collections.abc import Mapping
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+ASSERTION_SECONDS = 60
+"""How long such a statement holds."""
+
+
+def check_private_key(pem: str) -> None:
+    """Raise `ValueError` if nothing can be signed with it, without a word of what it holds."""
+    try:
+        key = load_pem_private_key(pem.encode(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ValueError("private_key must be an unencrypted PEM, not another text") from None
+    is_curve = isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1)
+    if not (is_curve or isinstance(key, rsa.RSAPrivateKey)):
+        raise ValueError("private_key must be of RSA or of the curve P-256, not of another kind")
+
+
+def assertion_of(id: str, pem: str, audience: str) -> str:
+    """A signed statement of who the client is (RFC 7523)."""
+    key = load_pem_private_key(pem.encode(), None)
+    now = int(time.time())
+    claims = {"iss": id, "sub": id, "aud": audience, "jti": secrets.token_urlsafe(16)}
+    times = {"iat": now, "exp": now + ASSERTION_SECONDS}
+    if isinstance(key, rsa.RSAPrivateKey):
+        text = _unsigned("RS256", {**claims, **times})
+        signature = key.sign(text, padding.PKCS1v15(), hashes.SHA256())
+    else:
+        assert isinstance(key, ec.EllipticCurvePrivateKey)  # by `check_private_key`
+        text = _unsigned("ES256", {**claims, **times})
+        r, s = utils.decode_dss_signature(key.sign(text, ec.ECDSA(hashes.SHA256())))
+        signature = r.to_bytes(32) + s.to_bytes(32)
+    return f"{text.decode()}.{_base64(signature)}"
+
+
+def _unsigned(algorithm: str, claims: Mapping[str, object]) -> bytes:
+    head = {"alg": algorithm, "typ": "JWT"}
+    return ".".join(_base64(json.dumps(part).encode()) for part in (head, claims)).encode()
+
+
+def _base64(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()

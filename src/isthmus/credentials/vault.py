@@ -1,0 +1,368 @@
+"""Logins at rest: one sealed file each, in the state folder, and the keys that open them.
+
+ChaCha20-Poly1305 under a key of 256 bits. What a file is (whose login, at which server, under which key) is bound to
+its content: moved, renamed or edited, it opens no more. The hub and the command line both work here, at the same time
+if need be: files are written whole and put in place at once. No message quotes what is in them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+if sys.platform != "win32":
+    import fcntl
+
+FOLDER = "credentials"
+KEY_FILE = "key"
+LOCK_SECONDS = 1.0
+ENDING = ".sealed"
+VERSION = 1
+KEY_BYTES = 32
+NONCE_BYTES = 12
+KEY_LENGTH_MIN = 16
+FILE_BYTES_MAX = 256 * 1024
+
+_PURPOSE = b"isthmus credentials at rest"
+
+
+class VaultDamaged(Exception):
+    """A file of the vault cannot be used; the message names it and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class VaultSettings:
+    """The operator's own key, and earlier ones of which something may still be sealed."""
+
+    key: str = field(default="", repr=False)
+    old_keys: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        for name, key in (("key", self.key), *((f"old_keys.{i}", key) for i, key in enumerate(self.old_keys))):
+            if key and len(key) < KEY_LENGTH_MIN:
+                raise ValueError(f"{name} must have {KEY_LENGTH_MIN} characters or more, not {len(key)}")
+        if self.old_keys and not self.key:
+            raise ValueError("old_keys must stand beside key, not alone")
+
+
+class Slot(NamedTuple):
+    """Whose login it is: at which server, and in which caller's name (empty: everybody's)."""
+
+    server: str
+    tenant: str = ""
+    caller: str = ""
+
+    @property
+    def id(self) -> str:
+        """What its file is called."""
+        return hashlib.sha256("\0".join(self).encode()).hexdigest()[:32]
+
+
+class _Row(msgspec.Struct):
+    v: int
+    id: str
+    server: str
+    tenant: str
+    caller: str
+    key: str
+    sealed: str
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.server, self.tenant, self.caller)
+
+
+class Vault:
+    """The logins in one state folder."""
+
+    def __init__(self, state: Path, settings: VaultSettings | None = None) -> None:
+        """Nothing is made before something is put in."""
+        self._folder = state / FOLDER
+        self._settings = settings or VaultSettings()
+        self._keys: dict[str, ChaCha20Poly1305] = {}
+        self._current = ""
+
+    def change(self, settings: VaultSettings) -> None:
+        """Go by other keys of the operator's from now on."""
+        if settings != self._settings:
+            self._settings, self._keys, self._current = settings, {}, ""
+
+    def stamp(self) -> tuple[int, ...]:
+        """What tells the vault from its later self, without reading any file."""
+        with suppress(OSError):
+            seen = os.stat(self._folder)
+            return seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns
+        return ()
+
+    def get(self, slot: Slot) -> bytes | None:
+        """Return what is in a slot; None if nothing is.
+
+        Raises:
+            VaultDamaged: there is something that cannot be opened.
+            OSError: it cannot be read.
+        """
+        row = self._row(self._file(slot))
+        if row is None:
+            return None
+        if row.slot != slot:
+            raise VaultDamaged(f"{self._file(slot)} is of another login; delete it and log in again")
+        try:
+            return self._opened(row)
+        except VaultDamaged:
+            if self._row(self._file(slot)) == row:
+                raise
+        return self.get(slot)  # it was sealed anew meanwhile, and the key that it was sealed with is gone
+
+    def put(self, slot: Slot, content: bytes) -> None:
+        """Put something in a slot, in the place of what was there. Raises `OSError` or `VaultDamaged`."""
+        with self._alone():
+            self._load_keys(may_make=True)
+            self._write(slot, content)
+
+    def replace(self, slot: Slot, before: bytes, content: bytes) -> bool:
+        """Put something in the place of what was there `before`; False if something else, or nothing, is there now.
+
+        Raises `OSError` or `VaultDamaged`.
+        """
+        with self._alone():
+            if self.get(slot) != before:
+                return False
+            self._load_keys(may_make=True)
+            self._write(slot, content)
+            return True
+
+    def remove(self, slot: Slot) -> bool:
+        """Empty a slot; False if it was empty."""
+        if not self._file(slot).exists():
+            return False
+        with self._alone(), suppress(FileNotFoundError):
+            os.unlink(self._file(slot))
+        return True
+
+    def slots(self) -> Iterator[Slot]:
+        """Every slot that is not empty, as far as it can be read."""
+        for file in sorted(self._files()):
+            with suppress(VaultDamaged, OSError):
+                if (row := self._row(file)) is not None:
+                    yield row.slot
+
+    def rotate(self) -> int:
+        """Seal everything anew, under a new key or under the configured one; return how much there was.
+
+        Whoever reads meanwhile finds the old key as well as the new, until nothing is left that needs the old.
+        Raises `OSError` or `VaultDamaged`.
+        """
+        with self._alone():
+            return self._rotate()
+
+    def _rotate(self) -> int:
+        self._load_keys(may_make=True)
+        if not self._settings.key:
+            self._add_key()
+        count = 0
+        for file in self._files():
+            row = self._row(file)
+            if row is not None:
+                self._write(row.slot, self._opened(row))
+                count += 1
+        if not self._settings.key:
+            self._keep_only([self._current])
+        return count
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _file(self, slot: Slot) -> Path:
+        return self._folder / f"{slot.id}{ENDING}"
+
+    def _files(self) -> Sequence[Path]:
+        return list(self._folder.glob(f"*{ENDING}")) if self._folder.is_dir() else []
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Write while no other process does: what one of them reads, another may be about to replace."""
+        self._make_folder()
+        if sys.platform == "win32":
+            yield
+            return
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _lock(descriptor)
+            self._clear_drafts()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _clear_drafts(self) -> None:
+        """What a process left behind that was ended while it wrote: it may hold keys."""
+        for draft in self._folder.glob(".*"):
+            with suppress(OSError):
+                os.unlink(draft)
+
+    def _make_folder(self) -> None:
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        os.chmod(self._folder, 0o700)
+
+    def _row(self, file: Path) -> _Row | None:
+        try:
+            content = _contents(file)
+        except FileNotFoundError:
+            return None
+        try:
+            return msgspec.json.decode(content, type=_Row)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise VaultDamaged(f"{file} is damaged; delete it and log in again") from None
+
+    def _write(self, slot: Slot, content: bytes) -> None:
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = nonce + self._keys[self._current].encrypt(nonce, content, _bound(slot, self._current))
+        row = _Row(VERSION, slot.id, *slot, self._current, base64.b64encode(sealed).decode())
+        _put_in_place(self._file(slot), msgspec.json.encode(row))
+
+    def _opened(self, row: _Row) -> bytes:
+        cipher = self._cipher(row.key)
+        try:
+            raw = base64.b64decode(row.sealed, validate=True)
+            if base64.b64encode(raw).decode() != row.sealed:
+                raise ValueError  # another spelling of the same bytes: what was changed is refused, however little
+            return cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], _bound(row.slot, row.key))
+        except (binascii.Error, InvalidTag, ValueError):
+            raise VaultDamaged(f"{self._file(row.slot)} was changed; delete it and log in again") from None
+
+    # -- keys --------------------------------------------------------------------------------------------------------
+
+    def _cipher(self, id: str) -> ChaCha20Poly1305:
+        if id not in self._keys:
+            self._load_keys(may_make=False)  # they may have been changed by another process
+        if id not in self._keys:
+            raise VaultDamaged(f"a login in {self._folder} is sealed under a key that is not there; log in again")
+        return self._keys[id]
+
+    def _load_keys(self, *, may_make: bool) -> None:
+        if self._settings.key:
+            self._keys = {_id_of(key): _cipher_of(key) for key in (self._settings.key, *self._settings.old_keys)}
+            self._keys |= {id: ChaCha20Poly1305(key) for id, key in (self._read_keys() or [])}
+            self._current = _id_of(self._settings.key)
+            return
+        found = self._read_keys()
+        if found is None and may_make:
+            self._offer_keys([_new_key()])
+            found = self._read_keys()
+        self._keys = {id: ChaCha20Poly1305(key) for id, key in found or []}
+        self._current = found[0][0] if found else ""
+
+    def _read_keys(self) -> list[tuple[str, bytes]] | None:
+        """The keys in the file, the present one first; None if there is no file."""
+        file = self._folder / KEY_FILE
+        try:
+            rows = msgspec.json.decode(_contents(file), type=list[tuple[str, str]])
+            keys = [(id, base64.b64decode(text, validate=True)) for id, text in rows]
+        except FileNotFoundError:
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError, binascii.Error):
+            keys = []
+        if not keys or any(len(key) != KEY_BYTES for _, key in keys):
+            raise VaultDamaged(f"{file} holds no keys; delete the folder {self._folder} and log in again")
+        return keys
+
+    def _add_key(self) -> None:
+        """Have what is sealed from now on sealed under a new key."""
+        self._replace_keys([_new_key(), *(self._read_keys() or [])])
+
+    def _keep_only(self, ids: Sequence[str]) -> None:
+        self._replace_keys([(id, key) for id, key in self._read_keys() or [] if id in ids])
+
+    def _replace_keys(self, keys: Sequence[tuple[str, bytes]]) -> None:
+        _put_in_place(self._folder / KEY_FILE, _written(keys))
+        self._load_keys(may_make=False)
+
+    def _offer_keys(self, keys: Sequence[tuple[str, bytes]]) -> None:
+        """Put keys there unless somebody else just did: two that start at once have the same."""
+        _put_in_place(self._folder / KEY_FILE, _written(keys), may_replace=False)
+
+
+def _lock(descriptor: int) -> None:
+    """Take a lock that ends with the process, however that ends; who holds it for long stands still.
+
+    Raises:
+        OSError: somebody does.
+    """
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.001)
+        else:
+            return
+
+
+def _id_of(key: str) -> str:
+    """What a configured key goes by: it tells nothing of the key, since it is made of what is derived from it."""
+    return hashlib.sha256(b"id of " + _derived(key)).hexdigest()[:16]
+
+
+def _cipher_of(key: str) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(_derived(key))
+
+
+def _derived(key: str) -> bytes:
+    return HKDF(hashes.SHA256(), KEY_BYTES, None, _PURPOSE).derive(key.encode())
+
+
+def _new_key() -> tuple[str, bytes]:
+    return secrets.token_hex(8), os.urandom(KEY_BYTES)
+
+
+def _written(keys: Sequence[tuple[str, bytes]]) -> bytes:
+    return json.dumps([(id, base64.b64encode(key).decode()) for id, key in keys]).encode()
+
+
+def _bound(slot: Slot, key: str) -> bytes:
+    return json.dumps([VERSION, slot.id, *slot, key]).encode()
+
+
+def _contents(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        content = stream.read(FILE_BYTES_MAX + 1)
+    if len(content) > FILE_BYTES_MAX:
+        raise VaultDamaged(f"{file} is longer than anything that was put there; delete it and log in again")
+    return content
+
+
+def _put_in_place(file: Path, content: bytes, *, may_replace: bool = True) -> None:
+    """Write a file that only its owner can read, whole and at once, and durably."""
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if may_replace:
+            os.replace(draft, file)
+        else:
+            with suppress(FileExistsError):
+                os.link(draft, file)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(draft)

@@ -1,0 +1,59 @@
+"""`isthmus login` as a person uses it: what it prints, what it keeps, and what it says when nothing came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.main import main
+from isthmus.credentials.vault import Slot, Vault
+from tests.hubs import environment, isthmus, write_config
+from tests.security.authority import Authority, Protected, entry_of, visit
+
+
+@pytest.mark.parametrize("is_device", [False, True])
+async def test_a_login_prints_where_to_go_and_keeps_what_comes_of_it(tmp_path: Path, *, is_device: bool) -> None:
+    async with Authority() as authority, Protected(authority) as server:
+        config = write_config(tmp_path, {"s": entry_of(server)})
+        words = ["login", "s", "--config", str(config), *(["--device"] if is_device else ["--scope", "more"])]
+        process = await asyncio.create_subprocess_exec(
+            *isthmus(*words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(),
+            cwd=tmp_path,
+        )
+        assert process.stdout is not None
+        address = (await process.stdout.readline()).decode().strip()
+        if not is_device:
+            await visit(address)
+        out, err = await asyncio.wait_for(process.communicate(), 20.0)
+    said = err.decode()
+    assert (process.returncode, out) == (0, b"")
+    assert ("enter the code WDJB-MJHT" in said) is is_device
+    assert said.splitlines()[-1].startswith("Logged in at s until ")
+    assert "token-1" not in said + address
+    assert b"token-1" in (Vault(tmp_path / "state").get(Slot("s")) or b"")
+    if not is_device:
+        assert authority.asked[0]["scope"] == "more"
+
+
+def test_what_nobody_can_log_in_at_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = {"grant": "client_credentials", "client_id": "x", "client_secret": "a secret of the hub"}
+    servers = {"local": {"command": "true"}, "own": {"url": "https://a.example", "oauth": own}}
+    config = write_config(tmp_path, servers)
+    cases = [
+        (["login", "gone"], 2, "there is no server 'gone' in the configuration"),
+        (["login", "local"], 1, "no login at local: it is not reached by HTTP"),
+        (["login", "own"], 1, "nobody logs in for client_credentials"),
+        (["login", "own", "--caller", "bob"], 1, "add [servers.own.callers.bob.oauth]"),
+        (["logout", "own"], 2, "nobody has logged in at own"),
+    ]
+    for words, code, told in cases:
+        assert main([*words, "--config", str(config)]) == code
+        said = capsys.readouterr().err
+        assert told in said
+        assert "a secret of the hub" not in said
+    assert main(["login", "--config", str(config)]) == 2

@@ -1,0 +1,129 @@
+"""Finding out where one logs in: which documents are looked for, and which of them are believed."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.credentials.authorizing import LoginRefused
+from isthmus.credentials.callback import _read as read_request
+from isthmus.credentials.challenge import read_challenge
+from isthmus.credentials.device import _read as read_device
+from isthmus.credentials.discovery import (
+    DiscoveryFailed,
+    ResourceMetadata,
+    ServerMetadata,
+    _covers,
+    _decoded,
+    _places_of,
+)
+from isthmus.credentials.fetching import Fetched, FetchFailed
+from isthmus.credentials.grants import GrantRefused
+from isthmus.credentials.grants import _read as read_token
+from isthmus.credentials.grants import _refusal as read_refusal
+
+
+@pytest.mark.parametrize(
+    ("issuer", "places"),
+    [
+        (
+            "https://a.example",
+            [
+                "https://a.example/.well-known/oauth-authorization-server",
+                "https://a.example/.well-known/openid-configuration",
+            ],
+        ),
+        (
+            "https://a.example:8443/t/1/",
+            [
+                "https://a.example:8443/.well-known/oauth-authorization-server/t/1",
+                "https://a.example:8443/.well-known/openid-configuration/t/1",
+                "https://a.example:8443/t/1/.well-known/openid-configuration",
+            ],
+        ),
+    ],
+)
+def test_an_issuers_metadata_is_looked_for_where_it_may_be(issuer: str, places: list[str]) -> None:
+    assert list(_places_of(issuer)) == places
+
+
+@pytest.mark.parametrize(
+    ("resource", "is_about"),
+    [
+        ("https://s.example/mcp", True),
+        ("https://s.example/mcp/", True),
+        ("https://S.example:443/mcp", True),
+        ("https://s.example", True),
+        ("https://s.example/", True),
+        ("https://s.example/mc", False),
+        ("https://s.example/mcp/other", False),
+        ("https://s.example:444/mcp", False),
+        ("http://s.example/mcp", False),
+        ("https://s.example.evil/mcp", False),
+        ("https://evil.example/mcp", False),
+        ("", False),
+        ("https://[", False),
+        ("https://s.example:99999/mcp", False),
+    ],
+)
+def test_metadata_is_about_a_server_or_it_is_not(resource: str, is_about: bool) -> None:  # noqa: FBT001
+    assert _covers(resource, "https://s.example/mcp") is is_about
+
+
+def said(document: Any) -> Fetched:
+    return Fetched(200, {}, document if isinstance(document, bytes) else json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"", b"<html>", b"\xff", b"[]", b"null", {"resource": 1}, {"resource": "r", "authorization_servers": "x"}, {}],
+)
+def test_a_document_that_makes_no_sense_is_none(document: Any) -> None:
+    with pytest.raises(DiscoveryFailed, match="cannot be read"):
+        _decoded(said(document), ResourceMetadata, "its metadata")
+
+
+def test_what_is_null_or_unknown_in_a_document_is_as_if_it_were_not_there() -> None:
+    found = _decoded(said({"issuer": "i", "scopes_supported": None, "jwks_uri": 5}), ServerMetadata, "it")
+    assert found == ServerMetadata(issuer="i")
+
+
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["issuer", "resource", "token_endpoint", "access_token", "expires_in", "error", "device_code", "x"]
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=DOCUMENTS.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60), header=st.text())
+def test_no_answer_of_a_stranger_breaks_who_reads_it(document: bytes, header: str) -> None:
+    """Each reader returns something of its type, or says in its own way that it cannot."""
+    answer = Fetched(200, {}, document)
+    with suppress(DiscoveryFailed):
+        assert isinstance(_decoded(answer, ResourceMetadata, "it").resource, str)
+    with suppress(DiscoveryFailed):
+        assert isinstance(_decoded(answer, ServerMetadata, "it").issuer, str)
+    with suppress(FetchFailed, GrantRefused):
+        assert read_token(answer).access
+    with suppress(LoginRefused):
+        assert read_device(answer).user_code
+    assert isinstance(read_refusal(Fetched(400, {}, document), ["a-secret"]), GrantRefused)
+    assert read_challenge(header) is not None
+    assert read_challenge(f"Bearer {header}").scope == read_challenge(f"Bearer {header}").scope.strip()
+    found = read_request(b"GET /callback?" + document + b" HTTP/1.1\r\n\r\n")
+    assert found is None or "state" in found

@@ -1,0 +1,80 @@
+"""Resources that are followed at a server which callers have credentials of their own at: nobody hears by others'."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from isthmus.core.ports.announcer import Follower
+from isthmus.model.faults import NotConnected
+from isthmus.model.names import ServerName
+from tests.faults.scripted import SESSION, Heard, Scripted, hub_of, reply
+from tests.faults.watching import eventually
+from tests.unit.credentials.test_logins import OTHER, PLANNER, S, called
+
+URI = "note:///inbox"
+KEY = (ServerName("s"), URI)
+
+
+class Notes(Scripted):
+    """Tells of its one resource."""
+
+    async def on_initialize(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        self.greetings += 1
+        told = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"tools": {}, "resources": {"subscribe": True}},
+            "serverInfo": {"name": "x", "version": "1"},
+        }
+        out.write(reply(heard.result(told), headers={SESSION: self.session}))
+
+    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        match heard.method:
+            case "resources/list":
+                out.write(reply(heard.result({"resources": [{"uri": URI, "name": "inbox"}]})))
+            case "resources/templates/list":
+                out.write(reply(heard.result({"resourceTemplates": []})))
+            case "resources/subscribe" | "resources/unsubscribe":
+                out.write(reply(heard.result({})))
+            case _:
+                await super().on(heard, out)
+
+    @property
+    def asked(self) -> list[str]:
+        """Who was shown to it with each request to tell."""
+        return [heard.headers["authorization"][0] for heard in self.heard if heard.method == "resources/subscribe"]
+
+
+def entry_of(server: Scripted, **more: object) -> dict[str, object]:
+    own = {"planner": {"headers": {"Authorization": "planners"}}}
+    return {**server.entry, "headers": {"Authorization": "common"}, "callers": own, **more}
+
+
+async def test_who_has_credentials_of_its_own_follows_by_these_alone(tmp_path: Path) -> None:
+    async with Notes() as server, hub_of(tmp_path, {"s": entry_of(server)}) as hub:
+        await hub.ready("s")
+        told: list[str] = []
+        subscriptions = hub.running.hub.subscriptions
+        assert await subscriptions.add(KEY, lambda: told.append("planner"), Follower(PLANNER)) is None
+        assert server.asked == [], "nobody asks in everybody's name what one caller wants to know"
+        subscriptions.updated(S, URI)
+        assert told == [], "nor does it hear what everybody else is told"
+        await called(hub, PLANNER)
+        await eventually(lambda: server.asked == ["planners"], "its own link asks")
+        subscriptions.updated(S, URI)
+        assert told == [], "what everybody is told is not about its own"
+        assert await subscriptions.add(KEY, lambda: told.append("other"), Follower(OTHER)) is None
+        assert server.asked == ["planners", "common"]
+        subscriptions.updated(S, URI)
+        assert told == ["other"]
+
+
+async def test_who_has_none_follows_nothing_where_everybody_needs_their_own(tmp_path: Path) -> None:
+    async with Notes() as server, hub_of(tmp_path, {"s": entry_of(server, credentials="caller")}) as hub:
+        await hub.ready("s")
+        told: list[str] = []
+        refused = await hub.running.hub.subscriptions.add(KEY, lambda: told.append("other"), Follower(OTHER))
+        assert isinstance(refused, NotConnected)
+        assert "other has none" in refused.why
+        hub.running.hub.subscriptions.updated(S, URI)
+        assert (server.asked, told) == ([], [])
