@@ -19,7 +19,7 @@ from isthmus.transport.egress import Egress, Origin, parse_url
 from isthmus.transport.http import HttpClient, Lost, request_head
 
 CARRY_SECONDS = 10.0
-"""How long one POST may take, from the name server to the end of the answer."""
+"""How long one POST may take in all, from the first question to a name server to the end of the answer."""
 
 LOOK_SECONDS = 3.0
 """How long a name server is waited for to find out whether something may be sent at all."""
@@ -60,6 +60,7 @@ class HttpCourier:
 
     async def carry(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> Receipt:
         """See `core.ports.courier.Courier`."""
+        give_up = self._loop.time() + CARRY_SECONDS
         if (reason := await self.refusal(url, is_trusted=is_trusted)) is not None:
             return Receipt(reason=reason, is_refused=True)
         origin, target = parse_url(url)
@@ -68,7 +69,7 @@ class HttpCourier:
         except ValueError as error:
             return Receipt(reason=str(error), is_refused=True)
         client = self._client(origin, is_configured=is_trusted and self._is_allowed(url))
-        return await self._post(client, head, body)
+        return await self._post(client, head, body, give_up - self._loop.time())
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -93,11 +94,11 @@ class HttpCourier:
             self._clients.popitem(last=False)
         return client
 
-    async def _post(self, client: HttpClient, head: bytes, body: bytes) -> Receipt:
+    async def _post(self, client: HttpClient, head: bytes, body: bytes, within: float) -> Receipt:
         answer = _Answer(self._loop.create_future())
         ticket = client.send(head, body, answer)
         try:
-            done, _ = await asyncio.wait({answer.receipt}, timeout=CARRY_SECONDS)
+            done, _ = await asyncio.wait({answer.receipt}, timeout=max(within, 0.0))
         finally:
             ticket.abort()
         if done:

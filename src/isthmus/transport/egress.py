@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from isthmus.transport.lookups import Found, Lookups, TooManyNames, look_up
+from isthmus.transport.tls import tls_settings
 
 P = TypeVar("P", bound=asyncio.Protocol)
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -253,6 +254,12 @@ class Egress:
         self._resolver = resolver or resolve
         self._named_resolver = resolver or _NamedResolver()
 
+    def trusting(self, authority: str) -> Egress:
+        """The same guard for a server that has to prove itself by this authority; see `tls_settings`."""
+        other = Egress(tls_settings(authority), resolver=self._resolver)
+        other._named_resolver = self._named_resolver
+        return other
+
     async def dial(
         self, origin: Origin, protocol_factory: Callable[[], P], *, is_configured: bool, within: float
     ) -> tuple[asyncio.Transport, P]:
@@ -335,11 +342,7 @@ class Egress:
     @functools.cached_property
     def _tls(self) -> ssl.SSLContext:
         # Reading the system's roots takes 28 ms, so it happens once, and only if somebody needs it.
-        if self._given_tls is not None:
-            return self._given_tls
-        context = ssl.create_default_context()
-        context.set_alpn_protocols(["http/1.1"])
-        return context
+        return self._given_tls if self._given_tls is not None else tls_settings()
 
 
 class Guarded(Egress):
@@ -353,6 +356,14 @@ class Guarded(Egress):
     ) -> tuple[asyncio.Transport, P]:
         """Connect as `Egress.dial` does, whatever whoever dials takes the address for."""
         return await self._egress.dial(origin, protocol_factory, is_configured=False, within=within)
+
+    async def refusal(self, origin: Origin, *, within: float) -> str | None:
+        """See `Egress.refusal`."""
+        return await self._egress.refusal(origin, within=within)
+
+    def trusting(self, authority: str) -> Guarded:
+        """See `Egress.trusting`."""
+        return Guarded(self._egress.trusting(authority))
 
 
 def permitted(origin: Origin, addresses: Sequence[Address]) -> list[Address]:

@@ -71,12 +71,15 @@ class HttpClient:
         egress: Egress,
         crew: Crew,
         *,
-        is_configured: bool = True,
+        is_configured: bool = False,
         limit: int = 64,
         connect_seconds: float = 5.0,
         idle_seconds: float = 4.0,
     ) -> None:
-        """Must be made inside the running loop. `limit` counts long-lived streams as well."""
+        """Must be made inside the running loop. `limit` counts long-lived streams as well.
+
+        `is_configured` is as for `Egress.dial`: unless the operator chose the origin, it must be public.
+        """
         self.origin = origin
         self.idle_seconds = idle_seconds
         self._egress = egress

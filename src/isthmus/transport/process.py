@@ -1,7 +1,8 @@
 """A child process as a channel: bytes to its stdin, bytes from its stdout, the last of its stderr.
 
 The child leads a session and process group of its own, sees exactly the environment it is given and no
-descriptor but the three pipes. When it goes, or stops talking, its group goes with it: no orphan, no zombie.
+descriptor but the three pipes, and is held to the limits that it is given (`transport.bounds`). When it goes, or
+stops talking, its group goes with it: no orphan, no zombie.
 
 It does not frame or restart, nor bound what is buffered for a child that does not read (`buffered_bytes`
 tells): the stdio upstream, which calls it, does.
@@ -23,6 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from isthmus.transport.bounds import ProcessLimits, Unbounded, bound
+from isthmus.transport.descendants import descendants
 from isthmus.transport.portions import Portions
 
 STDERR_BYTES: Final = 64 * 1024
@@ -37,6 +40,8 @@ LAST_LOOK_SECONDS: Final = 0.01
 
 KILL_SECONDS: Final = 2.0
 """How long the kernel gets to end a killed process; only one stuck in a system call needs it."""
+
+UNLIMITED: Final = ProcessLimits()
 
 INHERITED: Final = (
     "PATH",
@@ -151,16 +156,17 @@ class ProcessChannel:
         on_bytes: Callable[[bytes], None],
         on_lost: Callable[[str], None],
         on_drained: Callable[[], None] = lambda: None,
+        limits: ProcessLimits = UNLIMITED,
     ) -> ProcessChannel:
-        """Start `command` with the environment `env` (see `child_environment`).
+        """Start `command` with the environment `env` (see `child_environment`), held to `limits`.
 
         No callback comes before this returns. `on_drained` tells that a child which had fallen behind reads
         again, and has little left to read.
 
         Raises:
-            SpawnFailed: there is no such command or directory, or it cannot be executed.
+            SpawnFailed: there is no such command or directory, or it cannot be executed or held to the limits.
         """
-        channel = cls(_start(command, env, cwd), on_bytes, on_lost, on_drained)
+        channel = cls(_start(command, env, cwd, limits), on_bytes, on_lost, on_drained)
         channel._watch_exit()
         try:
             # Shielded: uvloop closes the descriptor of a half connected pipe, and its file closes it again.
@@ -256,8 +262,12 @@ class ProcessChannel:
         # Once the child is reaped its number may be somebody else's.
         if self._is_exited:
             return
+        below = descendants(self._child.pid) if number == signal.SIGKILL else []
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, number)
+        for pid in below:  # some may have left the group
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
     # What its pipes and the system tell it.
 
@@ -386,11 +396,13 @@ class ProcessChannel:
         return f"exited with code {code}" if code >= 0 else f"killed by signal {_signal_name(-code)}"
 
 
-def _start(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], env: Mapping[str, str], cwd: str | None, limits: ProcessLimits
+) -> subprocess.Popen[bytes]:
     _check_startable(command, env, cwd)
     pipe = subprocess.PIPE
     try:
-        return subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
+        child = subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
             command,
             bufsize=0,
             stdin=pipe,
@@ -403,6 +415,13 @@ def _start(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> s
         )
     except (OSError, ValueError) as error:
         raise SpawnFailed(command[0], _in_words(error)) from error
+    try:
+        bound(child.pid, limits)
+    except Unbounded as error:
+        with child:
+            os.killpg(child.pid, signal.SIGKILL)
+        raise SpawnFailed(command[0], str(error)) from error
+    return child
 
 
 def _check_startable(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:

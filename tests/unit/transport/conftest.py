@@ -33,6 +33,6 @@ async def crew() -> AsyncIterator[Crew]:
 
 @pytest_asyncio.fixture
 async def client(server: Server, crew: Crew) -> AsyncIterator[HttpClient]:
-    client = HttpClient(server.origin, Egress(), crew)
+    client = HttpClient(server.origin, Egress(), crew, is_configured=True)
     yield client
     await client.aclose()

@@ -249,5 +249,24 @@ async def test_what_callers_named_is_never_private_whoever_dials_it() -> None:
         names = Names(["127.0.0.1"])
         origin = Origin("http", "rebinding.example", server.origin.port)
         assert await dial(Egress(resolver=names), origin) == "127.0.0.1"
+        guarded = Guarded(Egress(resolver=names))
+        assert "loopback" in (await guarded.refusal(origin, within=5.0) or "")
+        for egress in (guarded, guarded.trusting(trustme.CA().cert_pem.bytes().decode())):
+            with pytest.raises(EgressRefused):
+                await dial(egress, origin)
+
+
+async def test_a_server_proves_itself_by_the_authority_that_is_named_and_by_no_other() -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("right.example").configure_cert(theirs)
+    names = Names(["127.0.0.1"])
+    async with Server(theirs) as server:
+        origin = Origin("https", "right.example", server.origin.port)
+        egress = Egress(resolver=names)
+        assert await dial(egress.trusting(authority.cert_pem.bytes().decode()), origin) == "127.0.0.1"
+        with pytest.raises(DialFailed, match="certificate verify failed"):
+            await dial(egress.trusting(other.cert_pem.bytes().decode()), origin)
         with pytest.raises(EgressRefused):
-            await dial(Guarded(Egress(resolver=names)), origin)
+            await dial(egress.trusting(authority.cert_pem.bytes().decode()), origin, is_configured=False)
+    assert names.asked == 3, "by the same name server"

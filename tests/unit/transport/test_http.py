@@ -288,7 +288,7 @@ async def test_after_a_while_a_connection_is_asked_before_it_is_written_to(
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew)
+        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew, is_configured=True)
         sink = Recorder()
         ask(client, sink)
         first, _ = await loop.sock_accept(listener)
@@ -309,7 +309,7 @@ async def test_a_write_that_fails_at_once_is_known_not_to_have_left(crew: Crew) 
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew)
+        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew, is_configured=True)
         sink = Recorder()
         ask(client, sink)
         peer, _ = await loop.sock_accept(listener)
@@ -328,14 +328,14 @@ async def test_a_write_that_fails_at_once_is_known_not_to_have_left(crew: Crew) 
 
 
 async def test_a_connection_idle_too_long_is_closed(server: Server, crew: Crew) -> None:
-    client = HttpClient(server.origin, Egress(), crew, idle_seconds=0.05)
+    client = HttpClient(server.origin, Egress(), crew, is_configured=True, idle_seconds=0.05)
     peer, _ = await exchange(client, server)
     assert await peer.rest() == b""
     await client.aclose()
 
 
 async def test_a_connection_idle_longer_than_the_server_says_is_not_used(server: Server, crew: Crew) -> None:
-    client = HttpClient(server.origin, Egress(), crew, idle_seconds=600)
+    client = HttpClient(server.origin, Egress(), crew, is_configured=True, idle_seconds=600)
     reply = b"HTTP/1.1 200 OK\r\nKeep-Alive: max=9, Timeout=5\r\ncontent-length: 2\r\n\r\nok"
     await exchange(client, server, reply)
     (connection,) = client._idle
@@ -363,7 +363,7 @@ async def test_a_dial_whose_request_was_given_up_may_fail_unheard(server: Server
 
 
 async def test_requests_beyond_the_limit_wait_their_turn(server: Server, crew: Crew) -> None:
-    client = HttpClient(server.origin, Egress(), crew, limit=2)
+    client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=2)
     sinks = [Recorder() for _ in range(6)]
     tickets = [ask(client, sink, str(number).encode()) for number, sink in enumerate(sinks)]
     tickets[3].abort()
@@ -381,7 +381,7 @@ async def test_requests_beyond_the_limit_wait_their_turn(server: Server, crew: C
 
 
 async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, crew: Crew) -> None:
-    client = HttpClient(server.origin, Egress(), crew, limit=1)
+    client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
     first, second = Recorder(), Recorder()
     ticket = ask(client, first)
     await (await server.accept()).request()
@@ -399,7 +399,7 @@ async def test_a_failed_dial_loses_what_waited_for_it(crew: Crew) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         origin = Origin("http", "127.0.0.1", taken.getsockname()[1])
-        client = HttpClient(origin, Egress(), crew, limit=2)
+        client = HttpClient(origin, Egress(), crew, is_configured=True, limit=2)
         sinks = [Recorder() for _ in range(5)]
         for sink in sinks:
             ask(client, sink)
@@ -424,7 +424,7 @@ async def test_a_dial_that_crashes_loses_its_request(server: Server, crew: Crew)
     async def broken(origin: Origin) -> list[http_connection.Connection]:
         raise ZeroDivisionError
 
-    client = HttpClient(server.origin, Egress(resolver=broken), crew)  # type: ignore[arg-type]
+    client = HttpClient(server.origin, Egress(resolver=broken), crew, is_configured=True)  # type: ignore[arg-type]
     sink = Recorder()
     ask(client, sink)
     assert "ZeroDivisionError" in (await sink.loss()).reason
@@ -516,7 +516,7 @@ async def test_nothing_is_written_after_an_abort_in_the_same_turn(crew: Crew) ->
     bell, rope = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener, bell, rope:
         listener.setblocking(False)
-        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew)
+        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew, is_configured=True)
         first = ask(client, Recorder(), BIG)
         with (await loop.sock_accept(listener))[0] as peer:
             await turn()
@@ -552,7 +552,7 @@ def drain(sock: socket.socket) -> int:
 
 
 async def test_closing_the_client_loses_whatever_it_holds(server: Server, crew: Crew) -> None:
-    client = HttpClient(server.origin, Egress(), crew, limit=2)
+    client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=2)
     idle, _ = await exchange(client, server)
     sinks = [Recorder() for _ in range(3)]
     for sink in sinks:
@@ -575,7 +575,7 @@ async def test_over_tls_a_request_may_have_left_as_soon_as_it_is_written(crew: C
     authority.issue_cert("localhost").configure_cert(theirs)
     authority.configure_trust(ours)
     async with Server(theirs) as server:
-        client = HttpClient(server.origin, Egress(ours), crew)
+        client = HttpClient(server.origin, Egress(ours), crew, is_configured=True)
         peer, sink = await exchange(client, server)
         assert sink.body == b"ok"
         big = ask(client, Recorder(), BIG)
@@ -592,7 +592,7 @@ async def test_a_certificate_that_does_not_fit_is_told(crew: Crew) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("localhost").configure_cert(theirs)
     async with Server(theirs) as server:
-        client = HttpClient(server.origin, Egress(), crew)
+        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         sink = Recorder()
         ask(client, sink)
         lost = await sink.loss()
