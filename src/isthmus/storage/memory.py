@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import islice
 
+from isthmus.core.audit.facts import Fact
 from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
 from isthmus.storage.pages import fitting, read_token, write_token
 
@@ -33,8 +34,8 @@ class MemoryJournal:
 
     # -- documents ---------------------------------------------------------------------------------------------------
 
-    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
-        """See `core.ports.journal.Journal`."""
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+        """See `core.ports.journal.Journal`; there is no audit log."""
         asyncio.get_running_loop().call_soon(done, self._write(documents))
 
     def _write(self, documents: Sequence[Document]) -> Verdict:

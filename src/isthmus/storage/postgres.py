@@ -15,16 +15,20 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 import msgspec
 import structlog
 
+from isthmus.core.audit.chain import Standing
+from isthmus.core.audit.facts import Fact
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
-from isthmus.storage import pages
+from isthmus.core.ports.ledger import Notary
+from isthmus.storage import log_postgres, pages
 from isthmus.storage.errors import StateInUse, StateUnusable
+from isthmus.storage.log_postgres import LogWriter
 from isthmus.storage.pages import read_token, write_token
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.verdicts import settle, tell_all
@@ -81,7 +85,7 @@ LISTED = """
 DROP INDEX documents_by_time;
 CREATE INDEX documents_listed ON documents (kind, owner, at, id, "group", state);
 """
-STEPS = (SCHEMA, LISTED)
+STEPS = (SCHEMA, LISTED, log_postgres.SCHEMA)
 """What each version of the tables adds to the one before; a database is taken from its own to the last."""
 
 ROWS = """
@@ -165,14 +169,16 @@ Connection: TypeAlias = Any
 Deed: TypeAlias = Callable[[Connection], Awaitable[bool]]
 """Writes what belongs together; False if another one came before it."""
 Key: TypeAlias = tuple[str, str, str]
+_T = TypeVar("_T")
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Documents to be written with whatever else is, or a deed that is done by itself."""
+    """Documents and facts to be written with whatever else is, or a deed that is done by itself."""
 
     done: OnVerdict
     documents: Sequence[Document] = ()
     deed: Deed | None = None
+    facts: Sequence[Fact] = ()
 
     def keys(self) -> set[Key]:
         """What it writes."""
@@ -194,6 +200,7 @@ class PostgresJournal:
         self._waiting: deque[Work] = deque()
         self._in_hand: Sequence[Work] = ()
         self._wake = asyncio.Event()
+        self._log: LogWriter | None = None
         self._writer: asyncio.Task[None] | None = None
         self._readers = asyncpg.create_pool(
             min_size=0,
@@ -284,6 +291,8 @@ class PostgresJournal:
             return
         connection.terminate()
         self._connection = None
+        if self._log is not None:
+            self._log.unknown()  # another hub may write before this one does again
         self._is_there.clear()
         self._gone_at = self._loop.time()
         if not self._is_closed:
@@ -310,9 +319,9 @@ class PostgresJournal:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
         """See `core.ports.journal.Journal`."""
-        self._take(Work(done, documents))
+        self._take(Work(done, documents, facts=facts))
 
     async def commit(self, entries: Sequence[Entry]) -> None:
         """See `core.ports.journal.Journal`."""
@@ -322,6 +331,22 @@ class PostgresJournal:
         """See `core.ports.journal.Journal`."""
         counts: list[int] = []
         await self._done(partial(_prune, kind, list(states), before, limit, counts))
+        return counts[-1]
+
+    async def open_log(self, notary: Notary) -> Standing:
+        """See `core.ports.ledger.Ledger`."""
+        writer = LogWriter(notary)
+        found: list[Standing] = []
+        await self._done(partial(_keep_answer, writer.find, found))
+        self._log = writer
+        return found[-1]
+
+    async def prune_log(self, *, before: float, limit: int) -> int:
+        """See `core.ports.ledger.Ledger`."""
+        writer = self._log
+        assert writer is not None, "the log is opened first"
+        counts: list[int] = []
+        await self._done(partial(_keep_answer, partial(writer.prune, before, limit), counts))
         return counts[-1]
 
     async def _done(self, deed: Deed) -> None:
@@ -374,11 +399,16 @@ class PostgresJournal:
         if connection is None:
             return "refused"
         deed = works[0].deed or partial(_put, [document for work in works for document in work.documents])
+        facts = [fact for work in works for fact in work.facts]
         try:
             await connection.execute("BEGIN")
+            if self._log is not None:
+                self._log.begin()
             if not await deed(connection):
                 await connection.execute("ROLLBACK")
                 return "conflict"
+            if facts and self._log is not None:
+                await self._log.append(facts, connection)
         except Exception as error:  # noqa: BLE001 - one odd text must not end the task that writes for everybody
             log.error("the journal refuses to be written", database=self._settings.shown, error=_in_words(error))
             await self._undo(connection, error)
@@ -393,6 +423,8 @@ class PostgresJournal:
             log.error("the journal may not have been written", database=self._settings.shown, error=_in_words(error))
             self._lose(connection)
             return "unknown"
+        if self._log is not None:
+            self._log.kept()
         return "kept"
 
     async def _undo(self, connection: Connection, error: Exception) -> None:
@@ -513,6 +545,12 @@ async def _build(connection: Connection, schema: str) -> None:
         for step in STEPS[version:]:
             await connection.execute(step)
         await connection.execute("UPDATE about SET version = $1", len(STEPS))
+
+
+async def _keep_answer(ask: Callable[[Connection], Awaitable[_T]], answers: list[_T], connection: Connection) -> bool:
+    """A deed that has an answer."""
+    answers.append(await ask(connection))
+    return True
 
 
 async def _put(documents: Sequence[Document], connection: Connection) -> bool:

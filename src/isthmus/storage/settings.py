@@ -24,9 +24,11 @@ class StorageSettings:
     """The database that the journal is in; without one it is a file in the folder that `[hub] state` names."""
 
     url: str | None = field(default=None, repr=False)
+    is_foreign: bool = False
+    """Whether an extension knows what the address means, and nobody else does."""
 
     def __post_init__(self) -> None:
-        if self.url is None:
+        if self.url is None or self.is_foreign:
             return
         if self._parts.scheme not in SCHEMES:
             found = repr(self._parts.scheme[:20]) if "://" in self.url else "another word"
@@ -48,6 +50,11 @@ class StorageSettings:
             raise ValueError("url must be an address, not a text that cannot be split") from None
 
     @property
+    def scheme(self) -> str:
+        """What the address begins with."""
+        return (self.url or "").partition(":")[0]
+
+    @property
     def schema(self) -> str:
         """The schema that the tables are in."""
         return dict(parse_qsl(self._parts.query)).get("schema", SCHEMA)
@@ -66,6 +73,8 @@ class StorageSettings:
         """The address as anybody may see it."""
         if self.url is None:
             return None
+        if self.is_foreign:
+            return f"{self.scheme}:***"
         user, at, host = self._parts.netloc.rpartition("@")
         name, colon, _ = user.partition(":")
         who = f"{name}{colon and ':***'}{at}"

@@ -21,8 +21,13 @@ from typing import IO, NamedTuple, TypeAlias, TypeVar
 import msgspec
 import structlog
 
+from isthmus.core.audit.chain import Standing
+from isthmus.core.audit.facts import Fact
 from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.core.ports.ledger import Notary
+from isthmus.storage import log_sqlite
 from isthmus.storage.errors import StateInUse
+from isthmus.storage.log_sqlite import LogWriter
 from isthmus.storage.pages import fitting, read_token, write_token
 from isthmus.storage.verdicts import settle, tell_all
 
@@ -90,11 +95,12 @@ Deed: TypeAlias = Callable[[sqlite3.Connection], bool]
 
 
 class Work(NamedTuple):
-    """Documents that belong together, or another deed."""
+    """Documents and facts that belong together, or another deed."""
 
     done: OnVerdict
     deed: Deed
     documents: Sequence[Document] = ()
+    facts: Sequence[Fact] = ()
 
 
 class SqliteJournal:
@@ -108,13 +114,14 @@ class SqliteJournal:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._gathered: list[Work] = []
+        self._log: LogWriter | None = None
         self._queue: SimpleQueue[list[Work] | None] = SimpleQueue()
         with ExitStack() as opened:
             opened.callback(self._lock.close)
             self._path.touch(mode=0o600)  # what callers say and are told is for nobody else; its side files follow it
             self._written = _open(self._path)
             opened.callback(self._written.close)
-            self._written.executescript(SCHEMA)
+            self._written.executescript(SCHEMA + log_sqlite.SCHEMA)
             self._reading = _open(self._path)
             opened.pop_all()
         self._reader = ThreadPoolExecutor(1, "journal reader")
@@ -123,9 +130,9 @@ class SqliteJournal:
 
     # -- writing, on the loop ----------------------------------------------------------------------------------------
 
-    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
         """See `core.ports.journal.Journal`."""
-        self._take(Work(done, partial(_put, documents), documents))
+        self._take(Work(done, partial(_put, documents), documents, facts))
 
     async def commit(self, entries: Sequence[Entry]) -> None:
         """See `core.ports.journal.Journal`."""
@@ -135,6 +142,22 @@ class SqliteJournal:
         """See `core.ports.journal.Journal`."""
         counts: list[int] = []
         await self._done(partial(_prune, kind, tuple(states), before, limit, counts))
+        return counts[-1]
+
+    async def open_log(self, notary: Notary) -> Standing:
+        """See `core.ports.ledger.Ledger`."""
+        writer = LogWriter(notary)
+        found: list[Standing] = []
+        await self._done(partial(_keep_answer, writer.find, found))
+        self._log = writer
+        return found[-1]
+
+    async def prune_log(self, *, before: float, limit: int) -> int:
+        """See `core.ports.ledger.Ledger`."""
+        writer = self._log
+        assert writer is not None, "the log is opened first"
+        counts: list[int] = []
+        await self._done(partial(_keep_answer, partial(writer.prune, before, limit), counts))
         return counts[-1]
 
     async def _done(self, deed: Deed) -> None:
@@ -193,13 +216,13 @@ class SqliteJournal:
     def _transact(self, works: Sequence[Work]) -> list[Verdict] | None:
         """What became of each; None if the transaction was refused."""
         try:
-            self._written.execute("BEGIN IMMEDIATE")
+            self._begin()
             if self._write_together(works):
                 verdicts: list[Verdict] = ["kept"] * len(works)
             else:
                 self._written.execute("ROLLBACK")
-                self._written.execute("BEGIN IMMEDIATE")
-                verdicts = [self._write_one(work.deed) for work in works]
+                self._begin()
+                verdicts = [self._write_one(work) for work in works]
         except sqlite3.Error as error:
             log.error("the journal refuses to be written", path=str(self._path), error=str(error))
             self._reopen()
@@ -211,27 +234,41 @@ class SqliteJournal:
             log.error("the journal may not have been written", path=str(self._path), error=str(error))
             self._reopen()
             return ["unknown"] * len(works)
+        if self._log is not None:
+            self._log.kept()
         return verdicts
+
+    def _begin(self) -> None:
+        self._written.execute("BEGIN IMMEDIATE")
+        if self._log is not None:
+            self._log.begin(self._written)
 
     def _write_together(self, works: Sequence[Work]) -> bool:
         """Write all without a savepoint for each; False if something does not go, which leaves nobody knows what."""
         documents = [document for work in works for document in work.documents]
         keys = {(document.kind, document.owner, document.id) for document in documents}
-        if len(keys) < len(documents) or not all(work.documents for work in works):
+        if len(keys) < len(documents) or not all(work.documents or work.facts for work in works):
             return False
         try:
-            return _put(documents, self._written)
+            return _put(documents, self._written) and self._note([fact for work in works for fact in work.facts])
         except Exception:  # it will come again, with the work that it belongs to
             if not self._written.in_transaction:
                 raise
             return False
 
-    def _write_one(self, deed: Deed) -> Verdict:
+    def _note(self, facts: Sequence[Fact]) -> bool:
+        """Write the log's next records."""
+        if facts and self._log is not None:
+            self._log.append(self._written, facts)
+        return True
+
+    def _write_one(self, work: Work) -> Verdict:
         """Write what belongs together; whatever goes wrong undoes it, and only it."""
         self._written.execute("SAVEPOINT one")
+        head = None if self._log is None else self._log.head
         verdict: Verdict
         try:
-            verdict = "kept" if deed(self._written) else "conflict"
+            verdict = "kept" if work.deed(self._written) and self._note(work.facts) else "conflict"
         except Exception as error:  # one caller's odd text must not end the thread that writes for everybody
             if not self._written.in_transaction:
                 raise  # SQLite gave up all of it, for want of room perhaps
@@ -239,10 +276,14 @@ class SqliteJournal:
             verdict = "refused"
         if verdict != "kept":
             self._written.execute("ROLLBACK TO one")
+            if self._log is not None and head is not None:
+                self._log.head = head
         self._written.execute("RELEASE one")
         return verdict
 
     def _reopen(self) -> None:
+        if self._log is not None:
+            self._log.unknown()
         self._written.close()
         try:
             self._written = _open(self._path)
@@ -348,6 +389,12 @@ class SqliteJournal:
             return await self._loop.run_in_executor(self._reader, work)
         except (sqlite3.Error, UnicodeError, RuntimeError) as error:  # the last by a reader that is shut down
             raise OSError(f"the journal cannot be read: {error}") from error
+
+
+def _keep_answer(ask: Callable[[sqlite3.Connection], _T], answers: list[_T], connection: sqlite3.Connection) -> bool:
+    """A deed that has an answer."""
+    answers.append(ask(connection))
+    return True
 
 
 def _put(documents: Sequence[Document], connection: sqlite3.Connection) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from isthmus.core.ports.recorder import Witness
 from isthmus.model.calls import Call
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
@@ -31,10 +32,14 @@ class ServerCounts:
 class Counters:
     """A recorder that counts in memory."""
 
+    witness: Witness | None = None
+
     def __init__(self) -> None:
         self.servers: dict[ServerName | None, ServerCounts] = {}
 
-    def ended(self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def ended(
+        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
+    ) -> None:
         """Count a call."""
         counts = self._of(server)
         counts.calls += 1
@@ -61,11 +66,15 @@ class Counters:
 class Together:
     """Counts what happens on servers that come and go as if they were one."""
 
+    witness: Witness | None = None
+
     def __init__(self, counters: Counters, name: ServerName) -> None:
         self._counters = counters
         self._name = name
 
-    def ended(self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def ended(
+        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
+    ) -> None:
         """Count a call."""
         self._counters.ended(call, None if server is None else self._name, outcome, seconds)
 

@@ -11,20 +11,31 @@ import logging
 import os
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias, TypeVar
 
 import structlog
 
+from isthmus.model.characters import INVISIBLE, escaped_misjoined
+
 LINE_LENGTH_MAX = 8192
 VALUE_LENGTH_MAX = 2000
+NAME_LENGTH_MAX = 200
+VALUES_MAX = 20
+"""How many values of a list, or members of a table, are told."""
+
+SHORTER = (1000, 300, 60)
+"""To how many characters values are cut until their line is not too long; as many as there are, the last fits."""
+
 INDENT = "    "
 
 LOOK_SECONDS = 1.0
 """How often it is looked whether the file is still where it was: programs that rotate logs move it away."""
 
+_T = TypeVar("_T")
 Format: TypeAlias = Literal["auto", "json", "console"]
 
 
@@ -156,7 +167,7 @@ def reopen() -> None:
 
 def _renderers(format: Format, *, is_terminal: bool) -> list[Any]:
     if format == "json" or (format == "auto" and not is_terminal):
-        return [structlog.processors.JSONRenderer()]
+        return [_one_line]
     console = structlog.dev.ConsoleRenderer(
         colors=is_terminal,
         exception_formatter=structlog.dev.plain_traceback,  # the pretty one shows locals, secrets among them
@@ -190,16 +201,57 @@ def _lead_libraries(level: int) -> None:
 
 def _bound_values(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for key, value in event.items():
-        if isinstance(value, str):
-            event[key] = _escaped(value[:VALUE_LENGTH_MAX]) if key != "exception" else _traceback(value)
+        if key == "exception" and isinstance(value, str):
+            event[key] = _traceback(value)
+        else:
+            event[key] = _bounded(value, VALUE_LENGTH_MAX)
     return event
+
+
+def _bounded(value: Any, length: int) -> Any:
+    """A value as a line may have it, whatever kind it is: short, and without what could forge anything."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case Mapping():
+            return {_bounded(str(key), NAME_LENGTH_MAX): _bounded(item, length) for key, item in _first(value.items())}
+        case list() | tuple() | set() | frozenset():
+            return [_bounded(item, length) for item in _first(value)]
+        case _:
+            return _escaped(str(value)[:length])[:length]
+
+
+def _first(values: Iterable[_T]) -> Iterable[_T]:
+    return islice(values, VALUES_MAX)
+
+
+_JSON = structlog.processors.JSONRenderer()
+
+
+def _one_line(logger: object, name: str, event: MutableMapping[str, Any]) -> str:
+    """An event as one line of JSON; if it is too long, all that it says is cut until it fits."""
+    text = str(_JSON(logger, name, event))
+    for length in SHORTER:
+        if len(text) <= LINE_LENGTH_MAX:
+            break
+        text = str(_JSON(logger, name, {key: _cut(value, length) for key, value in event.items()}))
+    return text
+
+
+def _cut(value: Any, length: int) -> Any:
+    return value if value is None or isinstance(value, int | float) else str(value)[:length]
 
 
 def _escaped(text: str) -> str:
     """The text without what could forge a line or drive a terminal."""
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = escaped_misjoined(text)
+    return "".join(c if c.isprintable() and not INVISIBLE.match(c) else _spelt(c) for c in text)
+
+
+def _spelt(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def _indent_traceback(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,22 +13,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.ports.journal import Document, Entry, Journal, Verdict
+from isthmus.core.ports.journal import Document, Entry, Journal, OpenJournal, Verdict
 from isthmus.storage import pages
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal
 from tests.databases import Database
+from tests.hubs import CHECKOUT
+
+IN_POSTGRES = pytest.param("postgres", marks=pytest.mark.xdist_group("postgres"))
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.xdist_group("postgres"))])
+@pytest.fixture(params=["memory", "lines", "sqlite", IN_POSTGRES])
 async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
     if request.param == "memory":
         yield MemoryJournal()
         return
-    if request.param == "sqlite":
-        made: SqliteJournal | PostgresJournal = SqliteJournal(tmp_path)
+    made: OpenJournal
+    if request.param == "lines":
+        example = runpy.run_path(str(CHECKOUT / "examples" / "extensions" / "isthmus_examples" / "lines.py"))
+        made = await example["opener"]({})(f"lines:{tmp_path / 'journal.jsonl'}")
+    elif request.param == "sqlite":
+        made = SqliteJournal(tmp_path)
     else:
         database: Database = request.getfixturevalue("database")
         made = await PostgresJournal.open(StorageSettings(database.url()))

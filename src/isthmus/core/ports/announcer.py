@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from isthmus.model.callers import Caller
+from isthmus.model.faults import Fault
 from isthmus.model.questions import NOTHING, Profile
 
 
@@ -30,8 +31,14 @@ class Announcer(Protocol):
 class Owners(Protocol):
     """Those links of one server that not everybody shares."""
 
-    def __len__(self) -> int:
-        """How many there are, or will be soon."""
+    def __bool__(self) -> bool:
+        """Whether there are any, or will be soon, or have to be."""
+
+    def refusal(self, follower: Follower) -> Fault | None:
+        """Why the server is not asked anything for this one."""
+
+    def is_apart(self, follower: Follower) -> bool:
+        """Whether the server knows this one by itself, so that what it tells everybody is none of its business."""
 
     def own(self, follower: Follower) -> Sequence[Announcer]:
         """Those on which this one's calls go, as far as they are there."""

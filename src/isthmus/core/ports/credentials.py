@@ -9,7 +9,14 @@ from isthmus.model.names import ServerName
 
 
 class Credentials(Protocol):
-    """Knows the secret part of a request to a server; a caller's own credential never goes upstream."""
+    """Knows the secret part of a request to a server; a caller's own credential never goes upstream.
+
+    One of these is for one server and in one name: everybody's, or one caller's. Links of two names share none.
+    """
+
+    @property
+    def generation(self) -> int:
+        """Rises whenever `headers_for` has something else to say; a link that keeps headers looks at it."""
 
     def headers_for(self, server: ServerName) -> Mapping[str, str]:
         """The headers to send to this server now."""

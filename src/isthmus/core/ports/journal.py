@@ -12,6 +12,8 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
+from isthmus.core.audit.facts import Fact
+
 
 class Entry(msgspec.Struct, frozen=True):
     """One fact to keep: what kind it is, whose it is, when it became so, and its content as JSON."""
@@ -60,8 +62,11 @@ class Journal(Protocol):
     What waits raises `OSError` if it could not be done.
     """
 
-    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
-        """Keep all of these or none; `done` is called once, later, from the event loop."""
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+        """Keep all of these or none; `done` is called once, later, from the event loop.
+
+        `facts` go into the audit log with them, where there is one (`core.ports.ledger`).
+        """
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
         """What is kept under an id."""
@@ -101,3 +106,10 @@ class Journal(Protocol):
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
         """The newest `limit` entries of one kind and owner, oldest first."""
+
+
+class OpenJournal(Journal, Protocol):
+    """A journal that whoever opened it closes."""
+
+    async def aclose(self) -> None:
+        """Write what is waiting, and let go."""

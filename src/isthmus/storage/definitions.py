@@ -1,0 +1,204 @@
+"""What tools looked like, in a file: those that were accepted, those that wait for the operator, and what has changed.
+
+It is a file of its own, not the journal's, because the command line reads and approves in it while a hub runs. Few
+things are written: a tool when it is first seen, and when it looks otherwise. `app` opens it for the hub, on whose
+behalf one thread works; the command line opens it for itself.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NamedTuple
+
+FILE: Final = "definitions.db"
+BUSY_SECONDS: Final = 5.0
+CHANGES_KEPT: Final = 10_000
+CHANGES_PER_SERVER: Final = 1000
+"""Of one server, so that one that changes all the time leaves the others' to be seen."""
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS pins (
+    server TEXT NOT NULL, variant TEXT NOT NULL, tool TEXT NOT NULL,
+    fingerprint BLOB NOT NULL, definition BLOB NOT NULL, at REAL NOT NULL, PRIMARY KEY (server, variant, tool)
+);
+CREATE TABLE IF NOT EXISTS waiting (
+    server TEXT NOT NULL, variant TEXT NOT NULL, tool TEXT NOT NULL,
+    fingerprint BLOB NOT NULL, definition BLOB NOT NULL, at REAL NOT NULL, PRIMARY KEY (server, variant, tool)
+);
+CREATE TABLE IF NOT EXISTS changes (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT NOT NULL, variant TEXT NOT NULL, tool TEXT NOT NULL,
+    fingerprint BLOB NOT NULL, before BLOB, after BLOB NOT NULL, at REAL NOT NULL, how TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS changes_of ON changes (server, number);
+CREATE TABLE IF NOT EXISTS heard (id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL);
+"""
+
+KEEP: Final = "INSERT OR REPLACE INTO pins VALUES (?, ?, ?, ?, ?, ?)"
+WAIT: Final = """
+INSERT OR REPLACE INTO waiting SELECT ?, ?, ?, ?, ?, ? WHERE NOT EXISTS
+    (SELECT 1 FROM pins WHERE server = ? AND variant = ? AND tool = ? AND fingerprint = ?)
+"""
+"""Unless it was approved meanwhile, as another hub saw it."""
+WAITS_NOT: Final = "DELETE FROM waiting WHERE server = ? AND variant = ? AND tool = ?"
+BEFORE: Final = """
+SELECT definition FROM pins WHERE server = ? AND variant = ? AND tool = ?
+UNION ALL SELECT definition FROM pins WHERE server = ? AND variant = '' AND tool = ? LIMIT 1
+"""
+CHANGED: Final = """
+INSERT INTO changes (server, variant, tool, fingerprint, before, after, at, how) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+TRIM: Final = "DELETE FROM changes WHERE number <= (SELECT max(number) FROM changes) - ?"
+TRIM_SERVER: Final = """
+DELETE FROM changes WHERE server = ?1 AND number <=
+    (SELECT number FROM changes WHERE server = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)
+"""
+
+
+class Seen(NamedTuple):
+    """A tool as it was seen."""
+
+    server: str
+    variant: str
+    tool: str
+    fingerprint: bytes
+    definition: bytes
+    at: float
+
+
+class Waiting(NamedTuple):
+    """One that waits for the operator, and how it looked when it was accepted last; None if it never was."""
+
+    seen: Seen
+    before: bytes | None
+
+
+class Change(NamedTuple):
+    """One that came to look otherwise: `noticed` when it was let through, or `approved`."""
+
+    number: int
+    server: str
+    variant: str
+    tool: str
+    fingerprint: bytes
+    before: bytes | None
+    after: bytes
+    at: float
+    how: str
+
+
+class Definitions:
+    """The file. Each method is one transaction and may wait for another program; none is for the event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `OSError` or `sqlite3.Error` if there can be no such file."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / FILE
+        path.touch(mode=0o600)
+        self._file = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute("PRAGMA synchronous = FULL")
+            self._file.executescript(SCHEMA)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+    # -- what the hub does ---------------------------------------------------------------------------------------------
+
+    def known(self) -> list[tuple[str, str, str, bytes]]:
+        """Server, variant, tool and fingerprint of all that was accepted."""
+        return self._file.execute("SELECT server, variant, tool, fingerprint FROM pins").fetchall()
+
+    def keep(self, sightings: Sequence[tuple[Seen, bool]]) -> None:
+        """Remember how tools look and what was otherwise before, in the order of events; `True` ones have to wait."""
+        with self._together():
+            for seen, has_to_wait in sightings:
+                if has_to_wait:
+                    self._file.execute(WAIT, (*seen, *seen[:4]))
+                else:
+                    self._accept(seen, "noticed")
+
+    def approved_after(self, number: int) -> list[Change]:
+        """What the operator has approved of since the change of this number."""
+        rows = self._file.execute(
+            "SELECT * FROM changes WHERE number > ? AND how = 'approved' ORDER BY number", (number,)
+        )
+        return [Change(*row) for row in rows]
+
+    def heard(self) -> int:
+        """Up to which change some hub has heard of what was approved."""
+        found = self._file.execute("SELECT number FROM heard").fetchone()
+        return found[0] if found is not None else 0
+
+    def hear(self, number: int) -> None:
+        """A hub has heard of what was approved up to this change."""
+        with self._together():
+            self._file.execute("INSERT OR REPLACE INTO heard VALUES (1, max(?, ?))", (number, self.heard()))
+
+    def waiting_keys(self) -> list[tuple[str, str, str]]:
+        """Server, variant and tool of all that waits."""
+        return self._file.execute("SELECT server, variant, tool FROM waiting").fetchall()
+
+    # -- what the operator does ----------------------------------------------------------------------------------------
+
+    def waiting(self) -> list[Waiting]:
+        """What waits, in the order of servers and tools."""
+        with closing(self._file.execute("SELECT * FROM waiting ORDER BY server, tool, variant")) as rows:
+            seen = [Seen(*row) for row in rows]
+        return [Waiting(each, self._before(each)) for each in seen]
+
+    def changes(self, limit: int) -> list[Change]:
+        """The last changes, the oldest first."""
+        rows = self._file.execute("SELECT * FROM changes ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
+        return [Change(*row) for row in reversed(rows)]
+
+    def approve(self, seen: Seen, at: float) -> bool:
+        """Accept a tool that waits; False if it looks otherwise by now, or waits no more."""
+        with self._together():
+            found = self._file.execute(
+                "SELECT fingerprint FROM waiting WHERE server = ? AND variant = ? AND tool = ?", seen[:3]
+            ).fetchone()
+            if found is None or found[0] != seen.fingerprint:
+                return False
+            self._accept(seen._replace(at=at), "approved")
+        return True
+
+    # -- both ----------------------------------------------------------------------------------------------------------
+
+    def _together(self) -> _Transaction:
+        return _Transaction(self._file)
+
+    def _accept(self, seen: Seen, how: str) -> None:
+        before = self._before(seen)
+        self._file.execute(KEEP, seen)
+        self._file.execute(WAITS_NOT, seen[:3])
+        if how == "approved" or before not in (None, seen.definition):
+            change = (*seen[:4], before, seen.definition, seen.at, how)
+            self._file.execute(CHANGED, change)
+            self._file.execute(TRIM, (CHANGES_KEPT,))
+            self._file.execute(TRIM_SERVER, (seen.server, CHANGES_PER_SERVER))
+
+    def _before(self, seen: Seen) -> bytes | None:
+        """How it looked when it was accepted last; of a variant that never was, how it looks to everybody."""
+        found = self._file.execute(BEFORE, (*seen[:3], seen.server, seen.tool)).fetchone()
+        return None if found is None else bytes(found[0])
+
+
+class _Transaction:
+    """All of it or nothing; others wait meanwhile."""
+
+    def __init__(self, file: sqlite3.Connection) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        self._file.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._file.execute("COMMIT" if kind is None else "ROLLBACK")

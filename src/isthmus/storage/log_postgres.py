@@ -1,0 +1,166 @@
+"""The audit log in the journal's database: appended by the journal's writer, read by anybody who may read its tables.
+
+`storage.postgres` appends within its own transactions; `isthmus audit` reads while a hub writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+
+from isthmus.core.audit.chain import START, Point, Row, Seal, Standing, follow
+from isthmus.core.audit.facts import Fact
+from isthmus.core.ports.ledger import Notary
+from isthmus.storage.settings import StorageSettings
+
+SCHEMA = """
+CREATE TABLE audit (
+    number bigint PRIMARY KEY, at double precision NOT NULL, content bytea NOT NULL, digest bytea NOT NULL
+);
+CREATE TABLE audit_anchor (
+    id integer PRIMARY KEY CHECK (id = 1), number bigint NOT NULL, digest bytea NOT NULL, at double precision NOT NULL,
+    signature bytea NOT NULL
+);
+"""
+APPEND = """
+INSERT INTO audit (number, at, content, digest)
+SELECT * FROM unnest($1::bigint[], $2::double precision[], $3::bytea[], $4::bytea[])
+"""
+LAST = "SELECT number, digest, content FROM audit ORDER BY number DESC LIMIT 1"
+ANCHOR = "SELECT number, digest, at, signature FROM audit_anchor"
+SET_ANCHOR = """
+INSERT INTO audit_anchor (id, number, digest, at, signature) VALUES (1, $1, $2, $3, $4)
+ON CONFLICT (id) DO UPDATE SET number = $1, digest = $2, at = $3, signature = $4
+"""
+ENDS = "SELECT min(number), max(number) FROM audit"
+FIRST_KEPT = "SELECT number FROM audit WHERE at >= $1 ORDER BY number LIMIT 1"
+DIGEST = "SELECT digest FROM audit WHERE number = $1"
+DROP = "DELETE FROM audit WHERE number <= $1"
+ROWS = """
+SELECT number, at, content, digest FROM audit WHERE number > $1 AND at >= $2 AND at < $3 ORDER BY number
+"""
+NEWEST = "SELECT number, at, content, digest FROM audit ORDER BY number DESC LIMIT $1"
+
+CONNECT_SECONDS = 5.0
+
+Connection: TypeAlias = Any
+"""An `asyncpg.Connection`; the package has no types of its own."""
+
+
+class LogWriter:
+    """The end of the log, as the journal's writer has it. Used within transactions that somebody else ends."""
+
+    def __init__(self, notary: Notary) -> None:
+        self._notary = notary
+        self._kept: Point | None = None
+        self._head = START
+
+    async def find(self, connection: Connection) -> Standing:
+        """Look where the log ends."""
+        anchor = await _anchor_of(connection)
+        row = await connection.fetchrow(LAST)
+        if row is None:
+            standing = Standing(START if anchor is None else anchor.point, None, anchor)
+        else:
+            standing = Standing(Point(row[0], row[1]), row[2], anchor)
+        self._head = self._kept = standing.head
+        return standing
+
+    async def append(self, facts: Sequence[Fact], connection: Connection) -> None:
+        """Write the next records of a transaction, after those that are kept."""
+        if self._kept is None:
+            await self.find(connection)
+        head = self._kept or START
+        rows = []
+        for fact in facts:
+            at, content = self._notary.record(fact)
+            head = follow(head, content)
+            rows.append((head.number, at, content, head.digest))
+        await connection.execute(APPEND, *zip(*rows, strict=True))
+        self._head = head
+
+    async def prune(self, before: float, limit: int, connection: Connection) -> int:
+        """Take away some of the oldest records; the last one stays, as the next one follows it."""
+        ends: tuple[int | None, int] = await connection.fetchrow(ENDS)
+        first, last = ends
+        if first is None:
+            return 0
+        kept: int | None = await connection.fetchval(FIRST_KEPT, before)
+        until = min((last if kept is None else kept) - 1, last - 1, first + limit - 1)
+        if until < first:
+            return 0
+        digest = await connection.fetchval(DIGEST, until)
+        seal = self._notary.seal("anchor", Point(until, digest))
+        await connection.execute(SET_ANCHOR, until, digest, seal.at, seal.signature)
+        await connection.execute(DROP, until)
+        return until - first + 1
+
+    def begin(self) -> None:
+        """A transaction has begun: what was written in one that failed is not there."""
+        if self._kept is not None:
+            self._head = self._kept
+
+    def kept(self) -> None:
+        """The transaction is kept, and so is what was written in it."""
+        if self._kept is not None and self._head != self._kept:
+            self._kept = self._head
+            self._notary.checkpoint(self._head)
+
+    def unknown(self) -> None:
+        """Nobody knows what became of the transaction: look before the next."""
+        self._kept = None
+
+
+async def _anchor_of(connection: Connection) -> Seal | None:
+    found = await connection.fetchrow(ANCHOR)
+    return None if found is None else Seal(Point(found[0], found[1]), found[2], found[3])
+
+
+class PostgresLog:
+    """A log to be read, as it stands at one moment. Made by `reading`."""
+
+    def __init__(self, connection: Connection, anchor: Seal | None) -> None:
+        self._connection = connection
+        self.anchor = anchor
+
+    async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[Row]:
+        """The records of a time, the oldest first."""
+        async for row in self._connection.cursor(ROWS, after, since, until, prefetch=500):
+            yield Row(*row)
+
+    async def newest(self, limit: int) -> list[Row]:
+        """The last records, the oldest first."""
+        return [Row(*row) for row in reversed(await self._connection.fetch(NEWEST, limit))]
+
+
+@asynccontextmanager
+async def reading(settings: StorageSettings) -> AsyncIterator[PostgresLog]:
+    """Read the log in a hub's database, whether or not that hub runs.
+
+    Raises:
+        OSError: it cannot be reached, or holds no log.
+    """
+    said = {"application_name": "isthmus audit", "search_path": settings.schema}
+    try:
+        connection: Connection = await _dialled(settings, said)
+        try:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                yield PostgresLog(connection, await _anchor_of(connection))
+        finally:
+            await connection.close(timeout=CONNECT_SECONDS)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        raise OSError(f"the audit log in {settings.shown} cannot be read: {error}") from error
+
+
+async def _dialled(settings: StorageSettings, said: dict[str, str]) -> Connection:
+    """Connect to the first of its servers that answers."""
+    *others, last = settings.dialled
+    for server in others:
+        try:
+            return await asyncpg.connect(server, timeout=CONNECT_SECONDS, server_settings=said)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+            continue
+    return await asyncpg.connect(last, timeout=CONNECT_SECONDS, server_settings=said)

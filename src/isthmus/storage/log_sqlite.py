@@ -1,0 +1,166 @@
+"""The audit log in the journal's file: appended by the journal's writer, read by anybody who may read the file.
+
+`storage.sqlite` appends within its own transactions; `isthmus audit` reads while a hub writes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from isthmus.core.audit.chain import START, Point, Row, Seal, Standing, follow
+from isthmus.core.audit.facts import Fact
+from isthmus.core.ports.ledger import Notary
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS audit (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, content BLOB NOT NULL, digest BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS audit_anchor (
+    id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL, digest BLOB NOT NULL, at REAL NOT NULL,
+    signature BLOB NOT NULL
+);
+"""
+APPEND = "INSERT INTO audit (number, at, content, digest) VALUES {}"
+PORTIONS = (128, 32, 8, 1)
+"""How many records one statement writes: each lets the interpreter's lock go, and has to wait for it again."""
+LAST = "SELECT number, at, content, digest FROM audit ORDER BY number DESC LIMIT 1"
+ANCHOR = "SELECT number, digest, at, signature FROM audit_anchor"
+SET_ANCHOR = "INSERT OR REPLACE INTO audit_anchor (id, number, digest, at, signature) VALUES (1, ?, ?, ?, ?)"
+FIRST_KEPT = "SELECT number FROM audit WHERE at >= ? ORDER BY number LIMIT 1"
+ENDS = "SELECT min(number), max(number) FROM audit"
+DIGEST = "SELECT digest FROM audit WHERE number = ?"
+DROP = "DELETE FROM audit WHERE number <= ?"
+ROWS = "SELECT number, at, content, digest FROM audit WHERE number > ? AND at >= ? AND at < ? ORDER BY number"
+NEWEST = "SELECT number, at, content, digest FROM audit ORDER BY number DESC LIMIT ?"
+
+
+class LogWriter:
+    """The end of the log, as the journal's writer has it. Used within transactions that somebody else ends."""
+
+    def __init__(self, notary: Notary) -> None:
+        self._notary = notary
+        self._kept: Point | None = None
+        self.head = START
+        """The last record that was written, which need not be kept yet."""
+
+    def find(self, connection: sqlite3.Connection) -> Standing:
+        """Look where the log ends. Raises `sqlite3.Error`."""
+        standing = standing_of(connection)
+        self.head = self._kept = standing.head
+        return standing
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        """A transaction has begun: what was written in one that failed is not there."""
+        if self._kept is None:
+            self.find(connection)
+        else:
+            self.head = self._kept
+
+    def append(self, connection: sqlite3.Connection, facts: Sequence[Fact]) -> None:
+        """Write the next records."""
+        head = self.head
+        rows: list[object] = []
+        for fact in facts:
+            at, content = self._notary.record(fact)
+            head = follow(head, content)
+            rows += (head.number, at, content, head.digest)
+        _insert(connection, rows)
+        self.head = head
+
+    def prune(self, before: float, limit: int, connection: sqlite3.Connection) -> int:
+        """Take away some of the oldest records; the last one stays, as the next one follows it."""
+        first, last = connection.execute(ENDS).fetchone()
+        if first is None:
+            return 0
+        kept = connection.execute(FIRST_KEPT, (before,)).fetchone()
+        until = min((last if kept is None else kept[0]) - 1, last - 1, first + limit - 1)
+        if until < first:
+            return 0
+        (digest,) = connection.execute(DIGEST, (until,)).fetchone()
+        seal = self._notary.seal("anchor", Point(until, digest))
+        connection.execute(SET_ANCHOR, (until, digest, seal.at, seal.signature))
+        return connection.execute(DROP, (until,)).rowcount
+
+    def kept(self) -> None:
+        """The transaction is kept, and so is what was written in it."""
+        if self.head != self._kept:
+            self._kept = self.head
+            self._notary.checkpoint(self.head)
+
+    def unknown(self) -> None:
+        """Nobody knows what became of the transaction: look before the next."""
+        self._kept = None
+
+
+def _insert(connection: sqlite3.Connection, values: Sequence[object]) -> None:
+    """Write rows, of which all values follow each other, in as few statements as their sizes allow."""
+    done, width = 0, 4
+    for portion in PORTIONS:
+        text = APPEND.format(", ".join(["(?, ?, ?, ?)"] * portion))
+        while len(values) - done >= portion * width:
+            connection.execute(text, values[done : done + portion * width])
+            done += portion * width
+
+
+def standing_of(connection: sqlite3.Connection) -> Standing:
+    """How a log stands."""
+    anchor = anchor_of(connection)
+    row = connection.execute(LAST).fetchone()
+    if row is None:
+        return Standing(START if anchor is None else anchor.point, None, anchor)
+    return Standing(Point(row[0], row[3]), row[2], anchor)
+
+
+def anchor_of(connection: sqlite3.Connection) -> Seal | None:
+    """Up to where older records were taken away, if any were."""
+    found = connection.execute(ANCHOR).fetchone()
+    if found is None:
+        return None
+    number, digest, at, signature = found
+    return Seal(Point(number, digest), at, signature)
+
+
+class SqliteLog:
+    """A log to be read, as it stands at one moment. Made by `reading`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.anchor = anchor_of(connection)
+
+    async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[Row]:
+        """The records of a time, the oldest first."""
+        for row in self._connection.execute(ROWS, (after, since, until)):
+            yield Row(*row)
+
+    async def newest(self, limit: int) -> list[Row]:
+        """The last records, the oldest first."""
+        return [Row(*row) for row in reversed(self._connection.execute(NEWEST, (limit,)).fetchall())]
+
+
+def _check_is_there(path: Path) -> None:
+    """SQLite would make an empty one."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no journal at {path}")
+
+
+@asynccontextmanager
+async def reading(path: Path) -> AsyncIterator[SqliteLog]:
+    """Read the log in a journal's file, whether or not a hub writes to it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it holds no log, or cannot be read.
+    """
+    _check_is_there(path)
+    connection = sqlite3.connect(path, timeout=5.0, isolation_level=None)
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("BEGIN")
+        yield SqliteLog(connection)
+    except sqlite3.Error as error:
+        raise OSError(f"the audit log in {path} cannot be read: {error}") from error
+    finally:
+        connection.close()

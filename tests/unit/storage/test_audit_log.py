@@ -1,0 +1,221 @@
+"""The audit log in both journals: chained in the order of the commits, whatever else was written or failed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from isthmus.core.audit.chain import START, Kind, Point, Row, Seal, Verification, follow, signed_text
+from isthmus.core.audit.facts import Fact, Happening, Scribe
+from isthmus.core.ports.journal import Document, Verdict
+from isthmus.storage import log_postgres, log_sqlite
+from isthmus.storage.postgres import PostgresJournal
+from isthmus.storage.settings import StorageSettings
+from isthmus.storage.sqlite import FILE, SqliteJournal
+
+if TYPE_CHECKING:
+    from isthmus.cli.audit import Log
+    from tests.databases import Database
+
+
+class Sealing:
+    """A notary whose signatures are the text itself, and which remembers its checkpoints."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._scribe = Scribe(b"key")
+
+    def record(self, fact: Fact) -> tuple[float, bytes]:
+        return self._scribe.record(fact)
+
+    def seal(self, kind: Kind, point: Point) -> Seal:
+        return Seal(point, 1.0, signed_text(kind, point, 1.0))
+
+    def checkpoint(self, point: Point) -> None:
+        self.points.append(point)
+
+
+class Place:
+    """A journal that can be opened again, and its log read beside it."""
+
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[SqliteJournal | PostgresJournal]],
+        read: Callable[[], AbstractAsyncContextManager[Log]],
+    ) -> None:
+        self._make = make
+        self.read = read
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[SqliteJournal | PostgresJournal]:
+        journal = await self._make()
+        try:
+            yield journal
+        finally:
+            await journal.aclose()
+
+    async def rows(self) -> list[Row]:
+        async with self.read() as log:
+            return [row async for row in log.rows()]
+
+
+@pytest.fixture(params=["file", "database"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "file":
+
+        async def make() -> SqliteJournal:
+            return SqliteJournal(tmp_path)
+
+        return Place(make, lambda: log_sqlite.reading(tmp_path / FILE))
+    database: Database = request.getfixturevalue("database")
+    settings = StorageSettings(database.url())
+    return Place(lambda: PostgresJournal.open(settings), lambda: log_postgres.reading(settings))
+
+
+def fact(number: float, **about: Any) -> Happening:
+    return Happening(number, "test", about)
+
+
+def document(id: str, version: int = 1) -> Document:
+    return Document("task", "me", id, version, 1.0, b"{}")
+
+
+async def write(
+    journal: SqliteJournal | PostgresJournal, *works: tuple[Sequence[Document], Sequence[Fact]]
+) -> list[Verdict]:
+    told: list[asyncio.Future[Verdict]] = []
+    for documents, facts in works:
+        done: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        journal.write(documents, done.set_result, facts)
+        told.append(done)
+    async with asyncio.timeout(10):
+        return [await done for done in told]
+
+
+def is_whole(rows: Sequence[Row], last: Point, anchor: Seal | None = None) -> bool:
+    verification = Verification(anchor, None, lambda text, signature: text == signature)
+    return all(verification.take(row) is None for row in rows) and verification.head == last
+
+
+async def test_records_are_chained_and_the_last_is_noted_outside(place: Place) -> None:
+    notary = Sealing()
+    async with place.opened() as journal:
+        assert (await journal.open_log(notary)).head == START
+        assert await write(journal, ([], [fact(1), fact(2)]), ([document("a")], [fact(3)])) == ["kept", "kept"]
+        rows = await place.rows()
+        assert [row.at for row in rows] == [1.0, 2.0, 3.0]
+        assert is_whole(rows, notary.points[-1])
+        assert await journal.read("task", "me", "a") is not None
+
+
+async def test_a_hub_that_comes_later_goes_on_where_the_log_ends(place: Place) -> None:
+    first, second = Sealing(), Sealing()
+    async with place.opened() as journal:
+        await journal.open_log(first)
+        await write(journal, ([], [fact(1)]))
+    async with place.opened() as journal:
+        standing = await journal.open_log(second)
+        assert standing.head == first.points[-1]
+        assert standing.last is not None
+        await write(journal, ([], [fact(2)]))
+        assert is_whole(await place.rows(), second.points[-1])
+
+
+async def test_what_conflicts_leaves_no_record_and_no_gap(place: Place) -> None:
+    notary = Sealing()
+    async with place.opened() as journal:
+        await journal.open_log(notary)
+        told = await write(
+            journal,
+            ([document("a")], [fact(1)]),
+            ([document("a")], [fact(2)]),
+            ([document("b")], [fact(3)]),
+            ([], [fact(4)]),
+        )
+        assert told == ["kept", "conflict", "kept", "kept"]
+        rows = await place.rows()
+        assert [row.at for row in rows] == [1.0, 3.0, 4.0]
+        assert is_whole(rows, notary.points[-1])
+
+
+async def test_what_cannot_be_written_leaves_no_record(place: Place) -> None:
+    notary = Sealing()
+    async with place.opened() as journal:
+        await journal.open_log(notary)
+        told = await write(journal, ([document("a", 2**70)], [fact(1)]), ([document("b")], [fact(2)]))
+        assert told == ["refused", "kept"]
+        rows = await place.rows()
+        assert [row.at for row in rows] == [2.0]
+        assert is_whole(rows, notary.points[-1])
+
+
+async def test_old_records_go_and_an_anchor_stays_in_their_place(place: Place) -> None:
+    notary = Sealing()
+    async with place.opened() as journal:
+        await journal.open_log(notary)
+        await write(journal, ([], [fact(number) for number in range(1, 8)]))
+        assert await journal.prune_log(before=5.0, limit=3) == 3
+        assert await journal.prune_log(before=5.0, limit=3) == 1
+        assert await journal.prune_log(before=5.0, limit=3) == 0
+        async with place.read() as log:
+            rows, anchor = [row async for row in log.rows()], log.anchor
+        assert [row.number for row in rows] == [5, 6, 7]
+        assert is_whole(rows, notary.points[-1], anchor)
+        assert await journal.prune_log(before=100.0, limit=100) == 2, "the last one stays: the next follows it"
+        await write(journal, ([], [fact(8)]))
+        async with place.read() as log:
+            rows, anchor = [row async for row in log.rows()], log.anchor
+        assert is_whole(rows, notary.points[-1], anchor)
+
+
+async def test_the_log_is_read_by_time_and_from_its_end(place: Place) -> None:
+    async with place.opened() as journal:
+        await journal.open_log(Sealing())
+        await write(journal, ([], [fact(number) for number in range(1, 6)]))
+        async with place.read() as log:
+            assert [row.at async for row in log.rows(since=2.0, until=4.0)] == [2.0, 3.0]
+            assert [row.at async for row in log.rows(after=3)] == [4.0, 5.0]
+            assert [row.at for row in await log.newest(2)] == [4.0, 5.0]
+
+
+async def test_a_database_that_was_away_is_looked_at_before_more_is_written(database: Database) -> None:
+    settings = StorageSettings(database.url())
+    notary = Sealing()
+    journal = await PostgresJournal.open(settings)
+    try:
+        await journal.open_log(notary)
+        await write(journal, ([], [fact(1)]))
+        # Another hub, in the moment in which this one has no connection.
+        content = b'{"at":2.0,"event":"other"}'
+        other = follow(notary.points[-1], content)
+        schema = settings.schema
+        database.psql(
+            f"INSERT INTO {schema}.audit VALUES ({other.number}, 2.0, '\\x{content.hex()}', '\\x{other.digest.hex()}');"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'isthmus'"
+        )
+        assert "kept" in await write(journal, ([], [fact(3)])) + await write(journal, ([], [fact(4)]))
+        async with log_postgres.reading(settings) as log:
+            rows = [row async for row in log.rows()]
+        assert is_whole(rows, notary.points[-1])
+    finally:
+        await journal.aclose()
+
+
+async def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no journal"):
+        async with log_sqlite.reading(tmp_path / FILE):
+            pass
+    assert not os.listdir(tmp_path)
+
+
+async def test_a_file_without_a_log_says_so(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"")
+    with pytest.raises(OSError, match="no such table"):
+        async with log_sqlite.reading(tmp_path / FILE):
+            pass

@@ -1,0 +1,58 @@
+"""What is kept of definitions, by two programs at once."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from isthmus.storage.definitions import FILE, Definitions, Seen
+
+
+def seen(description: str, tool: str = "read") -> Seen:
+    return Seen("files", "", tool, description.encode(), b'"%b"' % description.encode(), 1.0)
+
+
+def test_what_is_accepted_is_known_to_the_next(tmp_path: Path) -> None:
+    first = Definitions(tmp_path)
+    first.keep([(seen("a"), False), (seen("b", "write"), False)])
+    first.close()
+    again = Definitions(tmp_path)
+    assert again.known() == [("files", "", "read", b"a"), ("files", "", "write", b"b")]
+    assert again.changes(10) == []
+    again.close()
+
+
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    Definitions(tmp_path / "state").close()
+    assert stat.S_IMODE((tmp_path / "state" / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+def test_what_waits_is_approved_as_it_was_seen_or_not_at_all(tmp_path: Path) -> None:
+    hub, operator = Definitions(tmp_path), Definitions(tmp_path)
+    hub.keep([(seen("a"), False)])
+    hub.keep([(seen("b"), True)])
+    (waits,) = operator.waiting()
+    assert (waits.before, waits.seen.definition) == (b'"a"', b'"b"')
+    hub.keep([(seen("c"), True)])
+    assert not operator.approve(waits.seen, 2.0)
+    (waits,) = operator.waiting()
+    before = hub.heard()
+    assert operator.approve(waits.seen, 2.0)
+    assert operator.waiting() == []
+    (approved,) = hub.approved_after(before)
+    assert (approved.fingerprint, approved.before, approved.how) == (b"c", b'"a"', "approved")
+    assert hub.known() == [("files", "", "read", b"c")]
+    hub.keep([(seen("c"), True)])
+    assert operator.waiting() == [], "another hub that has not heard of it asks for no second consent"
+    hub.close()
+    operator.close()
+
+
+def test_what_changed_by_itself_is_remembered_with_what_it_was(tmp_path: Path) -> None:
+    definitions = Definitions(tmp_path)
+    definitions.keep([(seen("a"), False)])
+    definitions.keep([(seen("b"), False)])
+    assert [(each.before, each.after, each.how) for each in definitions.changes(5)] == [(b'"a"', b'"b"', "noticed")]
+    assert definitions.approved_after(0) == []
+    definitions.close()

@@ -1,0 +1,284 @@
+"""How facts reach the journal: gathered, or before anything else happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.core.audit.chain import Standing
+from isthmus.core.audit.facts import Fact, Scribe
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.lane import Lane
+from isthmus.core.ports.journal import Document, OnVerdict, Verdict
+from isthmus.core.ports.ledger import Notary
+from isthmus.core.settings import Limits
+from isthmus.core.tasks.draft import Draft
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.record import Record
+from isthmus.model.faults import Cancelled, NotWritten, UnknownTool
+from isthmus.model.outcomes import Outcome
+from isthmus.telemetry import audit as module
+from isthmus.telemetry.audit import PORTION, Audit
+from isthmus.telemetry.counters import Counters
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, call, ready, tool
+
+SCRIBE = Scribe(b"key")
+
+
+class Held:
+    """A journal that answers when the test says so, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Sequence[Document], Sequence[Fact], OnVerdict]] = []
+        self.kept: list[dict[str, Any]] = []
+        self.documents: list[Document] = []
+        self._came = asyncio.Event()
+
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+        self.waiting.append((documents, tuple(facts), done))
+        self._came.set()
+
+    async def comes(self) -> None:
+        """Wait until something is to be written."""
+        async with asyncio.timeout(5):
+            await self._came.wait()
+        self._came.clear()
+
+    def answer(self, verdict: Verdict = "kept") -> None:
+        documents, facts, done = self.waiting.pop(0)
+        if verdict == "kept":
+            self.kept += [msgspec.json.decode(SCRIBE.record(fact)[1]) for fact in facts]
+            self.documents += documents
+        done(verdict)
+
+    async def open_log(self, notary: Notary) -> Standing:
+        raise NotImplementedError
+
+    async def prune_log(self, *, before: float, limit: int) -> int:
+        raise NotImplementedError
+
+    async def read(self, kind: str, owner: str, id: str) -> Document | None:
+        return None
+
+    @property
+    def events(self) -> list[str]:
+        return [each["event"] for each in self.kept]
+
+
+class Hearer(Listener):
+    """A caller that is told at most once."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        assert len(self.ends) < 2
+        return self.ends[0] if self.ends else None
+
+
+class Bench:
+    """A hub with one server and an audit log."""
+
+    def __init__(self, mode: module.Mode) -> None:
+        self.journal = Held()
+        self.audit = Audit(self.journal, SCRIBE, mode, lambda: 5.0)
+        self.counters = Counters()
+        self.hub = Hub(Limits(), self.audit.over(self.counters))
+        self.lane = Lane(SERVER, self.hub.limits)
+        self.link = HeldLink()
+        self.lane.attach(self.link)
+        self.hub.open_lane(self.lane, ready(tool()))
+
+
+# -- batched ---------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_are_gathered_and_handed_over_together_within_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GATHER_SECONDS", 0.001)
+    bench = Bench("batched")
+    listeners = [Hearer() for _ in range(2 * PORTION + 1)]
+    for listener in listeners:
+        bench.hub.start(call(), listener)
+        bench.link.sent[-1].finish(DONE)
+    assert all(listener.outcome is DONE for listener in listeners), "nobody waits for the log"
+    bench.hub.start(call("no.such"), Hearer())
+    await bench.journal.comes()
+    bench.journal.answer()
+    assert bench.journal.events == ["call"] * (2 * PORTION + 2)
+    assert [each["executed"] for each in bench.journal.kept[-2:]] == ["yes", "no"]
+    assert bench.counters.servers[SERVER].calls == len(listeners)
+
+
+async def test_what_the_journal_refuses_is_written_later_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
+    bench = Bench("batched")
+    bench.audit.note("first")
+    bench.audit.flush()
+    await bench.journal.comes()
+    bench.journal.answer("refused")
+    bench.audit.note("second")
+    await bench.journal.comes()
+    bench.audit.flush()
+    while bench.journal.waiting:
+        bench.journal.answer()
+    assert bench.journal.events == ["first", "second"]
+
+
+async def test_of_too_many_the_oldest_are_given_up_and_the_log_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECORDS_MAX", 3)
+    bench = Bench("batched")
+    for number in range(5):
+        bench.audit.note(f"event {number}")
+    bench.audit.flush()
+    bench.journal.answer("refused")
+    await bench.audit.aclose(0.001)
+    while bench.journal.waiting:
+        bench.journal.answer()
+    assert bench.journal.events == ["audit.lost", "event 2", "event 3", "event 4"]
+    assert bench.journal.kept[0]["records"] == 2
+    assert bench.audit.lost == 0
+
+
+async def test_a_journal_that_is_slow_is_not_given_more_than_it_can_hold() -> None:
+    bench = Bench("batched")
+    for number in range(10):
+        bench.audit.note(f"event {number}")
+        bench.audit.flush()
+    assert len(bench.journal.waiting) == module.IN_HAND_MAX
+    while bench.journal.waiting:
+        bench.journal.answer()
+    assert bench.journal.events == [f"event {number}" for number in range(10)]
+
+
+async def test_those_who_are_turned_away_are_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STRANGERS_SECONDS", 0.001)
+    bench = Bench("batched")
+    for _ in range(1000):
+        bench.audit.turned_away("rest", 401)
+    bench.audit.turned_away("mcp", 403)
+    await bench.journal.comes()
+    bench.journal.answer()
+    told = [(each["event"], each["face"], each["status"], each["count"]) for each in bench.journal.kept]
+    assert told == [("caller.refused", "rest", 401, 1000), ("caller.refused", "mcp", 403, 1)]
+
+
+# -- strict ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_is_sent_once_it_is_written_and_told_once_its_end_is() -> None:
+    bench, listener = Bench("strict"), Hearer()
+    inflight = bench.hub.start(call(), listener)
+    assert bench.link.sent == []
+    assert bench.hub.running() == 1
+    bench.journal.answer()
+    assert [each.call.name for each in bench.link.sent] == [call().name]
+    assert inflight.finish(DONE)
+    assert (listener.outcome, inflight.outcome, bench.lane.running, bench.hub.running()) == (None, None, 0, 1)
+    assert not inflight.finish(UnknownTool("later")), "it ends once"
+    inflight.cancel("too late for that")
+    bench.journal.answer()
+    assert listener.outcome is inflight.outcome is DONE
+    begun, ended = bench.journal.kept
+    assert (begun["event"], ended["event"], begun["id"]) == ("call.begun", "call", ended["id"])
+    assert bench.hub.running() == 0
+
+
+@pytest.mark.parametrize("verdict", ["refused", "unknown"])
+async def test_what_cannot_be_written_is_not_sent(verdict: Verdict) -> None:
+    bench, listener = Bench("strict"), Hearer()
+    bench.hub.start(call(), listener)
+    bench.journal.answer(verdict)
+    bench.journal.answer(verdict)
+    assert isinstance(listener.outcome, NotWritten)
+    assert (listener.outcome.executed, bench.link.sent, bench.lane.running) == ("no", [], 0)
+
+
+async def test_an_end_that_cannot_be_written_is_not_told_but_that_it_ran() -> None:
+    bench, listener = Bench("strict"), Hearer()
+    inflight = bench.hub.start(call(), listener)
+    bench.journal.answer()
+    inflight.finish(DONE)
+    bench.journal.answer("refused")
+    assert isinstance(listener.outcome, NotWritten)
+    assert listener.outcome.executed == "yes"
+
+
+async def test_a_call_that_ends_while_it_is_being_written_is_not_sent() -> None:
+    bench, listener = Bench("strict"), Hearer()
+    inflight = bench.hub.start(call(), listener)
+    inflight.cancel("the caller left")
+    bench.journal.answer()
+    assert bench.link.sent == []
+    bench.journal.answer()
+    assert isinstance(listener.outcome, Cancelled)
+    assert listener.outcome.executed == "no"
+
+
+async def test_a_server_that_was_removed_meanwhile_is_not_called() -> None:
+    bench, listener = Bench("strict"), Hearer()
+    bench.hub.start(call(), listener)
+    bench.hub.close_lane(SERVER)
+    bench.journal.answer()
+    bench.journal.answer()
+    assert bench.link.sent == []
+    assert getattr(listener.outcome, "reason", None) == "not_connected"
+
+
+async def test_what_is_refused_is_written_before_that_is_told() -> None:
+    bench, listener = Bench("strict"), Hearer()
+    bench.hub.start(call("no.such"), listener)
+    assert listener.outcome is None
+    bench.journal.answer()
+    assert isinstance(listener.outcome, UnknownTool)
+
+
+class Following:
+    """Somebody who follows a task."""
+
+    def __init__(self) -> None:
+        self.states: list[str] = []
+
+    def moved(self, record: Record) -> None:
+        self.states.append(record.state)
+
+    def happened(self, record: Record, noted: object) -> None: ...
+
+
+async def test_a_task_writes_both_in_its_own_commits() -> None:
+    bench, following = Bench("strict"), Following()
+    engine = Engine(bench.hub, bench.journal, lambda: 5.0)  # type: ignore[arg-type]  # all that is needed here
+    draft = Draft(ANYONE, "c", "m", (), call=call(), listeners=(following,))
+    beginning = asyncio.ensure_future(engine.begin(draft))
+    await asyncio.sleep(0)
+    assert bench.link.sent == []
+    bench.journal.answer()
+    live = await beginning
+    assert len(bench.link.sent) == 1
+    bench.link.sent[0].finish(DONE)
+    assert following.states[-1] == "working"
+    documents, facts, _ = bench.journal.waiting[0]
+    assert (len(documents), len(facts)) == (1, 1)
+    bench.journal.answer("refused")
+    await asyncio.sleep(0)
+    engine._write(live)
+    bench.journal.answer()
+    assert following.states[-1] == "completed"
+    assert [(each["event"], each["id"]) for each in bench.journal.kept] == [
+        ("call.begun", live.record.id),
+        ("call", live.record.id),
+    ]
+
+
+async def test_what_was_noted_of_a_call_that_was_refused_does_not_count_for_the_next() -> None:
+    bench = Bench("strict")
+    engine = Engine(bench.hub, bench.journal, lambda: 5.0)  # type: ignore[arg-type]  # all that is needed here
+    beginning = asyncio.ensure_future(engine.begin(Draft(ANYONE, "c", "m", (), call=call("no.such"))))
+    await asyncio.sleep(0)
+    bench.journal.answer()
+    live = await beginning
+    bench.journal.answer()
+    assert bench.journal.events == ["call.begun", "call"]
+    bench.hub.start(call(), live)
+    assert bench.link.sent == [], "the next one is written down first"
