@@ -1,0 +1,149 @@
+"""What a hub keeps of definitions, and what it tells, when the file does not take it or there is much of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from isthmus.app.definitions import TOLD_ONE_BY_ONE, DefinitionPins
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.pins import Pinning
+from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.crew import Crew
+from isthmus.core.settings import Limits
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.storage.definitions import Definitions, Seen
+from isthmus.telemetry.counters import Counters
+
+pytestmark = pytest.mark.asyncio
+
+SERVER = ServerName("s")
+
+
+def configuration(folder: Path, pin: Pinning = "strict") -> Configuration:
+    return Configuration(None, HubSettings(state=str(folder), pin=pin))
+
+
+def standing(description: str, count: int = 1) -> Standing:
+    raw = msgspec.Raw(msgspec.json.encode(description))
+    tools = (Tool.of(SERVER, FeatureName(f"t{number}"), {"description": raw}) for number in range(count))
+    return Standing(SERVER, "ready", tools=tuple(tools), is_settled=True)
+
+
+class Kept:
+    """Pins of a hub, and what they told."""
+
+    def __init__(self, folder: Path, pin: Pinning = "strict") -> None:
+        self.told: list[tuple[str, Mapping[str, object]]] = []
+        self.crew = Crew()
+        self.hub = Hub(Limits(), Counters())
+        self.pins = DefinitionPins(configuration(folder, pin))
+        self.pins.tell = lambda kind, facts: self.told.append((kind, facts))
+        self.pins.attach(self.hub, self.crew)
+
+    async def close(self) -> None:
+        await self.crew.aclose()
+        await self.pins.aclose()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - a thread makes it so
+            await asyncio.sleep(0.01)
+
+
+async def test_what_the_file_did_not_take_is_written_once_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+    keep = Definitions.keep
+
+    def full(self: Definitions, sightings: Sequence[tuple[Seen, bool]]) -> None:
+        tries.append(len(sightings))
+        if len(tries) < 3:
+            raise sqlite3.OperationalError("database or disk is full")
+        keep(self, sightings)
+
+    monkeypatch.setattr(Definitions, "keep", full)
+    kept = Kept(tmp_path)
+    try:
+        kept.hub.publish(standing("a"))
+        await until(lambda: len(tries) == 1)
+        kept.hub.publish(standing("b"))
+        await until(lambda: len(tries) == 3)
+    finally:
+        await kept.close()
+    after = Definitions(tmp_path)
+    assert [each.seen.tool for each in after.waiting()] == ["t0"]
+    assert len(after.known()) == 1
+    after.close()
+
+
+async def test_what_comes_at_the_very_end_is_written_too(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.pins._worker.shutdown()
+    kept.hub.publish(standing("a"))
+    await asyncio.sleep(0)
+    await kept.close()
+    after = Definitions(tmp_path)
+    assert len(after.known()) == 1
+    after.close()
+
+
+async def test_of_very_many_changes_it_is_told_how_many_they_are(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "warn")
+    try:
+        kept.hub.publish(standing("a", 1000))
+        kept.hub.publish(standing("b", 1000))
+        await until(lambda: bool(kept.told))
+        assert len(kept.told) == TOLD_ONE_BY_ONE + 1
+        assert kept.told[-1] == ("definition.changed", {"server": SERVER, "tools": 1000 - TOLD_ONE_BY_ONE})
+    finally:
+        await kept.close()
+
+
+async def test_a_file_that_is_wanted_late_is_gone_by_and_written_to(tmp_path: Path) -> None:
+    file = Definitions(tmp_path)
+    file.keep([(Seen(SERVER, "", "t0", b"else", b"{}", 1.0), True)])
+    assert file.approve(Seen(SERVER, "", "t0", b"else", b"{}", 1.0), 1.0)
+    file.hear(1)
+    kept = Kept(tmp_path, "off")
+    try:
+        kept.hub.publish(standing("a", 2))
+        kept.pins.change(configuration(tmp_path))
+        kept.hub.review.again(SERVER)
+        kept.hub.publish(standing("a", 2))
+        assert kept.hub.snapshot.standings[SERVER].withheld == (FeatureName("t0"),)
+        await until(lambda: len(file.known()) == 2)
+        assert [kind for kind, _ in kept.told] == ["definition.withheld"], "nothing is heard of for a second time"
+    finally:
+        await kept.close()
+        file.close()
+
+
+async def test_two_hubs_hear_of_one_consent(tmp_path: Path) -> None:
+    hubs = [Kept(tmp_path), Kept(tmp_path)]
+    try:
+        for kept in hubs:
+            kept.hub.publish(standing("a"))
+            kept.hub.publish(standing("b"))
+        await until(lambda: all(kept.told for kept in hubs))
+        operator = Definitions(tmp_path)
+        await until(lambda: bool(operator.waiting()))
+        assert operator.approve(operator.waiting()[0].seen, 1.0)
+        await until(lambda: all(kept.told[-1][0] == "definition.approved" for kept in hubs))
+        for kept in hubs:
+            kept.hub.publish(standing("b"))
+            assert len(kept.hub.snapshot.standings[SERVER].tools) == 1
+        assert operator.heard() == 1, "so that the next one does not tell of it again"
+        operator.close()
+    finally:
+        for kept in hubs:
+            await kept.close()

@@ -1,0 +1,72 @@
+"""What an operator is shown of definitions that wait, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.approve import approve, show_changes
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.storage.definitions import FILE, Definitions, Seen
+
+
+def seen(tool: str, description: str) -> Seen:
+    definition = json.dumps({"name": tool, "description": description}, ensure_ascii=False).encode()
+    return Seen("files", "", tool, definition, definition, 1.0)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "isthmus.json"
+    file.write_text(json.dumps({"hub": {"state": str(tmp_path / "state")}, "servers": {}}))
+    definitions = Definitions(tmp_path / "state")
+    definitions.keep([(seen("read", "Reads."), False), (seen("read", "Reads.\u2028\x85  }\u202e"), True)])
+    definitions.keep([(seen("wri\u200bte", "Writes."), True)])
+    definitions.close()
+    return file
+
+
+def test_whatever_breaks_or_hides_a_line_is_shown_as_an_escape(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    approve(config, ["files.read"], is_sure=True, is_json=False)
+    shown = capsys.readouterr().out
+    assert '+  "description": "Reads.\\u2028\\u0085  }\\u202e"' in shown
+
+
+def test_what_nobody_can_type_is_named_as_it_is_shown(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    approve(config, [], is_sure=False, is_json=False)
+    name = next(line.split()[0] for line in capsys.readouterr().out.splitlines() if "new" in line)
+    assert name == "files.wri\\u200bte"
+    assert approve(config, [name], is_sure=True, is_json=False) is Exit.WELL
+    with pytest.raises(CommandFailed, match="nothing waits"):
+        approve(config, [name], is_sure=True, is_json=False)
+
+
+def test_a_program_is_shown_what_waits_and_not_asked(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert approve(config, ["files.read"], is_sure=False, is_json=True) is Exit.WELL
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert (shown["before"]["description"], shown["tool"]) == ("Reads.", "read")
+    approve(config, [], is_sure=False, is_json=True)
+    assert len(json.loads(capsys.readouterr().out)) == 2, "nothing was approved"
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_damaged_file_is_named(config: Path, first: int) -> None:
+    """Whether it can be opened, or not even that."""
+    file = config.parent / "state" / FILE
+    pages = bytearray(file.read_bytes())
+    for at in range(first * 4096, len(pages), 4096):
+        pages[at : at + 200] = b"\xff" * 200
+    file.write_bytes(pages)
+    with pytest.raises(CommandFailed, match=FILE):
+        approve(config, [], is_sure=False, is_json=False)
+
+
+def test_a_change_is_of_the_time_at_which_it_was_approved(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    approve(config, ["files"], is_sure=True, is_json=False)
+    capsys.readouterr()
+    show_changes(config, is_json=True)
+    assert [each["at"][:4] for each in json.loads(capsys.readouterr().out)] != ["1970", "1970"]
