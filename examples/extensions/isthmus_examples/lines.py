@@ -1,0 +1,115 @@
+"""isthmus.storage: tasks in a file of JSON lines, which is read back at the start.
+
+Short rather than good: the file only grows, and each write waits for the disk on the hub's own thread. What it shows is
+what a journal promises. `kept` is said when it will survive, `unknown` when nobody can know; the hub relies on both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from isthmus.core.audit.facts import Fact
+from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.storage.memory import MemoryJournal
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """What was written at once."""
+
+    documents: tuple[Document, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+
+def opener(settings: Mapping[str, object]) -> Callable[[str], Awaitable[LinesJournal]]:
+    """What is told the address under `[storage] url`: here `lines:PATH`."""
+
+    async def open_journal(url: str) -> LinesJournal:
+        journal = LinesJournal(Path(url.removeprefix("lines:")))
+        await journal.read_back()
+        return journal
+
+    return open_journal
+
+
+class LinesJournal:
+    """See `isthmus.core.ports.journal.OpenJournal`; what is asked is answered from memory."""
+
+    def __init__(self, file: Path) -> None:
+        self._memory = MemoryJournal()
+        self._file = open(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b")  # noqa: SIM115
+
+    async def read_back(self) -> None:
+        """Take up what the hub before this one wrote; half a line at the end was told to nobody."""
+        self._file.seek(0)
+        for text in self._file:
+            if text.endswith(b"\n"):
+                line = msgspec.json.decode(text, type=Line)
+                self._memory.write(line.documents, lambda _: None)
+                await self._memory.commit(line.entries)
+
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+        """Keep all of these or none; `facts` are for an audit log, which this journal has not."""
+
+        def keep(verdict: Verdict) -> None:
+            done(self._append(Line(documents=tuple(documents))) if verdict == "kept" else verdict)
+
+        self._memory.write(documents, keep)
+
+    def _append(self, line: Line) -> Verdict:
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            return "unknown"
+        return "kept"
+
+    async def commit(self, entries: Sequence[Entry]) -> None:
+        """Keep entries."""
+        if self._append(Line(entries=tuple(entries))) != "kept":
+            raise OSError("the file of lines cannot be written")
+        await self._memory.commit(entries)
+
+    async def read(self, kind: str, owner: str, id: str) -> Document | None:
+        """What is kept under an id."""
+        return await self._memory.read(kind, owner, id)
+
+    async def page(
+        self,
+        kind: str,
+        owner: str,
+        *,
+        group: str = "",
+        states: Collection[str] = (),
+        after: float = 0.0,
+        limit: int,
+        token: str = "",
+    ) -> Page:
+        """One owner's documents, the newest first."""
+        return await self._memory.page(kind, owner, group=group, states=states, after=after, limit=limit, token=token)
+
+    async def all_in(
+        self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
+    ) -> list[Document]:
+        """Every owner's documents in one of these states, the oldest first."""
+        return await self._memory.all_in(kind, states, limit=limit, after=after)
+
+    async def newest(self, kind: str, states: Collection[str]) -> float | None:
+        """When the newest of these was written."""
+        return await self._memory.newest(kind, states)
+
+    async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
+        """Forget old ones; they come back with the next start, and are forgotten again."""
+        return await self._memory.prune(kind, states, before=before, limit=limit)
+
+    async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
+        """The newest entries of one kind and owner."""
+        return await self._memory.latest(kind, owner, limit)
+
+    async def aclose(self) -> None:
+        """Let the file go."""
+        self._file.close()

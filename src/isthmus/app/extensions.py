@@ -1,0 +1,166 @@
+"""What other packages add to a hub that serves: who somebody is, what they may not call, and where things are kept.
+
+`config.extensions` finds and loads them; here they are put in their places, each contained: what one raises costs what
+it was asked, is told in the log, and is always taken for a refusal. `serve` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, cast
+
+import structlog
+
+from isthmus.config.codes import BAD_EXTENSION
+from isthmus.config.extensions import Extension
+from isthmus.config.findings import ConfigError, Place
+from isthmus.config.settings import Configuration
+from isthmus.config.storage import ROOT as STORAGE
+from isthmus.core.access.policy import Narrowing, Policy
+from isthmus.core.ports.journal import OpenJournal
+from isthmus.identity.verifying import Verifier
+from isthmus.model.callers import Caller, Unprovable, Whose
+from isthmus.model.names import FeatureName, ServerName
+
+log = structlog.get_logger(__name__)
+
+JOURNAL = ("write", "read", "page", "all_in", "newest", "prune", "commit", "latest", "aclose")
+"""What a journal has to have."""
+
+SOUND_MAX = 4096
+"""Callers of extensions that are remembered as looked at."""
+
+
+class PolicyExtension(Protocol):
+    """Refuses some of what grants allow; it can allow nothing."""
+
+    def allows(self, tenant: str, caller: str, server: str, tool: str) -> bool:
+        """Whether this caller may see and call this tool, which its grants allow.
+
+        Asked when tables are made and not for every call: it must not wait, and an answer holds until a server lists
+        something else or the configuration changes. `caller` is empty where nobody has a name: in an open hub.
+        """
+
+
+class Contained:
+    """A verifier of an extension: whatever it raises, and whatever else than a caller it returns, is nobody."""
+
+    def __init__(self, name: str, verifier: Verifier) -> None:
+        self._name = name
+        self._verifier = verifier
+        self._complained: set[str] = set()
+        self._sound: set[Caller] = set()
+
+    def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
+        """See `identity.verifying.Verifier`."""
+        try:
+            found = self._verifier.caller_of(credential)
+        except Exception as error:  # noqa: BLE001 - it is not ours, and nobody comes in by a mistake of its
+            self._complain(type(error).__name__)
+            return None
+        if isinstance(found, Caller):
+            return found if found in self._sound or self._is_sound(found) else None
+        return found if isinstance(found, Unprovable) else None
+
+    def _is_sound(self, caller: Caller) -> bool:
+        """Whether it is a caller as the hub itself makes them; remembered, because each of its calls asks."""
+        try:
+            Policy(caller.grants)
+            for _, held in caller.faces:
+                Policy(held)
+            is_named = bool(caller.name and caller.tenant) and (caller.name + caller.tenant).isprintable()
+        except Exception:  # noqa: BLE001 - grants that are none, of whatever type
+            is_named = False
+        if not is_named or caller.is_anyone or caller.face is not None:
+            self._complain("a caller that cannot be used")
+            return False
+        if len(self._sound) >= SOUND_MAX:
+            self._sound.clear()
+        self._sound.add(caller)
+        return True
+
+    def knows(self, caller: Caller) -> bool:
+        """See `identity.verifying.Verifier`."""
+        try:
+            return self._verifier.knows(caller) is True
+        except Exception as error:  # noqa: BLE001 - as above
+            self._complain(type(error).__name__)
+            return False
+
+    def _complain(self, what: str) -> None:
+        if what not in self._complained:  # once: who sends nonsense must not fill the log
+            self._complained.add(what)
+            # Neither the words of an error nor a traceback: both may hold a credential.
+            log.error("an extension of isthmus.identity failed", extension=self._name, with_=what)
+
+
+def verifiers_of(configuration: Configuration) -> list[Verifier]:
+    """What extensions know callers by, in the order in which they are named.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    return [_verifier(each) for each in configuration.extensions.of("identity")]
+
+
+def _verifier(extension: Extension) -> Verifier:
+    return Contained(extension.name, cast("Verifier", extension.make("caller_of", "knows")))
+
+
+def narrowing_of(configuration: Configuration) -> Narrowing | None:
+    """What extensions refuse of what is allowed, in one; None if there are none.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    policies = [(each.name, _policy(each)) for each in configuration.extensions.of("policy")]
+    return _Narrowing(policies) if policies else None
+
+
+def _policy(extension: Extension) -> PolicyExtension:
+    return cast("PolicyExtension", extension.make("allows"))
+
+
+class _Narrowing:
+    """All must allow it; one that raises does not."""
+
+    def __init__(self, policies: Sequence[tuple[str, PolicyExtension]]) -> None:
+        self._policies = policies
+        self._complained: set[str] = set()
+
+    def __call__(self, whose: Whose | None, server: ServerName, tool: FeatureName) -> bool:
+        return all(self._allows(name, policy, whose, server, tool) for name, policy in self._policies)
+
+    def _allows(
+        self, name: str, policy: PolicyExtension, whose: Whose | None, server: ServerName, tool: FeatureName
+    ) -> bool:
+        tenant, caller = ("", "") if whose is None else (whose.tenant, whose.name)
+        try:
+            return policy.allows(tenant, caller, server, tool) is True
+        except Exception:
+            if name not in self._complained:
+                self._complained.add(name)
+                log.exception("an extension of isthmus.policy failed; it is taken to refuse", extension=name)
+            return False
+
+
+async def opened_by_extension(configuration: Configuration) -> OpenJournal:
+    """The journal that an extension keeps at the address of `[storage]`.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+    storage = configuration.storage
+    extension = next(each for each in configuration.extensions.of("storage") if each.name == storage.scheme)
+    opening = cast("Callable[[str], Awaitable[OpenJournal]]", extension.make())
+    place = Place(configuration.file, STORAGE).at("url")
+    try:
+        journal = await opening(storage.url or "")
+    except Exception as error:
+        # Not its words, which may hold the address, and so a password.
+        said = f"cannot be used: isthmus.storage {extension.name} failed with {type(error).__name__}"
+        raise ConfigError(place.finding(said, code=BAD_EXTENSION)) from error
+    if lacking := [name for name in JOURNAL if not callable(getattr(journal, name, None))]:
+        said = f"cannot be used: what isthmus.storage {extension.name} opens has no {', '.join(lacking)}"
+        raise ConfigError(place.finding(said, code=BAD_EXTENSION))
+    return journal
