@@ -10,8 +10,9 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
-from isthmus.config.codes import UNRESOLVED_VARIABLE
-from isthmus.config.findings import Finding, Place
+from isthmus.config.codes import BAD_EXTENSION, UNRESOLVED_VARIABLE
+from isthmus.config.extensions import ROOT as EXTENSIONS
+from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.settings import Configuration, HubSettings, RelayParts
 from isthmus.core.settings import Limits
 from isthmus.faces.a2a.settings import A2aSettings
@@ -25,7 +26,7 @@ from isthmus.upstream.targets.settings import TargetSettings
 Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")
 
-FIXED_SETTINGS = ("host", "port", "public_url", "names", "state", "tools")
+FIXED_SETTINGS = ("host", "port", "public_url", "names", "state", "tools", "audit")
 """What callers and the system were told when the hub started, and what was imported; another value needs another
 start."""
 
@@ -35,7 +36,14 @@ FIXED_A2A = ("grpc_port",)
 FIXED_RELAY = ("enabled",)
 """Whether there is a relay at all."""
 
-FIXED_LIMITS = ("request_bytes", "lag_bytes", "lag_seconds", "schema_bytes")
+FIXED_LIMITS = (
+    "request_bytes",
+    "lag_bytes",
+    "lag_seconds",
+    "schema_bytes",
+    "connections",
+    "connections_per_address",
+)
 """What the door and the checks of arguments were made with."""
 
 
@@ -69,7 +77,8 @@ def between(old: Configuration, new: Configuration) -> Difference:
             *_differing_targets(old.targets, new.targets),
             *differing_relay(old.relay, new.relay),
         ),
-        are_callers_other=set(old.callers) != set(new.callers),
+        are_callers_other=set(old.callers) != set(new.callers)
+        or (old.expiries, old.tenants, old.issuers) != (new.expiries, new.tenants, new.issuers),
     )
 
 
@@ -104,7 +113,7 @@ def differing_relay(old: RelayParts, new: RelayParts) -> tuple[str, ...]:
 def _relay_by_path(relay: RelayParts) -> dict[str, object]:
     parts = (relay.face, relay.dialin, relay.tokens)
     own = {f"relay.{item.name}": getattr(part, item.name) for part in parts for item in fields(part)}
-    del own["relay.agents"]
+    del own["relay.agents"], own["relay.tenants"]
     place = Place(None, "relay.agents")
     return own | {place.at(agent).path: rules for agent, rules in relay.face.agents.items()}
 
@@ -128,7 +137,11 @@ def applicable(running: Configuration, read: Configuration) -> Configuration:
 
     What needs a restart stays as it is. A server whose entry is broken now, or was in a file that is, or has lost
     a variable, keeps the form it had: a slip of the pen costs nobody a server that works.
+
+    Raises:
+        ConfigError: it names other extensions. Code is loaded at a start only, and who may call what is said by theirs.
     """
+    _check_extensions(running, read)
     lost = {server.name: found for server in running.servers if (found := _lost(server.name, running, read))}
     kept = tuple(server for server in running.servers if server.name in lost or _stays(server.name, running, read))
     names = {server.name for server in kept}
@@ -144,6 +157,13 @@ def applicable(running: Configuration, read: Configuration) -> Configuration:
         unresolved=_mixed(running.unresolved, read.unresolved, lambda name: name in names),
         origins=_mixed(running.origins, read.origins, lambda path: _is_of(path, names)),
     )
+
+
+def _check_extensions(running: Configuration, read: Configuration) -> None:
+    if running.extensions != read.extensions:
+        said = "must be as they were when the hub started, with the same settings"
+        advice = "restart the hub to have others"
+        raise ConfigError(Place(read.file, EXTENSIONS).finding(said, advice=advice, code=BAD_EXTENSION))
 
 
 def _lost(name: ServerName, running: Configuration, read: Configuration) -> tuple[str, ...]:

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
 
 from isthmus.app.difference import Difference, between
+from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
 from isthmus.app.tools import import_tools, marked_modules
 from isthmus.config.settings import Configuration
+from isthmus.core.audit.facts import Value
 from isthmus.core.calls.hub import Hub
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Journal
+from isthmus.core.ports.recorder import Recorder
 from isthmus.core.tasks.engine import Engine
+from isthmus.credentials.logins import Logins
 from isthmus.credentials.sealing import ProcessSealer
+from isthmus.credentials.vault import Vault
 from isthmus.faces.mcp.comebacks import Comebacks
 from isthmus.faces.mcp.dialogue import Dialogue
 from isthmus.faces.mcp.kept_tasks import KeptTasks
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
+from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.model.questions import Profile
 from isthmus.storage.memory import MemoryJournal
+from isthmus.telemetry.audit import Audit
 from isthmus.telemetry.counters import Counters
+from isthmus.transport.egress import Egress
 from isthmus.upstream.dialin.book import DialIns
 from isthmus.upstream.hub_functions import HubFunctions
 from isthmus.upstream.local import builtin_tools
@@ -40,6 +50,16 @@ NAMED = ServerName("#")
 """What all servers that callers named are counted as; no configured one can have this name."""
 
 
+class Watching(Protocol):
+    """Watches how definitions change: `app.definitions`."""
+
+    def attach(self, hub: Hub, crew: Crew) -> None:
+        """Review what this hub's servers list; before any of them is added."""
+
+    def change(self, configuration: Configuration) -> None:
+        """Go by another configuration."""
+
+
 class RunningHub:
     """A hub, its servers and its background tasks; whoever makes it closes it."""
 
@@ -50,20 +70,36 @@ class RunningHub:
         journal: Journal | None = None,
         *,
         profile: Profile | None = None,
+        pins: Watching | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Start every server in the background and return at once. Needs a running loop.
 
         Without a `journal` nothing outlasts the process. With a `profile` servers list to everybody what they list to
-        those who can be asked this.
+        those who can be asked this. Without `pins` nobody minds how definitions change.
         """
         self.configuration = configuration
+        self.callers: Container[Caller] = ()
+        """Everybody whom a face lets in now; whoever has faces says so."""
         self.crew = Crew()
         self.counters = Counters()
-        self.hub = Hub(configuration.hub.limits, self.counters)
+        self.audit = audit
+        self.hub = Hub(configuration.hub.limits, self._recorder(self.counters))
+        self.hub.narrowing = narrowing_of(configuration)
+        self.know_tenants()
+        self.pins = pins
+        if pins is not None:
+            pins.attach(self.hub, self.crew)
         self.surface = Surface(configuration.hub.names)
         self._comebacks = Comebacks(ProcessSealer(), configuration.hub.limits)
-        self._links = Links(configuration.hub.limits, environment, self.crew, self.hub.tasks, profile=profile)
+        egress = Egress()
+        vault = Vault(Path(configuration.hub.state), configuration.credentials)
+        self.logins = Logins(vault, egress, self.crew)
+        self._links = Links(
+            configuration.hub.limits, environment, self.crew, self.hub.tasks, egress, profile, self.logins
+        )
         self.supervisor = Supervisor(self.hub, self.crew, self._links.connect)
+        self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()
         self.tasks = Engine(self.hub, self.journal, time.time, self.crew)
         self._kept = KeptTasks(
@@ -85,15 +121,39 @@ class RunningHub:
         for server in configuration.servers:
             self.supervisor.add(server)
 
+    def _recorder(self, counting: Recorder) -> Recorder:
+        return counting if self.audit is None else self.audit.over(counting)
+
+    def note(self, event: str, **about: Value) -> None:
+        """Have the audit log tell of something that happened, if there is one; no secret belongs into it."""
+        if self.audit is not None:
+            self.audit.note(event, **about)
+
+    def _login_changed(self, server: ServerName, subject: Subject | None) -> None:
+        """A server is shown something else from now on, or nothing any more."""
+        whose = {} if subject is None else {"caller": subject.name, "tenant": subject.tenant}
+        self.note("login.changed", server=server, **whose)
+        self.supervisor.renew(server, subject)
+
     def _targets(self, environment: Mapping[str, str]) -> Targets:
         """The servers that callers name are kept in a hub of their own, which no face lists."""
-        annex = Hub(self.hub.limits, self.counters.together(NAMED))
+        annex = Hub(self.hub.limits, self._recorder(self.counters.together(NAMED)))
         annex.id = self.hub.id  # who names this hub itself is told so
+        annex.tenants = self.hub.tenants
         self._annex_links = Links(self.hub.limits, environment, self.crew, annex.tasks, self._links.egress)
         keeping = Supervisor(annex, self.crew, self._annex_links.connect)
         settings = self.configuration.targets
         configured = lambda: self.configuration.servers  # noqa: E731
         return Targets(self.hub, annex, keeping, self.crew, self._links.egress, settings, configured)
+
+    def know_tenants(self, callers: Iterable[Caller] = ()) -> None:
+        """Count the calls of tenants from now on, if there are several: of these callers and as configured."""
+        configuration = self.configuration
+        names = {caller.tenant for caller in (*callers, *(caller for _, caller in configuration.callers))}
+        for issuer in configuration.issuers:
+            # Whichever a token names: they may be many.
+            names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
+        self.hub.tenants.know(configuration.tenants, names)
 
     def dialogue(self, me: Implementation = ME, *, keeps_tasks: bool = True) -> Dialogue:
         """What MCP callers of this hub are told; without keeping tasks, there are only those that servers have."""
@@ -112,18 +172,23 @@ class RunningHub:
         """
         difference = between(self.configuration, configuration)
         self.configuration = configuration
+        self.know_tenants()
         limits = configuration.hub.limits
         self.hub.limits = self._links.limits = self._comebacks.limits = limits
         self.targets.annex.limits = self._annex_links.limits = limits
+        self.logins.vault.change(configuration.credentials)
         for name in difference.removed:
             self.supervisor.remove(name)
+            self.logins.forget(name)
         self.dialins.change(configuration.relay.dialin)
         self.dialins.make_room(server.name for server in difference.added)
         for server in difference.added:
             self.supervisor.add(server, is_awaited=False)
         for server in difference.changed:
             self.supervisor.change(server)
-        self.targets.change(configuration.targets, [caller for _, caller in configuration.callers])
+        if self.pins is not None:
+            self.pins.change(configuration)
+        self.targets.change(configuration.targets, self.callers)
         return difference
 
     def calls(self) -> int:

@@ -5,27 +5,20 @@ from __future__ import annotations
 import sqlite3
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
+from isthmus.app.extensions import opened_by_extension
 from isthmus.config.files import located
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.storage import ROOT as STORAGE
-from isthmus.core.ports.journal import Journal
+from isthmus.core.ports.journal import OpenJournal
 from isthmus.storage.errors import StateInUse, StateUnusable
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import SqliteJournal
 
 log = structlog.get_logger(__name__)
-
-
-class OpenJournal(Journal, Protocol):
-    """A journal that whoever opened it closes."""
-
-    async def aclose(self) -> None:
-        """Write what is waiting, and let go."""
 
 
 async def open_journal(configuration: Configuration) -> OpenJournal:
@@ -34,6 +27,8 @@ async def open_journal(configuration: Configuration) -> OpenJournal:
     Raises:
         ConfigError: the database or the folder that was configured cannot be used.
     """
+    if configuration.storage.is_foreign:
+        return await opened_by_extension(configuration)
     if configuration.storage.url is not None:
         return await _in_database(configuration)
     return _in_folder(configuration.hub)

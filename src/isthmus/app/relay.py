@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from isthmus.config.settings import Configuration
 from isthmus.faces.http.gate import Gate
 from isthmus.faces.relay.http import RelayHttp
 from isthmus.faces.relay.ports import Tokens
+from isthmus.faces.relay.settings import RelaySettings
 from isthmus.identity.relay import RelayTokens
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
 
-RECHECK_SECONDS = 2.0
+RECHECK_SECONDS = 0.5
 """How long a token that was revoked or has expired may still keep a socket open."""
 
 
@@ -34,7 +36,7 @@ class Relay:
         self._keys = Keys(state)
         self._revocations = Revocations(state, running.configuration.relay.tokens.revoked)
         self._tokens = self._read_with(running.configuration)
-        settings = running.configuration.relay.face
+        settings = _face_of(running.configuration)
         self.face = RelayHttp(running.hub, running.crew, gate, self._tokens, running.dialins, settings, ME)
         self._collector = CrowdCollector(lambda: len(running.hub.lanes))
 
@@ -71,7 +73,7 @@ class Relay:
     def _change(self, configuration: Configuration, tokens: Tokens) -> None:
         self._revocations.change(configuration.relay.tokens.revoked)
         self._tokens = tokens
-        self.face.change(configuration.relay.face, self._tokens)
+        self.face.change(_face_of(configuration), self._tokens)
         self.recheck()
 
     async def until_idle(self) -> None:
@@ -85,3 +87,8 @@ class Relay:
     def forget(self, server: ServerName) -> Forgetting:
         """See `core.ports.relay.RelayBook`."""
         return self._running.dialins.forget(server)
+
+
+def _face_of(configuration: Configuration) -> RelaySettings:
+    """What `[relay]` says of devices, which are held to what their tenants are."""
+    return replace(configuration.relay.face, tenants=configuration.tenants)

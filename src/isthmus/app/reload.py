@@ -30,7 +30,7 @@ from isthmus.config.codes import MISSING_FILE
 from isthmus.config.files import places
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.load import load
-from isthmus.config.settings import Configuration, HubSettings
+from isthmus.config.settings import Configuration
 
 log = structlog.get_logger(__name__)
 
@@ -46,14 +46,13 @@ class Source:
     host: str | None = None
     port: int | None = None
 
-    def load(self, *, file: Path | None = None, host: str | None = None) -> Configuration:
-        """Read it; `file` is read instead of looking for one, `host` stands in for the one that is configured.
+    def load(self, *, file: Path | None = None) -> Configuration:
+        """Read it; `file` is read instead of looking for one.
 
         Raises:
             ConfigError: it cannot be used.
         """
-        host = self.host if host is None else host
-        return load(file or self.path, self.environment, self.cwd, self.home, host=host, port=self.port)
+        return load(file or self.path, self.environment, self.cwd, self.home, host=self.host, port=self.port)
 
     def ahead_of(self, file: Path) -> Path | None:
         """Return the file that a hub started now would read instead, because its place comes first."""
@@ -70,12 +69,20 @@ class Reloader:
     """Keeps a running hub in step with its files. Its tasks belong to the hub's crew."""
 
     def __init__(
-        self, running: RunningHub, source: Source, on_change: Callable[[Configuration], None] = lambda _: None
+        self,
+        running: RunningHub,
+        source: Source,
+        on_change: Callable[[Configuration], None] = lambda _: None,
+        on_reloaded: Callable[[Configuration], None] | None = None,
     ) -> None:
-        """`on_change` takes a configuration before any server does; raising ValueError or ConfigError refuses it."""
+        """`on_change` takes a configuration before any server does; raising ValueError or ConfigError refuses it.
+
+        `on_reloaded` hears of each that was taken and differs from the one before.
+        """
         self._running = running
         self._source = source
         self._on_change = on_change
+        self._on_reloaded = on_reloaded
         self._asked = asyncio.Event()
         self._urgent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -116,7 +123,7 @@ class Reloader:
     async def reload(self, *, reports_always: bool = False) -> Difference | None:
         """Read the files, do what differs and log it; None if they were refused."""
         try:
-            read, wanted, ahead = await asyncio.to_thread(self._read)
+            read, ahead = await asyncio.to_thread(self._read)
             self._tell_ahead(ahead)
             taken = applicable(self._running.configuration, read)
             self._on_change(taken)
@@ -130,29 +137,26 @@ class Reloader:
         difference = self._running.apply(taken)
         _tell_new(taken.warnings, before.warnings)
         waiting = (
-            *differing(taken.hub, wanted),
+            *differing(taken.hub, read.hub),
             *differing_a2a(taken.a2a, read.a2a),
             *differing_storage(taken.storage, read.storage),
             *differing_relay(taken.relay, read.relay),
         )
+        if difference and self._on_reloaded is not None:
+            self._on_reloaded(taken)
         if difference or waiting or reports_always:
             log.info("configuration reloaded", **_in_words(difference, len(taken.callers), waiting))
         return difference
 
-    def _read(self) -> tuple[Configuration, HubSettings, Path | None]:
-        """Read the files for the address that the hub listens on, which decides who must have which key.
+    def _read(self) -> tuple[Configuration, Path | None]:
+        """Read the file that the hub runs with, whatever another start would find, which is returned as well.
 
-        The file that the hub runs with is read, whatever another start would find: one that somebody else puts
-        into the working folder must not say who may call. Also returns what is said of the hub, the address
-        included, and the file that another start would find.
+        One that somebody else puts into the working folder must not say who may call.
         """
         file = self._running.configuration.file
         if file is not None:
             _check_is_there(file)
-        read = self._source.load(file=file)
-        listening = self._running.configuration.hub.host
-        taken = read if read.hub.host == listening else self._source.load(file=file, host=listening)
-        return taken, read.hub, None if file is None else self._source.ahead_of(file)
+        return self._source.load(file=file), None if file is None else self._source.ahead_of(file)
 
     def _tell_ahead(self, file: Path | None) -> None:
         if file is not None and file != self._ahead:

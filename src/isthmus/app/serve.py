@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -14,19 +14,21 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from isthmus.app.access import Access
+from isthmus.app.audit import close_audit, open_audit
 from isthmus.app.collector import spare_the_collector
+from isthmus.app.definitions import DefinitionPins
 from isthmus.app.descriptors import raise_limit
+from isthmus.app.extensions import verifiers_of
 from isthmus.app.grpc import Service, check_grpc, open_grpc
-from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.hub import RunningHub
+from isthmus.app.identity import Identities
 from isthmus.app.journals import open_journal
 from isthmus.app.links import ME
+from isthmus.app.oauth import Tokens
 from isthmus.app.pushes import Pushes
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
-from isthmus.config.callers import ROOT as CALLERS
-from isthmus.config.codes import NO_USABLE_CALLER
-from isthmus.config.findings import ConfigError, Place
-from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.crew import Crew
 from isthmus.core.tasks.record import Owner
@@ -37,24 +39,25 @@ from isthmus.faces.a2a.desk import Desk
 from isthmus.faces.a2a.http import A2aHttp
 from isthmus.faces.a2a.pushing import Pushing
 from isthmus.faces.http.door import Door, DoorSettings
-from isthmus.faces.http.gate import Fields, Gate, Identify
+from isthmus.faces.http.gate import Gate
 from isthmus.faces.http.health import PATHS as HEALTH_PATHS
 from isthmus.faces.http.health import Health
-from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.http.turn import PEER, Arrival, Message, Receive, Send
 from isthmus.faces.mcp.dialogue import VERSIONS
 from isthmus.faces.mcp.http import NOT_FOUND, McpHttp, say
+from isthmus.faces.mcp.kept_states import REALM
 from isthmus.faces.mcp.sse import PATHS as SSE_PATHS
 from isthmus.faces.mcp.sse import McpSse
+from isthmus.faces.oauth.http import OauthHttp
 from isthmus.faces.relay.http import RelayHttp
 from isthmus.faces.rest.http import RestHttp, is_rest
 from isthmus.faces.wellknown.cards import Cards
 from isthmus.faces.wellknown.http import WellKnown
-from isthmus.identity.keys import KeyRing, credential_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.telemetry import logs
+from isthmus.transport.egress import Egress
 
 log = structlog.get_logger(__name__)
 
@@ -73,13 +76,6 @@ class Face(Protocol):
 
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
-
-
-class SessionFace(Protocol):
-    """A way in that remembers callers between their requests."""
-
-    def retain(self, callers: Container[Caller]) -> None:
-        """End what it remembers of everybody else."""
 
 
 class StreamingFace(Protocol):
@@ -101,6 +97,7 @@ class Routes:
         agent: A2aHttp | None = None,
         well_known: WellKnown | None = None,
         relay: RelayHttp | None = None,
+        oauth: OauthHttp | None = None,
     ) -> None:
         """`surface` is that of `/mcp`; `faces` are those with paths of their own, by these."""
         self._everything = surface
@@ -110,6 +107,7 @@ class Routes:
         self._agent = agent
         self._well_known = well_known
         self._relay = relay
+        self._oauth = oauth
 
     def take(self, arrival: Arrival) -> bool:
         """Let the face that the path leads to answer a whole request at once, if it can."""
@@ -132,6 +130,8 @@ class Routes:
             await self._rest.serve(scope, receive, send)
         elif (face := self._faces.get(path)) is not None:
             await face.serve(scope, receive, send)
+        elif self._oauth is not None and self._oauth.is_at(path):
+            await self._oauth.serve(scope, receive, send)
         elif self._agent is not None and self._agent.is_at(path):
             await self._agent.serve(scope, receive, send)
         elif self._relay is not None and self._relay.is_at(path):
@@ -146,69 +146,47 @@ class Routes:
         return Surface("own", ServerName(path[5:])) if path.startswith("/mcp/") else None
 
 
-def identify(configuration: Configuration) -> Identify:
-    """How callers are known: by their keys, or (on loopback, with none configured) as the one local caller.
-
-    Raises:
-        ConfigError: the hub would be open to a network.
-    """
-    if access_mode(configuration.hub, configuration.callers) == "open":
-        return lambda _fields: LOCAL
-    ring = KeyRing(configuration.callers)
-
-    def by_key(fields: Fields) -> Caller | None:
-        key = credential_of(fields)
-        return None if key is None else ring.caller_of(key)
-
-    return by_key
-
-
-def callers_of(configuration: Configuration) -> frozenset[Caller]:
-    """Everybody whom `identify` can name."""
-    return frozenset(caller for _, caller in configuration.callers) or frozenset({LOCAL})
-
-
-def _guard(settings: HubSettings) -> OriginGuard:
-    return OriginGuard(
-        bind_host=settings.host,
-        public_url=settings.public_url,
-        allowed_hosts=settings.allowed_hosts,
-        allowed_origins=settings.allowed_origins,
-    )
-
-
 async def serve(
     configuration: Configuration,
     environment: Mapping[str, str],
     source: Source | None = None,
     *,
     on_open: Callable[[str, int], None],
+    is_insecure: bool = False,
 ) -> None:
     """Run until SIGTERM or SIGINT; `on_open` is told where the hub listens.
 
-    With a `source`, its files are watched, and what changes in them is done; SIGHUP has them read at once.
+    With a `source`, its files are watched, and what changes in them is done; SIGHUP has them read at once. A hub that
+    `is_insecure` may be open to a network.
 
     Raises:
-        ConfigError: the hub would be open to a network, or is to speak gRPC and cannot.
+        ConfigError: the hub would be open to a network unasked, its keys cannot be read, or it is to speak gRPC and
+            cannot.
         DoorError: the address cannot be listened on.
     """
     check_grpc(configuration)
     settings = configuration.hub
-    gate = Gate(_guard(settings), identify(configuration))
+    access = Access(configuration, is_insecure=is_insecure)
+    tokens = Tokens(configuration, access.identities)
+    gate = access.open(verifiers_of(configuration))
     signals = Signals()
+    pins = DefinitionPins(configuration)
     journal = await open_journal(configuration)
-    running = RunningHub(configuration, environment, journal)
+    books = await open_audit(configuration, journal)
+    running = RunningHub(configuration, environment, journal, pins=pins, audit=None if books is None else books.audit)
     pushes = Pushes(running)
     grpc: Service | None = None
     has_told_all = False
     try:
-        untold = await _recover(running)
+        if books is not None:
+            books.attach(running, gate, access.identities, pins)
+        untold = await _recover(running, access.identities)
         mcp = McpHttp(running.dialogue(), gate)
         sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
         health = Health(lambda: not running.hub.is_draining)
         faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
         ports: list[int] = []
-        agent = _agent(running, pushes.pushing, gate, lambda: _address(settings, ports))
+        agent = _agent(running, access.identities, pushes.pushing, gate, lambda: _address(settings, ports))
         agent.desk.repeats.untold(untold)
         retention = Retention(running.tasks, journal, time.time, lambda: running.configuration.a2a.keep)
         running.crew.spawn("retention", retention.run())
@@ -218,16 +196,21 @@ async def serve(
         agent.desk.repeats.untold(running.tasks.resume())
         rest = RestHttp(running.hub, gate, relay)
         shown = None if relay is None else relay.face
-        routes = Routes(running.surface, mcp, rest, faces, agent, _well_known(running, gate), shown)
+        well_known = _well_known(running, access.identities, gate)
+        tokens.on_proved = running.logins.proved
+        oauth = tokens.open(gate, running.crew, Egress())
+        routes = Routes(running.surface, mcp, rest, faces, agent, well_known, shown, oauth)
         door = _door(configuration, routes, (mcp, sse, agent), shown)
         grpc = await open_grpc(running, agent, gate)
         port = await door.open()
         ports.append(port)
+        tokens.listen_at(port)
+        access.follow(running, (mcp, sse, agent))
         spare_the_collector()
         on_open(settings.host, port)
         if source is not None:
-            change = partial(_change, running, gate, (mcp, sse, agent), agent, retention, relay)
-            signals.reload_by(Reloader(running, source, change))
+            change = partial(_change, running, access, tokens, agent, retention, relay)
+            signals.reload_by(Reloader(running, source, change, books.reloaded if books is not None else None))
         has_told_all = await _until_told(running, door, grpc, relay, signals)
     finally:
         if grpc is not None:
@@ -237,14 +220,15 @@ async def serve(
         await pushes.aclose()
         if has_told_all:
             await running.tasks.close()
-        await journal.aclose()
+        await pins.aclose()
+        await close_audit(books, journal)
         # Not before: a signal that nobody takes would end the hub at once, and leave its servers or its journal behind.
         signals.close()
 
 
-async def _recover(running: RunningHub) -> Sequence[Untold]:
+async def _recover(running: RunningHub, identities: Identities) -> Sequence[Untold]:
     """End the tasks that the last hub left unfinished; what is returned are messages whose senders may not know."""
-    running.tasks.waits.find_caller = partial(_caller_of, running)
+    running.tasks.waits.find_caller = partial(_caller_of, identities)
     untold = await running.tasks.perhaps_untold()
     lost = await running.tasks.recover()
     if lost:
@@ -252,10 +236,10 @@ async def _recover(running: RunningHub) -> Sequence[Untold]:
     return (*untold, *lost)
 
 
-def _caller_of(running: RunningHub, owner: Owner) -> Caller | None:
+def _caller_of(identities: Identities, owner: Owner) -> Caller | None:
     """Who an owner of tasks is by now; None if nobody is known by this name any more."""
-    known = callers_of(running.configuration)
-    return next((each for each in known if (each.tenant, each.name) == (owner.tenant, owner.name)), None)
+    found = identities.find(owner.tenant, owner.name)
+    return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
 
 
 async def _relay(running: RunningHub, gate: Gate) -> Relay | None:
@@ -285,11 +269,14 @@ def _door(
     return door
 
 
-def _agent(running: RunningHub, pushing: Pushing, gate: Gate, address: Callable[[], str]) -> A2aHttp:
+def _agent(
+    running: RunningHub, identities: Identities, pushing: Pushing, gate: Gate, address: Callable[[], str]
+) -> A2aHttp:
     settings = running.configuration.a2a
     desk = Desk(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
-    needs_key = lambda: bool(running.configuration.callers)  # noqa: E731
-    cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time)
+    needs_key = lambda: identities.wants_proof  # noqa: E731
+    gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
+    cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, gives_tokens)
     return A2aHttp(desk, gate, cards)
 
 
@@ -298,13 +285,13 @@ def _address(settings: HubSettings, ports: Sequence[int]) -> str:
     return settings.public_url or f"http://localhost:{ports[0] if ports else settings.port}"
 
 
-def _well_known(running: RunningHub, gate: Gate) -> WellKnown | None:
+def _well_known(running: RunningHub, identities: Identities, gate: Gate) -> WellKnown | None:
     """What is published of the hub, if it has an address to publish."""
     address = running.configuration.hub.public_url
     if address is None:
         return None
     cards = Cards(ME, address, VERSIONS)
-    needs_key = lambda: bool(running.configuration.callers)  # noqa: E731
+    needs_key = lambda: identities.wants_proof  # noqa: E731
     return WellKnown(running.hub, gate, cards, needs_key, lambda: running.configuration.a2a.name)
 
 
@@ -313,54 +300,25 @@ def _path_of(public_url: str | None) -> str:
     return "" if public_url is None else urlsplit(public_url).path.rstrip("/")
 
 
-def change_access(running: RunningHub, gate: Gate, faces: Sequence[SessionFace], configuration: Configuration) -> None:
-    """Let in whom a new configuration names, and nobody else, from now on; log as it says.
-
-    Raises:
-        ConfigError: the hub would be open to a network, or no longer want keys.
-        ValueError: a host or an origin is none, or the log cannot be written.
-    """
-    _check_stays_closed(running.configuration, configuration)
-    guard, known = _guard(configuration.hub), identify(configuration)
-    _log_as(running.configuration.hub, configuration.hub)
-    gate.change(guard, known)
-    for face in faces:
-        face.retain(callers_of(configuration))
-
-
 def _change(
     running: RunningHub,
-    gate: Gate,
-    faces: Sequence[SessionFace],
+    access: Access,
+    tokens: Tokens,
     agent: A2aHttp,
     retention: Retention,
     relay: Relay | None,
     configuration: Configuration,
 ) -> None:
-    """Take what a new configuration says of who may call, of the agent and its tasks; raises as `change_access`."""
+    """Take what a new configuration says of who may call, of the agent and its tasks; raises as `Access.change`."""
     # Whatever may refuse it comes first: of a configuration that is refused nothing is taken.
     take_tokens = None if relay is None else relay.prepare(configuration)
-    change_access(running, gate, faces, configuration)
+    access.change(configuration)
+    tokens.change(configuration)
+    access.let_go()
     agent.change(configuration.a2a)
     retention.look_again()
     if take_tokens is not None:
         take_tokens()
-
-
-def _check_stays_closed(before: Configuration, now: Configuration) -> None:
-    """Raises: ConfigError if keys would no longer be wanted: that must not follow from a file cut short or emptied."""
-    if before.callers and not now.callers and now.hub.is_loopback:
-        advice = "restart the hub if it is to be open"
-        said = "must not be empty while the hub wants keys"
-        raise ConfigError(Place(now.file, CALLERS).finding(said, advice=advice, code=NO_USABLE_CALLER))
-
-
-def _log_as(before: HubSettings, now: HubSettings) -> None:
-    if (before.log_level, before.log_format, before.log_file) != (now.log_level, now.log_format, now.log_file):
-        try:
-            logs.configure(now.log_level, now.log_format, now.log_file)
-        except OSError as error:
-            raise ValueError(f"log.file cannot be written: {now.log_file}: {error.strerror}") from error
 
 
 def _door_settings(configuration: Configuration) -> DoorSettings:
@@ -372,6 +330,8 @@ def _door_settings(configuration: Configuration) -> DoorSettings:
         stall_bytes=limits.lag_bytes,
         stall_seconds=limits.lag_seconds,
         drain_seconds=limits.drain_seconds,
+        max_connections=limits.connections,
+        max_connections_per_address=limits.connections_per_address,
     )
 
 

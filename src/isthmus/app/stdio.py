@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import PARENT, RunningHub
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration
@@ -52,13 +53,15 @@ async def run_stdio(
     Nothing but the protocol is written to `stdout`; both descriptors stay open. With a `source`, its files are
     watched, and what changes in them is done.
     """
-    running = RunningHub(configuration, environment)
+    pins = DefinitionPins(configuration, is_lasting=False)
+    running = RunningHub(configuration, environment, pins=pins)
     try:
         if source is not None:
             Reloader(running, source).start()
         await _Conversation(running, surface or running.surface, stdin, stdout).run()
     finally:
         await running.aclose()
+        await pins.aclose()
         # Not before: a signal that nobody takes would end the hub at once, and leave its servers behind.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)

@@ -9,11 +9,12 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from isthmus.app.key_file import minted_keys
 from isthmus.cli.exits import Exit
 from isthmus.cli.output import say, write, write_json
 from isthmus.cli.sources import home
 from isthmus.config.findings import ConfigError, Finding
-from isthmus.config.load import access_mode, load
+from isthmus.config.load import AccessMode, access_mode, load
 from isthmus.config.settings import Configuration
 
 Weight: TypeAlias = Literal["error", "warning"]
@@ -36,10 +37,21 @@ def _look(file: Path | None) -> tuple[Configuration | None, list[tuple[Weight, F
     try:
         configuration = load(file, os.environ, Path.cwd(), home())
         warnings = configuration.warnings
-        access_mode(configuration.hub, configuration.callers)
+        access_of(configuration)
     except ConfigError as error:
         return None, [*(("error", found) for found in error.findings), *_weighed(warnings)]
     return configuration, _weighed(warnings)
+
+
+def access_of(configuration: Configuration) -> AccessMode:
+    """Say who may call the hub that has this configuration.
+
+    Raises:
+        ConfigError: it would refuse to start: it would be open to a network, or its keys cannot be read.
+    """
+    has_keys = minted_keys(Path(configuration.hub.state)) is not None
+    has_others = has_keys or bool(configuration.issuers) or bool(configuration.extensions.of("identity"))
+    return access_mode(configuration.hub, configuration.callers, has_others=has_others)
 
 
 def _weighed(warnings: Sequence[Finding]) -> list[tuple[Weight, Finding]]:
@@ -87,8 +99,9 @@ def _show(configuration: Configuration | None, findings: Sequence[tuple[Weight, 
 
 def _summary(configuration: Configuration) -> str:
     servers = _counted(len(configuration.servers), "server")
-    callers = _counted(len(configuration.callers), "caller")
-    return f"{servers}, {callers}, listening on {configuration.hub.host}:{configuration.hub.port}"
+    callers = _counted(len({caller.name for _, caller in configuration.callers}), "caller")
+    issuers = f"{_counted(len(configuration.issuers), 'issuer')}, " if configuration.issuers else ""
+    return f"{servers}, {callers}, {issuers}listening on {configuration.hub.host}:{configuration.hub.port}"
 
 
 def _counted(number: int, what: str) -> str:

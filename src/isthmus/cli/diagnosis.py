@@ -60,10 +60,12 @@ MOVED = Code("ISD-112", "moved", "write the address that it points to in the pla
 WRONG_ERA = Code("ISD-113", "wrong-era", "take era out: the hub finds out by itself")
 ELSEWHERE = Code("ISD-114", "agent-elsewhere", "add to origins what the card names, if it is to be trusted")
 AWAY = Code("ISD-115", "away", "look after it where it runs: it dials in by itself when it is there")
+WANTS_LOGIN = Code("ISD-116", "wants-login", "run the command that it names: isthmus login SERVER")
 
 # -- servers that are, with something odd about them ---------------------------------------------------------
 
 SLOW = Code("ISD-201", "slow-start", "nothing, unless callers complain: it is listed as soon as it is there")
+OPEN_FOLDER = Code("ISD-202", "open-folder", "take the right to write from others: chmod o-w FOLDER")
 NAMES_CLASH = Code("ISD-301", "names-clash", "rename one of the servers, if the digits at the end are in the way")
 NAME_CUT = Code("ISD-302", "name-cut", "give the server a shorter name")
 SHARED_URI = Code("ISD-303", "shared-uri", "read it by the name that is listed: isthmus resources")
@@ -81,6 +83,8 @@ _CAUSES: Sequence[tuple[str, Code]] = (
     ("killed by signal", DIED),
     ("closed its output", DIED),
     ("closed its input", DIED),
+    ("wants a login", WANTS_LOGIN),
+    ("wants the scope", WANTS_LOGIN),
     ("answered HTTP 401", NOT_LET_IN),
     ("answered HTTP 403", NOT_LET_IN),
     ("it has no tools/list", NO_LIST),
@@ -279,6 +283,12 @@ def _mend_process(code: Code, patient: Patient, entry: Entry, reach: StdioSettin
     if code is SLOW and program in FETCHING:
         return f"install the server beforehand: {program} may fetch it at every start"
     return None
+
+
+def of_folder(entry: Entry, folder: Path) -> Diagnosis:
+    """Tell of a folder in which anybody could put what a server runs as the hub's user."""
+    text = f"everybody on this machine can write into {folder}, where it starts or its program is"
+    return Diagnosis(OPEN_FOLDER, entry.settings.name, text, f"chmod o-w {shlex.quote(str(folder))}")
 
 
 def _of_note(server: str, note: str) -> Diagnosis:

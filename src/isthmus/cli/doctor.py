@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from isthmus.cli.check import finding_as_json
-from isthmus.cli.diagnosis import CODES, Diagnosis, Entry, Patient, of_names, of_schemas, of_server, of_uris
+from isthmus.cli.check import access_of, finding_as_json
+from isthmus.cli.diagnosis import CODES, Diagnosis, Entry, Patient, of_folder, of_names, of_schemas, of_server, of_uris
 from isthmus.cli.documents import ServerTold, read_listing, read_servers
 from isthmus.cli.exits import Exit
 from isthmus.cli.output import aligned, first_line, show_table, write, write_json
@@ -23,10 +25,12 @@ from isthmus.cli.remote import RemoteHub
 from isthmus.cli.servers import spoken
 from isthmus.cli.sources import Own, Running, configuration_of
 from isthmus.config import codes
+from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
+from isthmus.upstream.settings import StdioSettings
 from isthmus.wire.mcp.lists import RESOURCES, TOOLS
 
 
@@ -95,16 +99,29 @@ def _in_json(configuration: Configuration) -> dict[str, Any]:
     return {
         "file": None if configuration.file is None else str(configuration.file),
         "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
+        "access": _access(configuration)[0],
     }
 
 
 def _show_configuration(configuration: Configuration) -> None:
     if configuration.file is None:
         write("configuration: no file found, so there are only the built-in tools")
-        return
-    write(f"configuration: {configuration.file}")
+    else:
+        write(f"configuration: {configuration.file}")
     for finding in configuration.warnings:
         write(f"  {finding.code.number} {finding}\n    mend: {finding.mend}")
+    write(f"access: {_access(configuration)[1]}")
+
+
+def _access(configuration: Configuration) -> tuple[str, str]:
+    """Who may call the hub that has this configuration, for programs and for people."""
+    try:
+        mode = access_of(configuration)
+    except ConfigError as error:
+        return "refused", f"isthmus serve would refuse to start: {error}"
+    if mode == "keys":
+        return mode, "everybody has to show a key"
+    return mode, "open: every program on this machine may call everything; isthmus token create makes a key"
 
 
 # -- a hub that runs already ---------------------------------------------------------------------------------
@@ -152,11 +169,32 @@ async def _diagnose(
     tools = read_listing(await hub.list(TOOLS), TOOLS).offers
     resources = read_listing(await hub.list(RESOURCES), RESOURCES).offers
     alone = [found for patient in patients for found in of_server(patient, entries.get(patient.server))]
-    return [*alone, *of_names(tools), *of_uris(resources), *of_schemas(tools, limits)]
+    return [*alone, *_open_folders(entries), *of_names(tools), *of_uris(resources), *of_schemas(tools, limits)]
 
 
 def _entries(configuration: Configuration) -> dict[str, Entry]:
     return {server.name: Entry(server, _place(server.name, configuration)) for server in configuration.servers}
+
+
+def _open_folders(entries: Mapping[str, Entry]) -> list[Diagnosis]:
+    return [of_folder(entry, folder) for entry in entries.values() for folder in _folders(entry) if _is_open(folder)]
+
+
+def _folders(entry: Entry) -> list[Path]:
+    """Where a server's process starts, and where its program is, as far as the entry says."""
+    reach = entry.settings.reach
+    if not isinstance(reach, StdioSettings):
+        return []
+    program = Path(reach.command)
+    beside = [program.parent] if program.is_absolute() else []
+    return list(dict.fromkeys([*([] if reach.cwd is None else [Path(reach.cwd)]), *beside]))
+
+
+def _is_open(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return False  # that it is not there is told otherwise
 
 
 def _place(name: ServerName, configuration: Configuration) -> str:

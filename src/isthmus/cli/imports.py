@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,12 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import aligned, harmless, say, show_table, write, write_json
 from isthmus.cli.sources import home, refused
 from isthmus.config.dialects.clients import DIALECTS
+from isthmus.config.extensions import Extension, read_extensions
 from isthmus.config.files import Document, find, read
 from isthmus.config.findings import ConfigError, Finding, Place, nearest
 from isthmus.config.imports import Around, Imported, look_up
 from isthmus.config.merging import Candidate, Merging, Outcome
+from isthmus.config.variables import Variables, seen_from
 from isthmus.config.writing import CannotMerge
 from isthmus.upstream.settings import (
     AgentSettings,
@@ -69,8 +71,11 @@ def import_servers(wanted: Wanted) -> Exit:
         CommandFailed: our own file cannot be read or added to.
     """
     around = Around(os.environ, Path.cwd(), home())
-    found = _look_up(wanted, around)
     file = _target(wanted.into, around)
+    try:
+        found = _look_up(wanted, around, _importers(file, around))
+    except ConfigError as error:
+        raise refused(error) from error
     merging = _weighed(found, file, around, may_replace=wanted.may_replace)
     is_written = not wanted.is_dry and _write(merging)
     if wanted.is_json:
@@ -80,7 +85,16 @@ def import_servers(wanted: Wanted) -> Exit:
     return Exit.WELL if merging.candidates else Exit.CONFIGURATION
 
 
-def _look_up(wanted: Wanted, around: Around) -> Imported:
+def _importers(file: Path, around: Around) -> dict[str, Extension]:
+    """What the file has other programs' files read by, whose names are no clients' here."""
+    if not file.exists():
+        return {}
+    variables = Variables(seen_from(file, around.environment)[0], file.parent, around.home)
+    extensions, _ = read_extensions(read(file), variables)
+    return {each.name: each for each in extensions.of("importers")}
+
+
+def _look_up(wanted: Wanted, around: Around, importers: Mapping[str, Extension]) -> Imported:
     dialect = None
     if wanted.dialect is not None:
         dialect = DIALECTS.get(wanted.dialect)
@@ -88,7 +102,7 @@ def _look_up(wanted: Wanted, around: Around) -> Imported:
             meant = nearest(wanted.dialect, DIALECTS)
             advice = f"Did you mean {meant}?" if meant else f"Known are {', '.join(DIALECTS)}."
             raise CommandFailed(Exit.USAGE, f"there is no dialect {wanted.dialect!r}", advice)
-    return look_up(wanted.sources, Place(None), around.cwd, around, dialect)
+    return look_up(wanted.sources, Place(None), around.cwd, around, dialect, importers=importers)
 
 
 def _target(into: Path | None, around: Around) -> Path:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FACES = ("mcp", "sse", "a2a", "rest")
+"""As `model.callers` has them, which is not loaded here."""
+
 WAIT_SECONDS = 20.0
 """How long a command waits for servers that are only starting; a package runner may have to fetch one."""
 
@@ -127,11 +130,12 @@ def _quietly() -> None:
     type=click.IntRange(0, 65535),
     help="The port; 0 takes a free one.  [default: 8765]",
 )
-def serve(config: Path | None, host: str | None, port: int | None) -> int:
+@click.option("--insecure", "is_insecure", is_flag=True, help="With no callers, let in everybody who can reach it.")
+def serve(config: Path | None, host: str | None, port: int | None, *, is_insecure: bool) -> int:
     """Run the hub: MCP at /mcp (all servers) and /mcp/SERVER (one), REST at /v1."""
     from isthmus.cli.serve import serve_hub
 
-    return serve_hub(config, host, port)
+    return serve_hub(config, host, port, is_insecure=is_insecure)
 
 
 @cli.command()
@@ -266,6 +270,69 @@ def doctor(hub: str | None, config: Path | None, wait: float, *, is_json: bool, 
     return run_command(examine(_source(hub, config), wait=wait, is_json=is_json))
 
 
+@cli.command()
+@click.argument("names", nargs=-1, metavar="[SERVER | SERVER.TOOL]...")
+@click.option("--yes", "is_sure", is_flag=True, help="Approve without being asked.")
+@click.option("--changes", "lists_changes", is_flag=True, help="Show how definitions have changed lately instead.")
+@_with_config
+@_with_json
+def approve(names: tuple[str, ...], config: Path | None, *, is_sure: bool, lists_changes: bool, is_json: bool) -> int:
+    """Show tools that are withheld because their servers describe them anew, and let callers see them.
+
+    Alone it lists them; of those that are named it shows the difference and asks. It works on the state folder of a
+    hub on this machine, whether or not that runs.
+    """
+    from isthmus.cli.approve import approve, show_changes
+
+    if lists_changes:
+        return show_changes(config, is_json=is_json)
+    return approve(config, names, is_sure=is_sure, is_json=is_json)
+
+
+@cli.command()
+@click.argument("caller", required=False)
+@click.option("--face", type=click.Choice(FACES), help="As it comes by this face, where it may be held to less.")
+@click.option(
+    "--diff",
+    "new",
+    type=click.Path(path_type=Path),
+    metavar="NEW_CONFIG",
+    help="Print what this configuration would change, for whom; exit 1 if anything.",
+)
+@_with_source
+@_with_wait
+@_with_json
+def access(
+    caller: str | None,
+    face: Any,
+    new: Path | None,
+    hub: str | None,
+    config: Path | None,
+    wait: float,
+    *,
+    is_json: bool,
+) -> int:
+    """Print what CALLER can reach and why, and what denies it the rest.
+
+    Who may do what is read from the configuration and its state folder; with --hub, what there is to reach is what the
+    running hub shows to the key in ISTHMUS_KEY.
+    """
+    from isthmus.cli.access import Asked, show_access
+    from isthmus.cli.access_diff import show_difference
+    from isthmus.cli.running import run_command
+    from isthmus.cli.sources import source_of
+
+    if (caller is None) == (new is None):
+        raise click.UsageError("Name a caller, or compare with --diff NEW_CONFIG.")
+    _quietly()
+    if new is not None:
+        if hub is not None or face is not None:
+            raise click.UsageError("--diff compares two files, for every caller and face: --hub and --face exclude it.")
+        return run_command(show_difference(config, new, wait=wait, is_json=is_json))
+    source = source_of(hub, config if hub is None else None)
+    return run_command(show_access(source, config, Asked(str(caller), face, is_json), wait=wait))
+
+
 @cli.group()
 def config() -> None:
     """Look at the configuration."""
@@ -366,7 +433,49 @@ def dial(
 
 @cli.group()
 def token() -> None:
-    """Make, revoke and read tokens of the relay. No hub has to run."""
+    """Make, list, rotate and revoke the keys of callers, and tokens of the relay. No hub has to run."""
+
+
+@token.command("create")
+@click.argument("name")
+@click.option("--allow", multiple=True, metavar="PATTERN", help="What it may call, such as '*', files or files.read.")
+@click.option("--deny", multiple=True, metavar="PATTERN", help="What it may not call, whatever is allowed.")
+@click.option("--tenant", metavar="T", help="To whom it belongs.  [default: default]")
+@click.option("--targets", is_flag=True, help="It may name servers by their addresses, as [targets] allows.")
+@click.option("--expires", metavar="TIME", help="After how long it ends, such as 12h or 90d.  [default: never]")
+@_with_config
+@_with_json
+def token_create(config: Path | None, **wanted: Any) -> int:
+    """Make a caller NAME, and print its key, once. A hub that runs lets it in within a second.
+
+    Only a digest of the key is kept, in the state folder. With the first key, a hub that was open wants keys.
+    """
+    from isthmus.cli.keys import Wanted, create_key
+
+    return create_key(config, Wanted(**wanted))
+
+
+@token.command("list")
+@_with_config
+@_with_json
+def token_list(config: Path | None, *, is_json: bool) -> int:
+    """List the callers that have keys, here and in the configuration, and how it is with each key."""
+    from isthmus.cli.keys import list_keys
+
+    return list_keys(config, is_json=is_json)
+
+
+@token.command("rotate")
+@click.argument("name")
+@click.option("--overlap", metavar="TIME", default="24h", show_default=True, help="How long the old key is good still.")
+@click.option("--expires", metavar="TIME", help="After how long the new one ends.  [default: as long as the old one]")
+@_with_config
+@_with_json
+def token_rotate(name: str, overlap: str, expires: str | None, config: Path | None, *, is_json: bool) -> int:
+    """Make another key for the caller NAME, with the same permissions, and print it, once."""
+    from isthmus.cli.keys import rotate_key
+
+    return rotate_key(config, name, overlap, expires, is_json=is_json)
 
 
 @token.command("relay")
@@ -388,13 +497,18 @@ def token_relay(config: Path | None, **wanted: Any) -> int:
 
 
 @token.command("revoke")
-@click.argument("id")
+@click.argument("word", metavar="NAME|ID")
 @_with_config
-def token_revoke(id: str, config: Path | None) -> int:
-    """Have the token with this ID be good no more; its connections are cut within seconds."""
-    from isthmus.cli.token import revoke_token
+def token_revoke(word: str, config: Path | None) -> int:
+    """Have all keys of the caller NAME, or the key or relay token with this ID, be good no more.
 
-    return revoke_token(config, id)
+    What it had open is ended within a second.
+    """
+    from isthmus.cli.keys import revoke_key
+    from isthmus.cli.token import revoke_token
+    from isthmus.identity.relay import is_id
+
+    return revoke_token(config, word) if is_id(word) else revoke_key(config, word)
 
 
 @token.command("read")
@@ -445,6 +559,117 @@ def forget(agent: str, server_id: str | None, hub: str | None, config: Path | No
 
     _quietly()
     return run_command(forget_servers(hub_of(_source(hub, config)), agent, server_id))
+
+
+@cli.group()
+def audit() -> None:
+    """Look through the audit log of a hub, show its end, or write it out. No hub has to run."""
+
+
+@audit.command("verify")
+@_with_config
+@_with_json
+def audit_verify(config: Path | None, *, is_json: bool) -> int:
+    """Say whether the log is as the hub wrote it; if not, name the first record that is not, and end with 1."""
+    from isthmus.cli.audit import verify_log
+    from isthmus.cli.running import run_command
+
+    return run_command(verify_log(config, is_json=is_json))
+
+
+@audit.command("tail")
+@click.option("-n", "count", type=click.IntRange(0, 100_000), default=20, show_default=True, help="How many records.")
+@click.option("-f", "--follow", "follows", is_flag=True, help="Go on with each that comes, until Ctrl-C.")
+@_with_config
+@_with_json
+def audit_tail(count: int, config: Path | None, *, follows: bool, is_json: bool) -> int:
+    """Print the last records."""
+    from isthmus.cli.audit import show_tail
+    from isthmus.cli.running import run_command
+
+    try:
+        return run_command(show_tail(config, count, follows=follows, is_json=is_json))
+    except KeyboardInterrupt:
+        return Exit.WELL
+
+
+@audit.command("export")
+@click.option("--since", metavar="TIME", help="From when on, such as 2026-11-16, 2026-11-16T09:30:00Z or 24h ago.")
+@click.option("--until", metavar="TIME", help="Until when, which is not included.")
+@click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
+@_with_config
+def audit_export(since: str | None, until: str | None, form: str, config: Path | None) -> int:
+    """Print records, one a line, with the digests that chain them."""
+    from isthmus.cli.audit import export_log
+    from isthmus.cli.running import run_command
+
+    return run_command(export_log(config, since, until, form))
+
+
+@cli.command()
+@click.argument("server", required=False)
+@click.option("--caller", metavar="NAME", help="Log in for this caller alone; TENANT/NAME in another tenant.")
+@click.option("--device", "is_device", is_flag=True, help="Enter a code on another device; no browser is needed here.")
+@click.option("--scope", metavar="WORDS", default="", help="Ask for this, too, as a server may want it.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1.0, 3600.0),
+    default=300.0,
+    show_default=True,
+    metavar="N",
+    help="How long to wait for the person.",
+)
+@click.option("--list", "is_list", is_flag=True, help="List the logins that there are.")
+@_with_config
+@_with_json
+def login(
+    server: str | None,
+    caller: str | None,
+    scope: str,
+    seconds: float,
+    config: Path | None,
+    *,
+    is_device: bool,
+    is_list: bool,
+    is_json: bool,
+) -> int:
+    """Log the hub in at SERVER by OAuth; a running hub takes it up within a second.
+
+    The address to visit is printed and never opened from here: it comes from the server.
+    """
+    from isthmus.cli.login import list_logins, log_in_at
+
+    _quietly()
+    if is_list:
+        return list_logins(config, is_json=is_json)
+    if server is None:
+        raise click.UsageError("Name the SERVER to log in at, or give --list.")
+    return log_in_at(config, server, caller, scope=scope, is_device=is_device, seconds=seconds)
+
+
+@cli.command()
+@click.argument("server")
+@click.option("--caller", metavar="NAME", help="Forget this caller's own login; TENANT/NAME in another tenant.")
+@_with_config
+def logout(server: str, caller: str | None, config: Path | None) -> int:
+    """Forget the login at SERVER; a running hub does within a second."""
+    from isthmus.cli.login import log_out_of
+
+    return log_out_of(config, server, caller)
+
+
+@cli.group()
+def credentials() -> None:
+    """Look after what the hub's logins at servers are kept with."""
+
+
+@credentials.command("rotate")
+@_with_config
+def credentials_rotate(config: Path | None) -> int:
+    """Seal every login anew under a new key, while the hub runs if it does."""
+    from isthmus.cli.login import rotate_key
+
+    return rotate_key(config)
 
 
 @cli.command()

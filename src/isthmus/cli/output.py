@@ -8,18 +8,16 @@ are left to rich, which is loaded only when a terminal is there to show them.
 from __future__ import annotations
 
 import sys
-import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeAlias
+
+from isthmus.model.characters import CONTROL, INVISIBLE, escaped, escaped_misjoined
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-_INVISIBLE = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Marks that turn the reading direction or break the line: text could show other words than it has."""
 
 Row: TypeAlias = Sequence[str]
 Group: TypeAlias = tuple[str, Sequence[Row]]
@@ -34,18 +32,15 @@ def harmless(text: str, *, keep: str = "\n\t") -> str:
     text = text.replace("\r\n", "\n") if "\n" in keep else text
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(character) if _is_harmful(character, keep) else character for character in text)
+    text = escaped_misjoined(text)
+    return "".join(escaped(character) if _is_harmful(character, keep) else character for character in text)
 
 
 def _is_harmful(character: str, keep: str) -> bool:
     if character in keep:
         return False
-    return character in _INVISIBLE or unicodedata.category(character) in ("Cc", "Cs")
-
-
-def _escaped(character: str) -> str:
-    # As JSON and Python both read it, so that `--json` output stays JSON.
-    return f"\\u{ord(character):04x}"
+    is_end = character in "\n\t\r"  # no control character elsewhere, but here it was not to be kept
+    return is_end or CONTROL.match(character) is not None or INVISIBLE.match(character) is not None
 
 
 def first_line(text: str) -> str:

@@ -14,10 +14,12 @@ from typing import Protocol
 
 import msgspec
 
+from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.cli.faults import Told, told_of
 from isthmus.cli.output import say
-from isthmus.cli.sources import Running
+from isthmus.cli.sources import Running, refused
+from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
 from isthmus.faces.rest.listings import list_document, servers_document
@@ -71,8 +73,9 @@ class Reached(Protocol):
 class OwnHub:
     """A hub of this process."""
 
-    def __init__(self, running: RunningHub) -> None:
+    def __init__(self, running: RunningHub, pins: DefinitionPins) -> None:
         self.running = running
+        self._pins = pins
         self.settled_at: dict[ServerName, float] = {}
         """When the first attempt of each server ended, on the loop's clock."""
 
@@ -100,6 +103,7 @@ class OwnHub:
     async def aclose(self) -> None:
         """See `Reached`."""
         await self.running.aclose()
+        await self._pins.aclose()
 
 
 class Watched:
@@ -129,8 +133,16 @@ async def start_own(
     within: float,
     only: Iterable[ServerName] | None = None,
 ) -> OwnHub:
-    """Start a hub without state and wait for its servers, or for `only` those that are needed."""
-    own = OwnHub(RunningHub(_for_a_command(configuration, within, only), environment))
+    """Start a hub without state and wait for its servers, or for `only` those that are needed.
+
+    Raises:
+        CommandFailed: changed tools are to be withheld, and it cannot be known which are.
+    """
+    try:
+        pins = DefinitionPins(configuration, is_lasting=False)
+    except ConfigError as error:
+        raise refused(error) from error
+    own = OwnHub(RunningHub(_for_a_command(configuration, within, only), environment, pins=pins), pins)
     own.running.hub.watch(lambda: _note_settled(own))
     try:
         await _settle(own.running)

@@ -56,7 +56,7 @@ class RemoteHub:
         self._origin, path = parse_url(source.reach.url)
         self._base = path.rstrip("/").removesuffix("/mcp")
         self._crew = Crew("remote")
-        self._client = HttpClient(self._origin, Egress(), self._crew, limit=1)
+        self._client = HttpClient(self._origin, Egress(), self._crew, is_configured=True, limit=1)
 
     async def list(self, shape: ListShape) -> bytes:
         """See `Reached`."""

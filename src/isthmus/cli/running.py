@@ -7,16 +7,22 @@ other commands Ctrl-C and SIGTERM cancel the work, and a call is withdrawn at it
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from isthmus.app.privacy import keep_private
 from isthmus.cli.exits import CommandFailed, Exit
 
 T = TypeVar("T")
 
 DESCRIPTORS_WANTED = 65_536
 """Every server that is a process takes four, every caller one; the usual limit is 1,024."""
+
+
+DEBUGGABLE_VARIABLE = "ISTHMUS_DEBUGGABLE"
+"""Set to anything, it lets a debugger or a profiler of the same user look into a service."""
 
 
 def run_command(work: Coroutine[Any, Any, T]) -> T:
@@ -41,8 +47,10 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_service(work: Coroutine[Any, Any, T]) -> T:
-    """Run what ends by itself when it is told to."""
+    """Run what ends by itself when it is told to, and keep what it holds from other processes of the same user."""
     allow_descriptors()
+    if not os.environ.get(DEBUGGABLE_VARIABLE):
+        keep_private()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         return runner.run(work)
 

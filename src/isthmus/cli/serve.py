@@ -23,7 +23,7 @@ from isthmus.telemetry.logs import configure
 log = structlog.get_logger(__name__)
 
 
-def serve_hub(file: Path | None, host: str | None, port: int | None) -> Exit:
+def serve_hub(file: Path | None, host: str | None, port: int | None, *, is_insecure: bool = False) -> Exit:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
@@ -35,7 +35,7 @@ def serve_hub(file: Path | None, host: str | None, port: int | None) -> Exit:
     source = Source(file, os.environ, Path.cwd(), home(), host, port)
     try:
         opened = partial(_opened, configuration)
-        run_service(serve(configuration, os.environ, source, on_open=opened))
+        run_service(serve(configuration, os.environ, source, on_open=opened, is_insecure=is_insecure))
     except ConfigError as error:
         raise refused(error) from error
     except DoorError as error:
@@ -68,12 +68,7 @@ def warn(configuration: Configuration) -> None:
 def _opened(configuration: Configuration, host: str, port: int) -> None:
     if configuration.hub.log_file is not None:
         say(f"listening at {address(host, port)}, logging to {configuration.hub.log_file}")
-    log.info(
-        "listening",
-        url=address(host, port),
-        servers=len(configuration.servers),
-        callers=len(configuration.callers) or "everybody on this machine",
-    )
+    log.info("listening", url=address(host, port), servers=len(configuration.servers))
 
 
 def address(host: str, port: int) -> str:

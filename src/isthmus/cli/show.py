@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias, assert_never
 
@@ -13,12 +14,17 @@ from isthmus.cli.check import finding_as_json
 from isthmus.cli.exits import Exit
 from isthmus.cli.output import aligned, harmless, say, write, write_json
 from isthmus.cli.sources import configuration_of
+from isthmus.config.extensions import GROUPS
+from isthmus.config.extensions import ROOT as EXTENSIONS
 from isthmus.config.findings import Place
 from isthmus.config.lines import Keys, keys_of, lines_of
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration, Origin, RelayParts
+from isthmus.core.access.tenants import TenantSettings
 from isthmus.core.catalog.rules import CACHE_SECONDS, Rules
+from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller
+from isthmus.model.credentials import OAuthSettings, OwnCredentials, ServerCredentials
 from isthmus.upstream.settings import (
     AgentSettings,
     HttpSettings,
@@ -78,20 +84,33 @@ def _of_all(configuration: Configuration) -> Iterator[Pair]:
     yield from ((f"a2a.{name}", getattr(configuration.a2a, name)) for name in _names(configuration.a2a))
     yield from ((f"targets.{name}", getattr(configuration.targets, name)) for name in _names(configuration.targets))
     yield "storage.url", configuration.storage.shown
+    # Without a key here, one is in the state folder.
+    yield "credentials.key", HIDDEN if configuration.credentials.key else None
+    yield "audit.keep", configuration.audit.keep
+    for group in GROUPS:
+        yield f"{EXTENSIONS}.{group}", [each.name for each in configuration.extensions.of(group)]
     yield from _of_relay(configuration.relay)
     for server in configuration.servers:
         place = Place(None, "servers").at(server.name)
         yield from ((place.at(key).path, value) for key, value in _of_server(server))
-    for _, caller in configuration.callers:
+    for tenant, settings in configuration.tenants.known.items():
+        place = Place(None, "tenants").at(tenant)
+        yield from ((place.at(key).path, value) for key, value in _of_tenant(settings))
+    for caller, digests in _keys_by_caller(configuration).items():
         place = Place(None, "callers").at(caller.name)
-        yield from ((place.at(key).path, value) for key, value in _of_caller(caller))
+        expires_at = configuration.expiries.get(digests[0])
+        yield from ((place.at(key).path, value) for key, value in _of_caller(caller, len(digests), expires_at))
+    for issuer in configuration.issuers:
+        place = Place(None, "issuers").at(issuer.name)
+        yield from ((place.at(key).path, value) for key, value in _of_issuer(issuer))
 
 
 def _of_relay(relay: RelayParts) -> Iterator[Pair]:
     # Without a key here, one is in the state folder, where `isthmus token` finds it too.
     yield "relay.key", None if relay.tokens.key is None else HIDDEN
     for part in (relay.tokens, relay.face, relay.dialin):
-        yield from ((f"relay.{name}", getattr(part, name)) for name in _names(part) if name not in ("key", "agents"))
+        names = (name for name in _names(part) if name not in ("key", "agents", "tenants"))
+        yield from ((f"relay.{name}", getattr(part, name)) for name in names)
     for agent, rules in relay.face.agents.items():
         place = Place(None, "relay.agents").at(agent)
         yield from ((place.at(name).path, value) for name, value in msgspec.structs.asdict(rules).items())
@@ -101,12 +120,36 @@ def _names(settings: object) -> list[str]:
     return [field.name for field in fields(settings)]  # type: ignore[arg-type]
 
 
-def _of_caller(caller: Caller) -> Iterator[Pair]:
-    yield "key", HIDDEN
+def _keys_by_caller(configuration: Configuration) -> dict[Caller, list[bytes]]:
+    found: dict[Caller, list[bytes]] = {}
+    for digest, caller in configuration.callers:
+        found.setdefault(caller, []).append(digest)
+    return found
+
+
+def _of_caller(caller: Caller, keys: int, expires_at: float | None) -> Iterator[Pair]:
+    yield "key", HIDDEN if keys == 1 else [HIDDEN] * keys
+    yield "expires", None if expires_at is None else datetime.fromtimestamp(expires_at, UTC).isoformat()
     yield "tenant", caller.tenant
     yield "allow", caller.grants.allow
     yield "deny", caller.grants.deny
     yield "targets", caller.may_name_targets
+    yield "faces", {face: {"allow": list(held.allow), "deny": list(held.deny)} for face, held in caller.faces}
+
+
+def _of_issuer(issuer: IssuerSettings) -> Iterator[Pair]:
+    names = (name for name in _names(issuer) if name not in ("name", "grants", "scopes"))
+    yield from ((name, getattr(issuer, name)) for name in names)
+    yield "allow", issuer.grants.allow
+    yield "deny", issuer.grants.deny
+    yield "scopes", {scope: list(patterns) for scope, patterns in issuer.scopes.items()}
+
+
+def _of_tenant(tenant: TenantSettings) -> Iterator[Pair]:
+    if tenant.bounds is not None:
+        yield "allow", tenant.bounds.allow
+        yield "deny", tenant.bounds.deny
+    yield "max_calls", tenant.max_calls
 
 
 def _of_server(server: ServerSettings) -> Iterator[Pair]:
@@ -123,6 +166,8 @@ def _of_reach(server: ServerSettings) -> Iterator[Pair]:
             yield "args", [server.redact(argument) for argument in reach.args]
             yield "env", _hidden("env", reach.env, server)
             yield "cwd", reach.cwd
+            limits = ((name, getattr(reach.limits, name)) for name in _names(reach.limits))
+            yield "limits", {name.removesuffix("_bytes"): value for name, value in limits if value is not None}
         case HttpSettings():
             yield "url", server.redact(reach.url)
             yield "type", reach.carrier
@@ -163,9 +208,35 @@ def _of_rest(server: ServerSettings) -> Iterator[Pair]:
     yield "max_queued", server.max_queued
     yield "disabled", server.disabled
     yield "isolation", server.isolation
+    yield from _of_credentials(server.credentials)
+    if server.pin is not None:
+        yield "pin", server.pin
+    if server.ca:
+        yield "ca", f"{server.ca.count('BEGIN CERTIFICATE')} certificate(s)"
     yield from _of_rules(server.rules)
     # Only the names: nobody here knows what is secret in what nobody here reads.
     yield "extra", sorted(server.extra)
+
+
+def _of_credentials(credentials: ServerCredentials) -> Iterator[Pair]:
+    if credentials.oauth is not None:
+        yield "oauth", _of_oauth(credentials.oauth)
+    yield "callers", {f"{tenant}/{name}": _of_own(own) for (tenant, name), own in credentials.own.items()}
+    if credentials.are_demanded:
+        yield "credentials", "caller"
+
+
+def _of_own(own: OwnCredentials) -> dict[str, object]:
+    shown: dict[str, object] = {"headers": dict.fromkeys(own.headers, HIDDEN)} if own.headers else {}
+    return shown if own.oauth is None else {**shown, "oauth": _of_oauth(own.oauth)}
+
+
+def _of_oauth(oauth: OAuthSettings) -> dict[str, object]:
+    """What of a login is not as usual; what is secret in it is hidden."""
+    usual = OAuthSettings()
+    told = {name: getattr(oauth, name) for name in _names(oauth) if getattr(oauth, name) != getattr(usual, name)}
+    hidden: dict[str, object] = {name: HIDDEN for name in ("client_secret", "private_key") if name in told}
+    return {"grant": oauth.grant, **told, **hidden}
 
 
 def _of_rules(rules: Rules) -> Iterator[Pair]:
@@ -175,6 +246,9 @@ def _of_rules(rules: Rules) -> Iterator[Pair]:
     yield "defaults", {tool: sorted(arguments) for tool, arguments in rules.defaults.items()}
     if rules.cached or rules.cache_seconds != CACHE_SECONDS:
         yield "cache", {"tools": list(rules.cached), "ttl": rules.cache_seconds}
+    if rules.is_trusted:
+        yield "trusted", True
+    yield "tags", {name: list(tags) for name, tags in rules.tags.items()}
 
 
 # -- origins -------------------------------------------------------------------------------------------------

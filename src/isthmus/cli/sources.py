@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.config.findings import ConfigError
-from isthmus.config.load import load
+from isthmus.config.load import load, load_for_keys
 from isthmus.config.settings import Configuration
 from isthmus.upstream.settings import HttpSettings
 
@@ -86,6 +86,24 @@ def configuration_of(file: Path | None, *, host: str | None = None, port: int | 
     """
     try:
         return load(file, os.environ, Path.cwd(), home(), host=host, port=port)
+    except ConfigError as error:
+        raise refused(error) from error
+
+
+def configuration_for_keys(file: Path | None) -> tuple[Configuration, str]:
+    """The configuration, or as much of it as keys need, and then why not all of it.
+
+    A key must be revocable by who has none of the variables that the hub was started with.
+
+    Raises:
+        CommandFailed: not even that can be read.
+    """
+    try:
+        return load(file, os.environ, Path.cwd(), home()), ""
+    except ConfigError as error:
+        trouble = "\n  ".join(str(finding) for finding in error.findings)
+    try:
+        return load_for_keys(file, os.environ, Path.cwd(), home()), trouble
     except ConfigError as error:
         raise refused(error) from error
 

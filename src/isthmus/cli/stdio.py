@@ -11,7 +11,8 @@ from isthmus.cli.exits import Exit
 from isthmus.cli.reached import running_as_server
 from isthmus.cli.running import run_service
 from isthmus.cli.serve import log_as, warn
-from isthmus.cli.sources import Own, Running, configuration_of, home
+from isthmus.cli.sources import Own, Running, configuration_of, home, refused
+from isthmus.config.findings import ConfigError
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -32,7 +33,10 @@ def serve_stdio(source: Running | Own) -> Exit:
     if isinstance(source, Own):
         warn(configuration)
     output = take_stdout()
-    run_service(run_stdio(configuration, os.environ, files, surface=surface, stdin=STDIN, stdout=output))
+    try:
+        run_service(run_stdio(configuration, os.environ, files, surface=surface, stdin=STDIN, stdout=output))
+    except ConfigError as error:
+        raise refused(error) from error
     return Exit.WELL
 
 

@@ -71,6 +71,13 @@ SHARED_KEY = Code("ISC-404", "shared-key", "give each caller a key of its own")
 NO_USABLE_CALLER = Code("ISC-405", "no-usable-caller", "mend one of the callers")
 OPEN_TO_NETWORK = Code("ISC-406", "open-to-network", "add a caller, or listen on 127.0.0.1")
 BAD_AGENT = Code("ISC-407", "bad-agent", "mend the entry, then: isthmus config check")
+KEY_STORE = Code("ISC-408", "key-store", "put the file back or mend it, then: isthmus token list")
+BAD_TENANT = Code("ISC-411", "bad-tenant", "mend the entry: until then nobody of the tenant may call anything")
+BAD_ISSUER = Code("ISC-412", "bad-issuer", "mend the entry: until then its tokens are refused")
+
+# -- what other packages add ---------------------------------------------------------------------------------
+
+BAD_EXTENSION = Code("ISC-501", "bad-extension", "install its package where the hub is, or take it out of [extensions]")
 
 CODES: tuple[Code, ...] = tuple(code for code in list(globals().values()) if isinstance(code, Code))
 """All of them, in the order of their numbers."""

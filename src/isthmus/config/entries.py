@@ -25,10 +25,11 @@ DEPTH_MAX = 32
 
 TRANSPORT_KEYS = ("type", "transport", "transportType")
 STDIO_KEYS = frozenset({"command", "args", "env", "cwd", "env_file"})
-URL_KEYS = frozenset({"url", "headers", "user_headers"})
-RPC_KEYS = frozenset({"rpc", "headers", "user_headers", "tools"})
-AGENT_KEYS = frozenset({"agent", "headers", "origins"})
+URL_KEYS = frozenset({"url", "headers", "user_headers", "ca"})
+RPC_KEYS = frozenset({"rpc", "headers", "user_headers", "tools", "ca"})
+AGENT_KEYS = frozenset({"agent", "headers", "origins", "ca"})
 PYTHON_KEYS = frozenset({"python", "path"})
+LOGIN_KEYS = frozenset({"oauth", "callers", "credentials"})
 REACH_KEYS = STDIO_KEYS | URL_KEYS | RPC_KEYS | AGENT_KEYS | PYTHON_KEYS
 EXTRA = "extra"
 """Holds, in our own file, what other clients had in an entry besides."""
@@ -36,11 +37,13 @@ EXTRA_JSON = "extra_json"
 """Holds, as JSON in a text, what of that our own file has no words for."""
 
 _SHARED = frozenset({"timeout", "disabled", "enabled", "include_tools", "exclude_tools", *TRANSPORT_KEYS})
-_OURS_ALONE = frozenset({"era", "max_calls", "max_queued", "isolation", "defaults", "cache"})
+_OURS_ALONE = frozenset(
+    {"era", "limits", "max_calls", "max_queued", "isolation", "pin", "defaults", "cache", "trusted", "tags"}
+)
 _KEPT = frozenset({EXTRA, EXTRA_JSON})
-KEYS = REACH_KEYS | _SHARED | _OURS_ALONE | _KEPT
-_THEIR_KEYS = STDIO_KEYS | URL_KEYS | _SHARED
-_TEXTUAL = (REACH_KEYS | {"include_tools", "exclude_tools"}) - {"tools"}
+KEYS = REACH_KEYS | _SHARED | _OURS_ALONE | LOGIN_KEYS | _KEPT
+_THEIR_KEYS = (STDIO_KEYS | URL_KEYS | _SHARED) - {"ca"}
+_TEXTUAL = (REACH_KEYS | {"include_tools", "exclude_tools", "tags"}) - {"tools"}
 """Keys with texts in them, which stay in the letters that the file has."""
 
 
@@ -153,7 +156,7 @@ def _absolute(fields: Mapping[str, object], around: Surroundings) -> dict[str, o
     """Return paths as they are seen from everywhere, so that an entry means the same in another file."""
     paths = {
         key: path
-        for key in ("command", "cwd", "env_file", "path")
+        for key in ("command", "cwd", "env_file", "path", "ca")
         if isinstance(path := fields.get(key), str) and path and "${" not in path
     }
     found = {key: str(located(path, around.folder, around.home)) for key, path in paths.items()}

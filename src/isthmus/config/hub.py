@@ -23,13 +23,19 @@ _HUB_READERS: Mapping[str, Reader] = {
     "port": values.integer,
     "public_url": values.text,
     "names": values.text,
+    "audit": values.text,
+    "pin": values.text,
     "state": values.text,
     "tools": values.texts,
     "log_level": values.text,
     "log_format": values.text,
+    "hosts": values.texts,
+    "origins": values.texts,
     "allowed_hosts": values.texts,
     "allowed_origins": values.texts,
 }
+_EARLIER = {"allowed_hosts": "hosts", "allowed_origins": "origins"}
+"""What settings were called, and are."""
 _LOG_READERS: Mapping[str, Reader] = {"file": values.text, "format": values.text, "level": values.text}
 _LIMITS_READERS: Mapping[str, Reader] = {
     limit.name: values.integer if isinstance(limit.default, int) else values.number for limit in fields(Limits)
@@ -49,6 +55,7 @@ def read_hub(
     if document is None or not document.dialect.has_hub:
         return _hub({}, _limits({}, call_seconds), home, home, given), ()
     hub, told = read_table(document, "hub", _HUB_READERS)
+    accepted(document, "hub", lambda: _rename(hub))
     # Elsewhere a `log` may be anything, and of anybody.
     log, told_of_log = read_table(document, "log", _LOG_READERS) if document.dialect.is_own else ({}, ())
     read, told_of_limits = read_table(document, "limits", _LIMITS_READERS)
@@ -57,6 +64,15 @@ def read_hub(
     accepted(document, "log", lambda: _check_log(log))
     hub.update({f"log_{key}": value for key, value in log.items()})
     return _hub(hub, limits, document.file.parent, home, given), (*told, *told_of_log, *told_of_limits)
+
+
+def _rename(hub: dict[str, Any]) -> None:
+    """Take what has an earlier name under its present one."""
+    for earlier, name in _EARLIER.items():
+        if earlier in hub:
+            if name in hub:
+                raise ValueError(f"{earlier} must be left out where {name} is given, not be beside it")
+            hub[name] = hub.pop(earlier)
 
 
 def _limits(read: Mapping[str, Any], call_seconds: float | None) -> Limits:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from isthmus.config import codes, values
+from isthmus.config.contents import contents_of
 from isthmus.config.dialects.clients import CLIENTS
 from isthmus.config.dialects.dialect import Dialect
 from isthmus.config.dialects.places import places_of
-from isthmus.config.files import Document, located, read
+from isthmus.config.extensions import Extension, Importer
+from isthmus.config.files import FILE_BYTES_MAX, Document, located, read
 from isthmus.config.findings import ConfigError, Finding, Place, nearest
 from isthmus.config.formats import PARSERS
 
@@ -59,17 +62,29 @@ def named_imports(document: Document) -> tuple[str, ...]:
 
 
 def look_up(
-    names: Iterable[str], place: Place, folder: Path, around: Around, dialect: Dialect | None = None
+    names: Iterable[str],
+    place: Place,
+    folder: Path,
+    around: Around,
+    dialect: Dialect | None = None,
+    *,
+    importers: Mapping[str, Extension] | None = None,
 ) -> Imported:
     """Read the files of clients and the files at paths; paths are seen from `folder`.
 
-    `place` is where the names are written, one without a path being the command line.
+    `place` is where the names are written, one without a path being the command line. `importers` are what extensions
+    add to the clients that are known.
+
+    Raises:
+        ConfigError: an extension that is wanted cannot be used.
     """
     found = Imported()
     for position, name in enumerate(names):
         here = place.at(position) if place.path else Place(None)
         if _is_path(name):
             _take_file(found, located(name, folder, around.home), here, dialect)
+        elif importers is not None and name in importers:
+            _take_by(importers[name], found, here, around)
         else:
             _take_client(found, name, here, around)
     return found
@@ -108,6 +123,29 @@ def _take_client(found: Imported, name: str, place: Place, around: Around) -> No
     if not present and name != ALL:
         said = f"has no file of {chosen[0].title} to read"
         found.findings.append(place.finding(said, code=codes.NOTHING_TO_IMPORT))
+
+
+def _take_by(extension: Extension, found: Imported, place: Place, around: Around) -> None:
+    """Read the files of a program that only an extension knows."""
+    importer = cast("Importer", extension.make("places", "servers"))
+    title = str(getattr(importer, "title", extension.name))
+    files = list(importer.places(around.home, around.cwd, around.environment))
+    found.sought += files
+    present = [file for file in files if file.is_file()]
+    for file in present:
+        try:
+            servers = {
+                name: dict(fields) for name, fields in importer.servers(contents_of(file, FILE_BYTES_MAX)).items()
+            }
+        except Exception as error:  # noqa: BLE001 - it is not ours, and costs only its own servers
+            said = f"cannot be read as a file of {title}: {type(error).__name__}"
+            found.findings.append(Place(file).finding(said, code=codes.SYNTAX))
+            found.unread.append(file)
+        else:
+            dialect = Dialect(extension.name, title, roots=(("mcpServers",),))
+            found.documents.append(Document(file, {"mcpServers": servers}, dialect))
+    if not present:
+        found.findings.append(place.finding(f"has no file of {title} to read", code=codes.NOTHING_TO_IMPORT))
 
 
 def _take(found: Imported, file: Path, dialect: Dialect | None) -> None:

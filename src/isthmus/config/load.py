@@ -7,22 +7,31 @@ It reads files and nothing else: the environment, the working folder and the hom
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from isthmus.config import codes
 from isthmus.config.a2a import ROOT as A2A
 from isthmus.config.a2a import read_a2a
+from isthmus.config.audit import ROOT as AUDIT
+from isthmus.config.audit import read_audit
 from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.callers import KnownCaller, read_callers
 from isthmus.config.dialects.dialect import Dialect
 from isthmus.config.entries import entries_of, has_place_for_servers
 from isthmus.config.environment import TIMEOUT_VARIABLE, call_seconds, mapped_servers
+from isthmus.config.extensions import ROOT as EXTENSIONS
+from isthmus.config.extensions import Extensions, read_extensions
 from isthmus.config.files import Document, find, read
 from isthmus.config.findings import ConfigError, Finding, Place, nearest
 from isthmus.config.hub import read_hub
 from isthmus.config.imports import KEY as IMPORT
 from isthmus.config.imports import Around, Imported, look_up, named_imports
+from isthmus.config.issuers import ROOT as ISSUERS
+from isthmus.config.issuers import read_issuers
+from isthmus.config.oauth import ROOT as CREDENTIALS
+from isthmus.config.oauth import read_credentials
 from isthmus.config.origins import origins_of
 from isthmus.config.relay import ROOT as RELAY
 from isthmus.config.relay import read_relay
@@ -34,14 +43,18 @@ from isthmus.config.targets import ROOT as TARGETS
 from isthmus.config.targets import read_targets
 from isthmus.config.tasks import ROOT as TASKS
 from isthmus.config.tasks import read_tasks
+from isthmus.config.tenants import ROOT as TENANTS
+from isthmus.config.tenants import read_tenants
 from isthmus.config.variables import ENV_NAME, Variables, seen_from
+from isthmus.core.access.tenants import Tenants
 from isthmus.core.settings import Limits
 
 AccessMode = Literal["open", "keys"]
 
-_TABLES = dict.fromkeys(
-    ("hub", "log", "limits", A2A, TASKS, TARGETS, STORAGE, RELAY, CALLERS, IMPORT, "mcpServers", "servers")
-)
+_TABLES = dict.fromkeys((
+    "hub", "log", "limits", A2A, TASKS, TARGETS, STORAGE, AUDIT, RELAY, CALLERS, TENANTS, ISSUERS, IMPORT, CREDENTIALS,
+    EXTENSIONS, "mcpServers", "servers",
+))  # fmt: skip
 
 
 def load(
@@ -56,8 +69,7 @@ def load(
 ) -> Configuration:
     """Find, read and check the configuration; with no file anywhere, return the defaults.
 
-    `host` and `port` are the command line's and win. They are taken here and not put in afterwards, because
-    what makes a key strong enough depends on the host.
+    `host` and `port` are the command line's and win.
 
     Raises:
         ConfigError: the named file is missing, the file cannot be parsed, or what it says of the hub or of
@@ -70,6 +82,25 @@ def load(
     return _Loading(around, given).configuration(document)
 
 
+def load_for_keys(path: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> Configuration:
+    """The part of a configuration that a command needs to work on the list of keys, without anything that is borrowed.
+
+    Keys must be revoked by whoever is at hand, who may not have the variables and files that the hub was started with.
+
+    Raises:
+        ConfigError: the file is missing or cannot be parsed, or what it says of the hub or of tenants is wrong.
+    """
+    file = find(path, environment, cwd, home)
+    document = None if file is None else read(file, None)
+    hub, _ = read_hub(document, home, {}, None)
+    tenants, _ = read_tenants(document)
+    return Configuration(file=file, hub=hub, tenants=tenants, named=_named(document))
+
+
+def _named(document: Document | None) -> frozenset[str]:
+    return frozenset() if document is None or not document.dialect.has_hub else frozenset(document.section(CALLERS))
+
+
 class _Loading:
     """One run through all that there is to read."""
 
@@ -79,23 +110,35 @@ class _Loading:
         self._roster = Roster()
         self._findings: list[Finding] = []
         self._files: list[Path] = []
+        self._extensions = Extensions()
 
     def configuration(self, document: Document | None) -> Configuration:
         """Read the file and what it imports, then what the environment adds."""
+        self._extensions, of_extensions = read_extensions(document, self._variables(document))
+        self._findings += of_extensions
         seconds, told = call_seconds(self._around.environment)
         hub, of_hub = read_hub(document, self._around.home, self._given, seconds)
         a2a, of_a2a = read_a2a(document)
         tasks, of_tasks = read_tasks(document)
         targets, of_targets = read_targets(document)
-        storage, of_storage = read_storage(document, self._variables(document))
-        relay, of_relay = read_relay(document, self._variables(document), is_loopback=hub.is_loopback)
+        schemes = [each.name for each in self._extensions.of("storage")]
+        storage, of_storage = read_storage(document, self._variables(document), schemes)
+        audit, of_audit = read_audit(document)
+        credentials, of_credentials = read_credentials(document, self._variables(document))
+        self._findings += of_credentials
+        relay, of_relay = read_relay(document, self._variables(document))
         if document is not None:
             self._findings += [*document.warnings, *_of_tables(document)]
-        self._findings += [*told, *of_hub, *of_a2a, *of_tasks, *of_targets, *of_storage, *of_relay]
+        self._findings += [*told, *of_hub, *of_a2a, *of_tasks, *of_targets, *of_storage, *of_audit, *of_relay]
         imported = Imported() if document is None else self._servers(document, hub.limits)
         self._mapped(hub.limits)
         self._findings += [*self._roster.findings, *look_alikes(self._roster)]
-        callers = () if document is None else self._callers(document, hub)
+        tenants, of_tenants = read_tenants(document)
+        tenants = replace(tenants, has_policies=bool(self._extensions.of("policy")))
+        self._findings += of_tenants
+        callers, expiries = self._callers(document, tenants)
+        issuers, of_issuers = read_issuers(document, hub.public_url, tenants)
+        self._findings += of_issuers
         return Configuration(
             file=None if document is None else document.file,
             hub=hub,
@@ -103,9 +146,16 @@ class _Loading:
             tasks=tasks,
             targets=targets,
             storage=storage,
+            audit=audit,
+            credentials=credentials,
             relay=relay,
+            extensions=self._extensions,
             servers=tuple(self._roster.servers.values()),
             callers=callers,
+            named=_named(document),
+            tenants=tenants,
+            expiries=expiries,
+            issuers=issuers,
             warnings=tuple(self._findings),
             files=tuple(dict.fromkeys([*self._files, *self._roster.files])),
             broken=tuple(name for name in self._roster.entries if name not in self._roster.servers),
@@ -122,7 +172,8 @@ class _Loading:
     def _servers(self, document: Document, limits: Limits) -> Imported:
         place = Place(document.file, IMPORT)
         self._read(document, limits)
-        imported = look_up(named_imports(document), place, document.file.parent, self._around)
+        importers = {each.name: each for each in self._extensions.of("importers")}
+        imported = look_up(named_imports(document), place, document.file.parent, self._around, importers=importers)
         self._findings += imported.findings
         self._files += imported.sought
         for other in imported.documents:
@@ -139,7 +190,8 @@ class _Loading:
         folder = document.base(home, cwd)
         entries, odd = entries_of(document, home, cwd)
         self._findings += [*told, *odd]
-        self._roster.add(entries, Reading(Variables(seen, folder, home), folder, home, limits))
+        sources = self._extensions.sources() if document.dialect.is_own else None
+        self._roster.add(entries, Reading(Variables(seen, folder, home, sources), folder, home, limits))
 
     def _mapped(self, limits: Limits) -> None:
         entries, told = mapped_servers(self._around.environment)
@@ -149,31 +201,35 @@ class _Loading:
         entries = [entry for entry in entries if entry.name not in self._roster.called]
         self._roster.add(entries, Reading(Variables(self._around.environment, cwd, home), cwd, home, limits))
 
-    def _callers(self, document: Document, hub: HubSettings) -> tuple[KnownCaller, ...]:
-        if not document.dialect.has_hub:
-            return ()
-        callers, told = read_callers(document, self._variables(document), is_loopback=hub.is_loopback)
+    def _callers(
+        self, document: Document | None, tenants: Tenants
+    ) -> tuple[tuple[KnownCaller, ...], dict[bytes, float]]:
+        if document is None or not document.dialect.has_hub:
+            return (), {}
+        callers, expiries, told = read_callers(document, self._variables(document), tenants)
         self._findings += told
-        return callers
+        return callers, expiries
 
     def _variables(self, document: Document | None) -> Variables:
         """What the hub's own tables can borrow; what is odd in a `.env` is told with the servers."""
         home, environment = self._around.home, self._around.environment
         if document is None:
             return Variables(environment, self._around.cwd, home)
-        return Variables(seen_from(document.file, environment)[0], document.file.parent, home)
+        sources = self._extensions.sources()
+        return Variables(seen_from(document.file, environment)[0], document.file.parent, home, sources)
 
 
 def _of_tables(document: Document) -> list[Finding]:
     """Look at the outermost keys of a file.
 
     Raises:
-        ConfigError: one is probably a mistyped `callers`, without which the hub would be open.
+        ConfigError: one is probably a mistyped `callers` or `issuers`, without which the hub would be open, or a
+            mistyped `tenants` or `extensions`, without which nobody would be held to anything.
     """
     place, dialect = Place(document.file), document.dialect
     unknown = [key for key in document.table if key not in _TABLES]
     for key in unknown:
-        if dialect.has_hub and nearest(key, _TABLES) == CALLERS:
+        if dialect.has_hub and nearest(key, _TABLES) in (CALLERS, ISSUERS, TENANTS, EXTENSIONS):
             raise ConfigError(place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE))
     if dialect.is_own:
         return [place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE) for key in unknown]
@@ -183,21 +239,34 @@ def _of_tables(document: Document) -> list[Finding]:
     return [place.finding("has no servers", advice=advice, code=codes.NO_SERVERS)]
 
 
-def access_mode(hub: HubSettings, callers: tuple[KnownCaller, ...]) -> AccessMode:
-    """Say who may call: whoever holds a key, or, on loopback with no caller configured, every local program.
+def access_mode(
+    hub: HubSettings,
+    callers: tuple[KnownCaller, ...],
+    *,
+    has_others: bool = False,
+    is_insecure: bool = False,
+) -> AccessMode:
+    """Say who may call: whoever proves who they are, or, on loopback with no caller configured, every local program.
+
+    `has_others` says that callers are known from elsewhere, such as keys in the state folder. `is_insecure` leaves
+    the hub open wherever it listens.
 
     Raises:
-        ConfigError: others can reach the hub and no caller is configured. It is never open to a network.
+        ConfigError: others can reach the hub and no caller is configured. It is never open to a network unasked.
     """
-    if callers:
+    if callers or has_others:
         return "keys"
-    if hub.is_loopback:
+    if hub.is_loopback or is_insecure:
         return "open"
     raise ConfigError(
         Place(None, "hub.host").finding(
             "must be loopback while no caller is configured",
             value=repr(hub.host),
-            advice='add [callers.NAME] with key = "env:NAME_KEY" and allow = ["*"], or listen on 127.0.0.1',
+            advice=(
+                'make a key with: isthmus token create NAME --allow "*", or add [callers.NAME] with'
+                ' key = "env:NAME_KEY" and allow = ["*"], or listen on 127.0.0.1; isthmus serve --insecure'
+                " lets everybody in who can reach it"
+            ),
             code=codes.OPEN_TO_NETWORK,
         )
     )

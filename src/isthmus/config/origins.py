@@ -18,7 +18,7 @@ from isthmus.config.servers import Roster
 from isthmus.config.settings import Origin
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
-_TABLES = ("hub", "log", "limits", "a2a", "tasks", "targets", "storage", RELAY)
+_TABLES = ("hub", "log", "limits", "a2a", "tasks", "targets", "storage", "audit", "credentials", RELAY)
 
 
 def origins_of(
@@ -74,7 +74,7 @@ def _placeholders(value: object) -> Iterator[str]:
     """Yield what a value borrows, without defaults, which may be anything."""
     match value:
         case str():
-            is_reference = value.startswith(("env:", "file:"))
+            is_reference = value.startswith(("env:", "file:", "keyring:"))
             yield from [value] if is_reference else [found.partition(":-")[0] for found in _PLACEHOLDER.findall(value)]
         case list():
             yield from (name for item in value for name in _placeholders(item))

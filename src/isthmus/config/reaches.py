@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from isthmus.config import codes, values
 from isthmus.config.entries import (
     AGENT_KEYS,
+    LOGIN_KEYS,
     PYTHON_KEYS,
     REACH_KEYS,
     RPC_KEYS,
@@ -25,6 +26,7 @@ from isthmus.config.entries import (
 )
 from isthmus.config.files import located, program
 from isthmus.config.findings import Finding, Mistake
+from isthmus.config.process_limits import process_limits
 from isthmus.config.tool_rules import declared_tools
 from isthmus.upstream.settings import (
     AgentSettings,
@@ -68,14 +70,14 @@ _ALLOWED: Mapping[Way, tuple[Word, ...]] = {
     "python": ("python",),
 }
 _READ: Mapping[Way, frozenset[str]] = {
-    "command": STDIO_KEYS | {"era"},
-    "url": URL_KEYS | {"era"},
-    "rpc": RPC_KEYS,
-    "agent": AGENT_KEYS,
+    "command": STDIO_KEYS | {"era", "limits"},
+    "url": URL_KEYS | LOGIN_KEYS | {"era"},
+    "rpc": RPC_KEYS | LOGIN_KEYS,
+    "agent": AGENT_KEYS | LOGIN_KEYS,
     "python": PYTHON_KEYS,
 }
 
-_OURS_ALONE = frozenset({"era", "user_headers"})
+_OURS_ALONE = frozenset({"era", "limits", "user_headers"}) | LOGIN_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ def _stdio(filled: Filled) -> StdioSettings:
         env={**_env_file(filled), **values.table_of_words("env", fields.get("env", {}))},
         cwd=str(located(cwd, filled.folder, home)) if cwd else None,
         era=_era(fields),
+        limits=process_limits(fields.get("limits", {})),
     )
 
 

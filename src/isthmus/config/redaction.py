@@ -33,6 +33,8 @@ def secrets_of(fields: dict[str, object]) -> set[str]:
     """Return the literal secrets of a server entry, whatever shape it is in."""
     named = [*_pairs(fields.get("headers")), *_pairs(fields.get("env"))]
     named += [*_query(fields.get("url")), *_query(fields.get("rpc")), *_query(fields.get("agent"))]
+    logins = [*_deep(fields.get("oauth")), *_deep(fields.get("callers"))]
+    named += [(name, value) for name, value in logins if not name.endswith("_endpoint")]
     named += _options(fields.get("args"))
     defaults = fields.get("defaults")
     named += [
@@ -70,6 +72,13 @@ def _within(text: str) -> Iterator[str]:
 def _pairs(value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         yield from ((str(name), text) for name, item in value.items() if (text := _word(item)))
+
+
+def _deep(value: object) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of tables in tables."""
+    yield from _pairs(value)
+    for inner in value.values() if isinstance(value, dict) else ():
+        yield from _deep(inner)
 
 
 def _words(value: object) -> list[str]:

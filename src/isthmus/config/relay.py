@@ -18,7 +18,7 @@ from isthmus.config.settings import RelayParts
 from isthmus.config.tables import Reader, accepted, read_table
 from isthmus.config.variables import Borrowed, Variables
 from isthmus.faces.relay.settings import RelaySettings
-from isthmus.identity.keys import weakness_of
+from isthmus.identity.keys import KeyTooShort, check_length
 from isthmus.identity.relay import TokenSettings, check_name
 from isthmus.model.names import parse_server_name
 from isthmus.model.relay import AgentRules
@@ -48,9 +48,7 @@ _AGENT_KEYS = ("name", "allow", "deny", "grace")
 _NOTHING = AgentRules(deny=("*",))
 
 
-def read_relay(
-    document: Document | None, variables: Variables, *, is_loopback: bool
-) -> tuple[RelayParts, tuple[Finding, ...]]:
+def read_relay(document: Document | None, variables: Variables) -> tuple[RelayParts, tuple[Finding, ...]]:
     """Return the settings of the relay and what is odd in them.
 
     Raises:
@@ -62,8 +60,7 @@ def read_relay(
     place = Place(document.file, ROOT)
     read[AGENTS], told_of_agents = _agents(read.get(AGENTS, {}), place.at(AGENTS))
     read["key"] = accepted(document, ROOT, lambda: _key(read.get("key"), variables))
-    weakness = accepted(document, ROOT, lambda: _weakness(read["key"], place.at("key"), is_loopback=is_loopback))
-    return accepted(document, ROOT, lambda: _parts(read)), (*told, *weakness, *told_of_agents)
+    return accepted(document, ROOT, lambda: _parts(read)), (*told, *told_of_agents)
 
 
 def _parts(read: Mapping[str, Any]) -> RelayParts:
@@ -89,17 +86,12 @@ def _key(text: str | None, variables: Variables) -> str | None:
     if borrowed.unresolved:
         found = borrowed.unresolved[0]
         raise Mistake(codes.UNRESOLVED_VARIABLE, f"key must have only variables that are set, not {found}")
+    TokenSettings(key)  # which refuses what cannot be a key at all
+    try:
+        check_length(key)
+    except KeyTooShort as error:
+        raise Mistake(codes.WEAK_KEY, str(error)) from None
     return key
-
-
-def _weakness(key: str | None, place: Place, *, is_loopback: bool) -> list[Finding]:
-    weakness = weakness_of(key) if key else None
-    if weakness is None:
-        return []
-    advice = "make one with: openssl rand -hex 16"
-    if not is_loopback:
-        raise ValueError(f"key must be strong where others can reach the hub, not weak: it {weakness}; {advice}")
-    return [place.finding(f"{weakness}; it will do only on loopback", advice=advice, code=codes.WEAK_KEY)]
 
 
 # -- agents ----------------------------------------------------------------------------------------------------------

@@ -14,19 +14,27 @@ from pathlib import Path
 from typing import cast, get_args
 
 from isthmus.config import codes, reaches, redaction, values
+from isthmus.config.contents import contents_of
 from isthmus.config.dialects.syntax import INPUT_PREFIX
 from isthmus.config.entries import EXTRA, Entry
+from isthmus.config.files import located
 from isthmus.config.findings import Finding, Place
+from isthmus.config.oauth import credentials_of, is_secret_at
 from isthmus.config.tool_rules import rules_of
 from isthmus.config.variables import Borrowed, Variables, read_env
+from isthmus.core.catalog.pins import PINNINGS, Pinning
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName, parse_server_name
+from isthmus.transport.tls import tls_settings
 from isthmus.upstream.settings import TIMEOUT_SECONDS_MAX, Isolation, ServerSettings
 
 RESERVED = frozenset({"builtin"})
 """Names that the hub's own tools live under."""
 
 NAME_LENGTH_MAX = 50
+
+CA_BYTES_MAX = 1024 * 1024
+"""Of a file of certificates; a system's whole collection is a quarter of it."""
 
 _LITERAL = frozenset({"tools", "cache", EXTRA})
 """Keys in which a placeholder is text like any other: a schema may well hold one."""
@@ -198,6 +206,9 @@ def _settings(name: ServerName, draft: _Draft) -> ServerSettings:
         max_queued=values.integer("max_queued", fields.get("max_queued", limits.max_queued)),
         disabled=_is_disabled(fields),
         isolation=_isolation(fields),
+        credentials=credentials_of(fields),
+        pin=_pin(fields),
+        ca=_authority(draft),
         rules=rules_of(fields, entry, draft.findings),
         extra=entry.extra,
     )
@@ -208,6 +219,30 @@ def _isolation(fields: Mapping[str, object]) -> Isolation:
     if word not in get_args(Isolation):
         raise ValueError(f"isolation must be one of {', '.join(get_args(Isolation))}, not {values.shown(word)}")
     return cast(Isolation, word)
+
+
+def _pin(fields: Mapping[str, object]) -> Pinning | None:
+    word = fields.get("pin")
+    if word is not None and word not in PINNINGS:
+        raise ValueError(f"pin must be one of {', '.join(PINNINGS)}, not {values.shown(word)}")
+    return cast("Pinning | None", word)
+
+
+def _authority(draft: _Draft) -> str:
+    """The certificates in the file that an entry names, read now so that a reload sees when they change."""
+    named = values.text("ca", draft.fields.get("ca", ""))
+    if not named:
+        return ""
+    file = located(named, draft.reading.folder, draft.reading.home)
+    draft.files.append(file)
+    try:
+        text = contents_of(file, CA_BYTES_MAX).decode("utf-8", "replace")
+        tls_settings(text)
+    except OSError as error:
+        raise ValueError(f"ca must be a file that can be read, not {named!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"ca must be a file of certificates in PEM form, not {named!r}") from error
+    return text
 
 
 def _timeout(draft: _Draft) -> float:
@@ -269,7 +304,8 @@ def _expanded(key: str, value: object, draft: _Draft, *below: str | int) -> obje
 def _borrowed(key: str, below: tuple[str | int, ...], value: str, draft: _Draft) -> str:
     variables, borrowed = draft.reading.variables, draft.borrowed
     # In other programs' files `file:` in a variable is a database's address, and they mean it literally.
-    if (key == "headers" and draft.entry.dialect.has_hub) or (key == "env" and draft.entry.dialect.is_own):
+    is_header = key == "headers" and draft.entry.dialect.has_hub
+    if is_header or is_secret_at(key, below) or (key == "env" and draft.entry.dialect.is_own):
         text = variables.secret(".".join(map(str, (key, *below))), value, borrowed)
     else:
         text = variables.expand(value, borrowed)

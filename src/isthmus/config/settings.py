@@ -14,15 +14,21 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
+from isthmus.config.extensions import Extensions
 from isthmus.config.findings import Finding
+from isthmus.core.access.tenants import NO_TENANTS, Tenants
+from isthmus.core.catalog.pins import PINNINGS, Pinning
 from isthmus.core.settings import Limits
+from isthmus.credentials.vault import VaultSettings
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.faces.mcp.settings import TaskSettings
 from isthmus.faces.relay.settings import RelaySettings
 from isthmus.identity.relay import TokenSettings
+from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
+from isthmus.telemetry.settings import AuditMode, AuditSettings
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.settings import ServerSettings
 from isthmus.upstream.targets.settings import TargetSettings
@@ -46,15 +52,19 @@ class HubSettings:
     public_url: str | None = None
     """What the hub calls itself towards others; never taken from a request's Host header."""
     names: NameStyle = "canonical"
+    pin: Pinning = "warn"
+    """What becomes of a tool whose definition changes after it was first seen."""
     state: str = "~/.local/state/isthmus"
     """The folder for what must outlast the process; `load` returns it absolute."""
+    audit: AuditMode = "batched"
+    """Whether calls are written into the audit log: not, soon after their end, or before anybody hears of it."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
     log_file: str | None = None
     """Where logs are written; None for standard error. `load` returns it absolute."""
-    allowed_hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     """Host headers accepted besides the hub's own addresses."""
-    allowed_origins: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
     """Origins of web pages that may call; a request without one is not from a page and passes."""
     tools: tuple[str, ...] = ()
     """Python modules that are imported for their functions, which `@tool` makes built-in tools."""
@@ -68,13 +78,15 @@ class HubSettings:
         if self.public_url is not None:
             _check_public_url(self.public_url)
         _check_one_of("names", self.names, get_args(NameStyle))
+        _check_one_of("pin", self.pin, PINNINGS)
+        _check_one_of("audit", self.audit, get_args(AuditMode))
         _check_one_of("log_level", self.log_level, get_args(LogLevel))
         _check_one_of("log_format", self.log_format, get_args(LogFormat))
         if self.log_file is not None and (not self.log_file.strip() or "\0" in self.log_file):
             raise ValueError(f"log_file must be the path of a file, not {self.log_file!r}")
         _check_each("tools", self.tools, _MODULE, "package.module")
-        _check_each("allowed_hosts", self.allowed_hosts, _HOST, "a host name, with its port if it has one")
-        _check_each("allowed_origins", self.allowed_origins, _ORIGIN, "an origin like https://app.example")
+        _check_each("hosts", self.hosts, _HOST, "a host name, with its port if it has one")
+        _check_each("origins", self.origins, _ORIGIN, "an origin like https://app.example")
 
     @property
     def is_loopback(self) -> bool:
@@ -118,7 +130,15 @@ class Configuration:
     hub: HubSettings
     servers: tuple[ServerSettings, ...] = ()
     callers: tuple[tuple[bytes, Caller], ...] = ()
-    """Digest of the key and who it belongs to, ready for `identity.keys.KeyRing`."""
+    """Digest of the key and who it belongs to, ready for `identity.keys.KeyRing`; a caller may have several."""
+    named: frozenset[str] = frozenset()
+    """The names of all callers that the file has, those that had to be left out included: they are the file's."""
+    expiries: Mapping[bytes, float] = field(default_factory=dict)
+    """By the digest: when a key of a caller ceases to be good, in seconds since 1970."""
+    tenants: Tenants = NO_TENANTS
+    """What everybody of a tenant is held to; those in `callers` are already."""
+    issuers: tuple[IssuerSettings, ...] = ()
+    """Whose signed tokens let somebody in."""
     warnings: tuple[Finding, ...] = ()
     files: tuple[Path, ...] = ()
     """Every file that was read or that would have been, had it existed: a change of one may change all this."""
@@ -134,6 +154,11 @@ class Configuration:
     tasks: TaskSettings = field(default_factory=TaskSettings)
     targets: TargetSettings = field(default_factory=TargetSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    credentials: VaultSettings = field(default_factory=VaultSettings)
+    """What logins at servers are sealed with."""
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    extensions: Extensions = field(default_factory=Extensions)
+    """What other packages add, as the file names it."""
     relay: RelayParts = field(default_factory=RelayParts)
 
 

@@ -5,7 +5,7 @@ The address may be literal, `env:NAME`, `file:PATH` or hold `${VAR}`; no message
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from isthmus.config import values
 from isthmus.config.codes import UNRESOLVED_VARIABLE
@@ -20,8 +20,10 @@ ROOT = "storage"
 _READERS: Mapping[str, Reader] = {"url": values.text}
 
 
-def read_storage(document: Document | None, variables: Variables) -> tuple[StorageSettings, tuple[Finding, ...]]:
-    """Return the settings and what is odd in them.
+def read_storage(
+    document: Document | None, variables: Variables, schemes: Collection[str] = ()
+) -> tuple[StorageSettings, tuple[Finding, ...]]:
+    """Return the settings and what is odd in them; `schemes` are of addresses that extensions take.
 
     Raises:
         ConfigError: a value is not acceptable.
@@ -29,7 +31,12 @@ def read_storage(document: Document | None, variables: Variables) -> tuple[Stora
     if document is None or not document.dialect.has_hub:
         return StorageSettings(), ()
     read, told = read_table(document, ROOT, _READERS)
-    return accepted(document, ROOT, lambda: StorageSettings(_lent(read.get("url"), variables))), told
+    return accepted(document, ROOT, lambda: _settings(_lent(read.get("url"), variables), schemes)), told
+
+
+def _settings(url: str | None, schemes: Collection[str]) -> StorageSettings:
+    is_foreign = url is not None and url.partition(":")[0] in schemes
+    return StorageSettings(url, is_foreign=is_foreign)
 
 
 def _lent(url: str | None, variables: Variables) -> str | None:

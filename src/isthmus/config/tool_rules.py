@@ -12,7 +12,8 @@ from typing import Any
 from isthmus.config import values
 from isthmus.config.entries import Entry
 from isthmus.config.findings import Finding
-from isthmus.core.catalog.rules import CACHE_SECONDS, NO_RULES, Rules
+from isthmus.core.access.policy import check_tag
+from isthmus.core.catalog.rules import CACHE_SECONDS, EVERY, NO_RULES, Rules
 from isthmus.upstream.settings import DeclaredTool
 
 _CACHE_KEYS = ("tools", "ttl")
@@ -25,7 +26,7 @@ def rules_of(fields: Mapping[str, object], entry: Entry, findings: list[Finding]
     Raises:
         ValueError: one of them makes no sense, in the words "<key> must …".
     """
-    if not fields.keys() & {"include_tools", "exclude_tools", "defaults", "cache"}:
+    if not fields.keys() & {"include_tools", "exclude_tools", "defaults", "cache", "trusted", "tags"}:
         return NO_RULES
     cache = values.table("cache", fields.get("cache", {}))
     findings += [entry.at("cache").unknown(key, _CACHE_KEYS) for key in cache if key not in _CACHE_KEYS]
@@ -35,6 +36,8 @@ def rules_of(fields: Mapping[str, object], entry: Entry, findings: list[Finding]
         defaults=_defaults(fields),
         cached=values.texts("cache.tools", cache.get("tools", [])),
         cache_seconds=values.number("cache.ttl", cache.get("ttl", CACHE_SECONDS)),
+        is_trusted=values.flag("trusted", fields.get("trusted", False)),
+        tags=_tags(fields.get("tags", [])),
     )
 
 
@@ -45,6 +48,18 @@ def _texts(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
 def _defaults(fields: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
     by_tool = values.table("defaults", fields.get("defaults", {}))
     return {tool: _json_table(f"defaults.{tool}", arguments) for tool, arguments in by_tool.items()}
+
+
+def _tags(value: object) -> dict[str, tuple[str, ...]]:
+    """Tags of everything, or by tool, prompt or resource; all that a table says of `*` is everything's."""
+    by_name = value if isinstance(value, dict) else {EVERY: value}
+    tags = {name: values.texts("tags" if by_name is not value else f"tags.{name}", of) for name, of in by_name.items()}
+    for tag in (tag for of in tags.values() for tag in of):
+        try:
+            check_tag(tag)
+        except ValueError:
+            raise ValueError(f"tags must have only printable texts, not {values.shown(tag)}") from None
+    return {name: of for name, of in tags.items() if of}
 
 
 def _json_table(key: str, value: object) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 
 _SHOWN_LENGTH = 60
-_HIDDEN = frozenset({"key", "env", "headers", "url", "rpc", "agent", "args", "defaults"})
+_HIDDEN = frozenset(
+    {"key", "env", "headers", "url", "rpc", "agent", "args", "defaults", "oauth", "callers", "old_keys"}
+)
 """Keys whose values are named by kind only."""
 
 

@@ -1,4 +1,4 @@
-"""Values that a file borrows: `${VAR}`, `${file:PATH}`, `env:NAME`, `file:PATH`, and the `.env` beside it.
+"""Values that a file borrows: `${VAR}`, `${file:PATH}`, `env:NAME`, `file:PATH`, `keyring:NAME`, the `.env` beside it.
 
 Other clients' ways to write a variable are put into these words before (`dialects.syntax`).
 
@@ -9,15 +9,17 @@ every borrowed value is remembered for redaction. What a borrowed value means is
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from isthmus.config.codes import ENV_FILE, UNREADABLE_SECRET, UNRESOLVED_VARIABLE
 from isthmus.config.contents import TooLong, contents_of
 from isthmus.config.files import located
-from isthmus.config.findings import Finding, Mistake, Place
+from isthmus.config.findings import ConfigError, Finding, Mistake, Place
 
 SECRET_FILE_BYTES = 64 * 1024
 """More than any key or certificate; a larger file was named by mistake."""
@@ -26,6 +28,9 @@ ENV_FILE_BYTES = 1024 * 1024
 """More variables than any process could be started with."""
 
 ENV_NAME = ".env"
+
+KEYRING_SERVICE = "isthmus"
+"""Under which an entry of the keyring is that names no other."""
 
 _PUBLIC = frozenset({"HOME", "USER", "LOGNAME", "PATH", "PWD", "TMPDIR", "SHELL", "LANG", "HOSTNAME"})
 """Variables that are no secrets: blanking a home folder out of every log would help nobody."""
@@ -42,6 +47,10 @@ _ESCAPE = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
+SecretSource: TypeAlias = Callable[[str], str]
+"""Gives a secret by its name, or raises."""
+
+
 @dataclass(slots=True)
 class Borrowed:
     """What was borrowed so far by one entry of the file."""
@@ -54,10 +63,18 @@ class Borrowed:
 class Variables:
     """The variables that one file can see."""
 
-    def __init__(self, values: Mapping[str, str], folder: Path, home: Path) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, str],
+        folder: Path,
+        home: Path,
+        sources: Mapping[str, SecretSource] | None = None,
+    ) -> None:
+        """`sources` are what extensions add, by the word before the colon."""
         self._values = values
         self._folder = folder
         self._home = home
+        self._sources = sources or {}
 
     def expand(self, text: str, borrowed: Borrowed) -> str:
         """Return `text` with `${VAR}`, `${VAR:-default}` and `${file:PATH}` replaced.
@@ -88,7 +105,7 @@ class Variables:
             return found[0]
 
     def secret(self, key: str, text: str, borrowed: Borrowed) -> str:
-        """Return a secret that may be literal, `env:NAME`, `file:PATH` or hold `${VAR}`.
+        """Return a secret that may be literal, `env:NAME`, `file:PATH`, `keyring:NAME` or hold `${VAR}`.
 
         Raises:
             ValueError: what it refers to is not there, in the words "<key> must …".
@@ -100,9 +117,24 @@ class Variables:
             case "file":
                 return self._from_file(key, rest, borrowed)
             case "keyring":
-                raise ValueError(f"{key} must be literal, env:NAME or file:PATH, not keyring:, which comes later")
+                return _from_keyring(key, rest, borrowed)
+            case _ if kind in self._sources and not rest.startswith("//"):  # that would be an address
+                return self._from_source(key, kind, rest, borrowed)
             case _:
                 return self.expand(text, borrowed)
+
+    def _from_source(self, key: str, kind: str, name: str, borrowed: Borrowed) -> str:
+        try:
+            found: object = self._sources[kind](name)
+        except ConfigError:
+            raise
+        except Exception as error:
+            # Not its words, which may hold what it knows; the kind of mistake tells enough.
+            text = f"{key} must name a secret that {kind} has, not {kind}:{name} ({type(error).__name__})"
+            raise Mistake(UNREADABLE_SECRET, text) from error
+        if not isinstance(found, str) or not found:
+            raise Mistake(UNREADABLE_SECRET, f"{key} must name a secret that {kind} has, not {kind}:{name}")
+        return _remembered(found, None, borrowed)
 
     def _from_environment(self, key: str, name: str, borrowed: Borrowed) -> str:
         value = self._values.get(name)
@@ -119,6 +151,28 @@ class Variables:
             raise Mistake(UNREADABLE_SECRET, text) from error
         except ValueError as error:
             raise Mistake(UNREADABLE_SECRET, f"{key} must name a short text file, not file:{path}") from error
+
+
+def _from_keyring(key: str, name: str, borrowed: Borrowed) -> str:
+    """Ask the system's keyring, by the package that knows them all, which is loaded only for this."""
+    service, slash, entry = name.rpartition("/")
+    service, entry = (service, entry) if slash else (KEYRING_SERVICE, name)
+    if not entry or not service:
+        raise Mistake(UNREADABLE_SECRET, f"{key} must be keyring:NAME or keyring:SERVICE/NAME, not keyring:{name}")
+    try:
+        keyring = importlib.import_module("keyring")
+    except ImportError:
+        told = f"{key} must be env: or file: without the package keyring (isthmus[keyring] has it), not keyring:{name}"
+        raise Mistake(UNREADABLE_SECRET, told) from None
+    try:
+        value = keyring.get_password(service, entry)
+    except Exception as error:  # noqa: BLE001 - each system's keyring fails in its own way, and none may end a hub
+        told = f"{key} must be in a keyring that opens, not keyring:{name} ({type(error).__name__})"
+        raise Mistake(UNREADABLE_SECRET, told) from None
+    if value is None:
+        told = f"{key} must be in the keyring (put it there with: keyring set {service} {entry}), not keyring:{name}"
+        raise Mistake(UNREADABLE_SECRET, told)
+    return _remembered(str(value).strip(), None, borrowed)
 
 
 def _remembered(value: str, name: str | None, borrowed: Borrowed) -> str:

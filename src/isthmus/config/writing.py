@@ -29,7 +29,21 @@ ROOT = "servers"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _REFERENCE = re.compile(r"(?:env|file|keyring):")
 _HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?")
-_AS_THEY_ARE = ("include_tools", "exclude_tools", "era", "max_calls", "max_queued", "isolation", "defaults", "cache")
+_AS_THEY_ARE = (
+    "include_tools",
+    "exclude_tools",
+    "era",
+    "limits",
+    "max_calls",
+    "max_queued",
+    "isolation",
+    "trusted",
+    "tags",
+    "pin",
+    "ca",
+    "defaults",
+    "cache",
+)
 
 
 class CannotMerge(ValueError):

@@ -29,8 +29,15 @@ class Limits:
     lag_seconds: float = 10.0
     """How long a reader may stand still before it is cut."""
 
+    connections: int = 4096
+    """Connections of callers at once, those that became WebSockets not among them."""
+    connections_per_address: int = 2048
+    """Of these, how many may come from one address."""
+
     max_calls: int = 64
     max_queued: int = 256
+    tenant_calls: int = 1000
+    """How many calls of one tenant may run or wait at once in the whole hub, where several tenants share it."""
     tools_per_server: int = 1000
     depth: int = 64
     """How deep JSON may nest."""

@@ -51,10 +51,11 @@ T = TypeVar("T")
 class Entry:
     """A tool: its full name, the pair behind it, and how a `Call` names it."""
 
-    __slots__ = ("_feature", "_llm_name_of", "exposed", "full_name", "name", "server", "surface")
+    __slots__ = ("_feature", "_is_trusted", "_llm_name_of", "exposed", "full_name", "name", "server", "surface")
 
     def __init__(self, route: Route, surface: Surface, llm_name_of: Callable[[str], str]) -> None:
         self._feature: Feature = route.feature
+        self._is_trusted = route.is_trusted
         self._llm_name_of = llm_name_of
         self.surface = surface
         self.exposed = route.exposed
@@ -123,7 +124,8 @@ class Entry:
             "annotations": self._read("annotations", dict[str, Any]),
             "output_schema": self._read("outputSchema", dict[str, Any]),
         }
-        return {**{key: value for key, value in known.items() if value is not None}, "llm_name": self.llm_name}
+        said = {key: value for key, value in known.items() if value is not None}
+        return {**said, **({"trusted": True} if self._is_trusted else {}), "llm_name": self.llm_name}
 
     def _read(self, member: str, kind: type[T]) -> T | None:
         """A member of its description; None if it is not there, or is something else than it must be."""

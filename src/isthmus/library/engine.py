@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import structlog
@@ -19,6 +19,7 @@ from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.catalog.pins import WITHHOLDING
 from isthmus.core.catalog.view import Route
 from isthmus.core.settings import Limits
 from isthmus.library.catalog import Catalog
@@ -30,6 +31,9 @@ from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import ServerName
 from isthmus.upstream.registered import REGISTRY
 from isthmus.upstream.settings import HttpSettings, ServerSettings
+
+if TYPE_CHECKING:
+    from isthmus.app.definitions import DefinitionPins
 
 log = structlog.get_logger(__name__)
 
@@ -134,6 +138,19 @@ def _check_names(servers: list[ServerSettings]) -> None:
             raise ConfigurationError(f"two servers are called {name!r}: give one of them another name")
 
 
+def _pins_of(configuration: Configuration) -> DefinitionPins | None:
+    """What withholds changed tools, where that is wanted; elsewhere a program needs no memory of them, and no SQL."""
+    if not WITHHOLDING & {configuration.hub.pin, *(server.pin for server in configuration.servers)}:
+        return None
+    from isthmus.app.definitions import DefinitionPins  # noqa: PLC0415
+
+    try:
+        return DefinitionPins(configuration, is_lasting=False)
+    except ConfigError as error:
+        told = "; ".join(str(finding) for finding in error.findings)
+        raise ConfigurationError(f"the configuration cannot be used: {told}") from None
+
+
 class Engine:
     """A hub that runs, and what it offers now."""
 
@@ -144,7 +161,8 @@ class Engine:
         self._catalog: Catalog | None = None
         self._registered = REGISTRY.version
         self._watchers: dict[object, Callable[[], object]] = {}
-        self.running = RunningHub(plan.configuration, os.environ, profile=profile)
+        self._pins = _pins_of(plan.configuration)
+        self.running = RunningHub(plan.configuration, os.environ, profile=profile, pins=self._pins)
         self.running.hub.watch(self._changed)
 
     @property
@@ -161,6 +179,8 @@ class Engine:
         self.running.refuse_new_calls()
         self.running.cancel_all("the service was shut down")
         await self.running.aclose()
+        if self._pins is not None:
+            await self._pins.aclose()
 
     def failures(self) -> dict[str, str]:
         """Servers that are not there, and why."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from isthmus.core.access.policy import Policy, check_pattern
+from isthmus.core.access.policy import Policy, check_pattern, is_of_label
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.library.contracts import UserContext, UserPermissions
 from isthmus.model.callers import Grants
@@ -87,6 +87,9 @@ def _items(given: object) -> list[object]:
 
 
 def _is_pattern(text: str) -> bool:
+    """Whether tools can be granted or denied by this here, where only their names are looked at."""
+    if is_of_label(text):
+        return False
     try:
         check_pattern(text)
     except ValueError:

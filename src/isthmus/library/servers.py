@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.library.errors import ConfigurationError
 from isthmus.model.names import parse_server_name
 from isthmus.upstream.settings import (
@@ -68,6 +69,8 @@ class MCPServerConfig:
     """The same."""
     user_headers: Sequence[str] = ()
     """Names of headers that may be sent on for a user, if a request has them; without a name none is."""
+    trusted: bool = False
+    """Whether what the server says of its own tools is believed, such as that one destroys nothing."""
     base: ServerSettings | None = field(default=None, repr=False, compare=False)
     """What a file says of the server besides all this, such as which of its tools to leave out."""
 
@@ -105,7 +108,11 @@ class MCPServerConfig:
         try:
             _check_types(self)
             settings = ServerSettings(
-                parse_server_name(self.name), self._reach(), timeout=float(self.timeout), secrets=self._secrets()
+                parse_server_name(self.name),
+                self._reach(),
+                timeout=float(self.timeout),
+                secrets=self._secrets(),
+                rules=Rules(is_trusted=True) if self.trusted else NO_RULES,
             )
             return settings if self.base is None else _completed(settings, self.base)
         except ConfigurationError:
@@ -156,7 +163,9 @@ def _completed(settings: ServerSettings, base: ServerSettings) -> ServerSettings
         # Of how a server is reached, the era alone has no field here.
         reach = replace(known, **{each.name: getattr(reach, each.name) for each in fields(reach) if each.name != "era"})
     secrets = settings.secrets | base.secrets
-    return replace(base, name=settings.name, reach=reach, timeout=settings.timeout, secrets=secrets)
+    is_trusted = settings.rules.is_trusted or base.rules.is_trusted
+    rules = replace(base.rules, is_trusted=True) if is_trusted else base.rules
+    return replace(base, name=settings.name, reach=reach, timeout=settings.timeout, secrets=secrets, rules=rules)
 
 
 def _check_types(config: MCPServerConfig) -> None:
@@ -165,6 +174,8 @@ def _check_types(config: MCPServerConfig) -> None:
     for key in ("endpoint", "url", "transport", "command", "cwd"):
         if not isinstance(getattr(config, key), str | None):
             raise ValueError(f"{key} must be text, not {type(getattr(config, key)).__name__}")
+    if not isinstance(config.trusted, bool):
+        raise ValueError(f"trusted must be True or False, not {config.trusted!r}")
     _check_timeout(config.timeout)
     for key in ("headers", "env"):
         _check_texts(key, getattr(config, key))

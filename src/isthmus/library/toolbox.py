@@ -232,10 +232,12 @@ class Toolbox:
 
 
 def is_destructive(tool: UniversalTool, parameters: Mapping[str, Any]) -> bool:
-    """Whether a tool may destroy something, by what its server says of it; who says nothing may.
+    """Whether a tool may destroy something, by the word of a server that is trusted; everything else may.
 
-    For `needs_approval`.
+    For `needs_approval`: a server that could talk itself out of it would.
     """
+    if tool.metadata.get("trusted") is not True:
+        return True
     annotations = tool.metadata.get("annotations") or {}
     return annotations.get("readOnlyHint") is not True and annotations.get("destructiveHint") is not False
 

@@ -8,6 +8,7 @@ the MCP dialects and by every face and link that speaks JSON-RPC.
 
 from __future__ import annotations
 
+import re
 from collections.abc import KeysView, Mapping
 from functools import cache
 from itertools import accumulate
@@ -106,6 +107,9 @@ _STRING = msgspec.json.Decoder(str)
 _CODE = msgspec.json.Decoder(Annotated[int, Meta(ge=-(2**53), le=2**53)])
 _encode = msgspec.json.Encoder().encode
 
+_ANSWER = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*([0-9]{1,18})\s*,\s*"(?:result|error)"\s*:')
+"""How most peers begin an answer."""
+
 _T = TypeVar("_T")
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
@@ -135,6 +139,20 @@ def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     if idle is None or len(members.keys() & {"error", "result"}) != 2:
         return message
     return decode(render({name: value for name, value in members.items() if name != idle}), max_depth=max_depth)
+
+
+def answered_in(body: bytes) -> Raw | None:
+    """The id of the request that a body answers which is no message, since it nests too deep, say; None if none."""
+    try:
+        members = _decode_members(body)
+    except _NOT_JSON:
+        return None
+    except RecursionError:
+        begins = _ANSWER.match(body)
+        return None if begins is None else Raw(begins[1])
+    id = members.get("id", _ABSENT)
+    is_answer = "method" not in members and not members.keys().isdisjoint({"result", "error"})
+    return id if is_answer and _is_id(id) else None
 
 
 def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> Raw | Malformed:

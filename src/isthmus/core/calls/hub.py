@@ -9,6 +9,8 @@ from functools import cached_property
 
 import structlog
 
+from isthmus.core.access.limits import TenantCalls
+from isthmus.core.access.policy import Narrowing
 from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
@@ -16,6 +18,7 @@ from isthmus.core.calls.recall import Recall
 from isthmus.core.calls.stages import STAGES, fill, find, recall, validate
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.snapshot import Snapshot, Standing
 from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports.exchange import Exchange
@@ -28,7 +31,7 @@ from isthmus.core.watch.subscriptions import Subscriptions
 from isthmus.core.watch.tasks import Tasks
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Surface
-from isthmus.model.faults import Bug, UnknownPrompt, UnknownResource, UnknownTool
+from isthmus.model.faults import Bug, NotConnected, UnknownPrompt, UnknownResource, UnknownTool
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome
@@ -60,6 +63,7 @@ class Hub:
         """Lanes that were closed or replaced and still have calls."""
         self.is_draining = False
         self._recorder = recorder
+        self.witness = recorder.witness
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self.deadlines = Deadlines(self._loop)
@@ -67,7 +71,11 @@ class Hub:
         self.subscriptions = Subscriptions()
         self.levels = Levels()
         self.tasks = Tasks(self.now)
+        self.tenants = TenantCalls()
         self._checks = CheckCache(limit_bytes=limits.schema_bytes)
+        self.review = Review()
+        self.narrowing: Narrowing | None = None
+        """Who else decides of what callers may use; said before there is a server."""
         self._snapshot = Snapshot(0, {}, self._checks)
         self._news: dict[ServerName, Standing | None] = {}
         """What stands otherwise since it was made, None for what is gone. Where thousands of servers go at once, one
@@ -88,7 +96,7 @@ class Hub:
         if self._news:
             standings = _after(self._snapshot.standings, self._news)
             self._news = {}
-            self._snapshot = Snapshot(self._snapshot.version + 1, standings, self._checks)
+            self._snapshot = Snapshot(self._snapshot.version + 1, standings, self._checks, self.narrowing)
         return self._snapshot
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -120,6 +128,20 @@ class Hub:
             outcome = next((found for stage in STAGES if (found := stage(self, inflight)) is not None), None)
             if outcome is not None:
                 inflight.finish(outcome)
+        except Exception as defect:  # noqa: BLE001 - as in `start`
+            _blame(inflight, defect)
+
+    def send(self, inflight: InFlight) -> None:
+        """Send a call that had to be written down first, unless it has ended meanwhile."""
+        if inflight.outcome is not None or inflight.is_sealed:
+            return
+        try:
+            # What is configured may have changed since its lane was found.
+            server = inflight.target.feature.server
+            inflight.lane = lane = self.lanes.get(server)
+            fault = NotConnected(server, "it was removed") if lane is None else lane.submit(inflight)
+            if fault is not None:
+                inflight.finish(fault)
         except Exception as defect:  # noqa: BLE001 - as in `start`
             _blame(inflight, defect)
 
@@ -166,6 +188,7 @@ class Hub:
         self._leave(self.lanes.get(lane.server))
         self.lanes[lane.server] = lane
         lane.tasks = self.tasks
+        lane.tenants = self.tenants
         self._learners.pop(lane.server, None)
         if learner is not None:
             self._learners[lane.server] = learner
@@ -178,6 +201,7 @@ class Hub:
         self._leave(self.lanes.pop(server))
         self._learners.pop(server, None)
         self.recall.forget(server)
+        self.review.forget(server)
         if (settling := self._settling.pop(server, None)) is not None:
             settling.set_result(None)
         self._note(server, None)
@@ -191,10 +215,17 @@ class Hub:
         """Have the next snapshot show this server's new standing, and tell the watchers."""
         if standing.is_settled and (settling := self._settling.pop(standing.server, None)) is not None:
             settling.set_result(None)
+        standing = self.review.of(standing)
         server = standing.server
         present = self._news[server] if server in self._news else self._snapshot.standings.get(server)
         if present != standing:
             self._note(server, standing)
+
+    def publish_again(self, server: ServerName) -> None:
+        """Have a server's standing reviewed once more: other tools of it may be seen now."""
+        standing = self.review.again(server)
+        if standing is not None and server in self.lanes:
+            self.publish(standing)
 
     def _note(self, server: ServerName, standing: Standing | None) -> None:
         self._news[server] = standing
@@ -288,8 +319,9 @@ class Hub:
     # -- going away ----------------------------------------------------------------------------------------------
 
     def running(self) -> int:
-        """Calls sent or waiting for a slot."""
-        return sum(lane.running + lane.queued for lane in (*self.lanes.values(), *self._leaving))
+        """Calls sent, or waiting for a slot or to be written down."""
+        written = 0 if self.witness is None else self.witness.waiting
+        return written + sum(lane.running + lane.queued for lane in (*self.lanes.values(), *self._leaving))
 
     def cancel_all(self, why: str) -> None:
         """Withdraw every call that is still in flight; each is answered so."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from isthmus.core.access.limits import TenantCalls
 from isthmus.core.calls.deadlines import Bucket, Deadlines
 from isthmus.core.catalog.view import Route
 from isthmus.core.ports.exchange import Exchange, Patient, Pausable, Retracting, Sending
@@ -41,7 +42,8 @@ class InFlight:
 
     `route`, `name` and `lane` are set by the stages, `link` by the lane when the call leaves its queue, `carriage`
     by the link for its own use (a request id, a connection). `name` is what the server calls what is asked for.
-    `keep`, if it is set, is given the outcome, to remember it.
+    `keep`, if it is set, is given the outcome, to remember it. While its end is being written down (`is_sealed`), it
+    has ended for its server and not yet for its caller.
     """
 
     __slots__ = (
@@ -54,7 +56,9 @@ class InFlight:
         "_started",
         "call",
         "carriage",
+        "counted_by",
         "exchange",
+        "is_sealed",
         "keep",
         "lane",
         "link",
@@ -75,7 +79,10 @@ class InFlight:
         self.lane: Lane | None = None
         self.link: Link | None = None
         self.carriage: object = None
+        self.counted_by: TenantCalls | None = None
+        """Where it counts as one of its tenant's, until it has ended."""
         self.outcome: Outcome | None = None
+        self.is_sealed = False
         self.timeout = 0.0
         self._recorder = recorder
         self._loop = loop
@@ -134,8 +141,9 @@ class InFlight:
         It may be about `others` as well, the same caller's, whose clocks stand still too; one that `lasts` may be
         about none of them. Returns what it can be taken back by, or None if it is over already.
         """
-        if self.outcome is not None or not self._may_ask():
-            reply(TOO_LATE if self.outcome is not None else NOT_ASKED)
+        is_over = self.outcome is not None or self.is_sealed
+        if is_over or not self._may_ask():
+            reply(TOO_LATE if is_over else NOT_ASKED)
             return None
         self._stopwatch().asked += 1
         asked = OpenQuestion(self, others, reply, lasts=lasts)
@@ -215,18 +223,35 @@ class InFlight:
 
     def finish(self, outcome: Outcome) -> bool:
         """End the call; False if it had ended already, in which case the outcome is counted and dropped."""
-        route = self.route
-        if self.outcome is not None:
+        route, recorder = self.route, self._recorder
+        if self.outcome is not None or self.is_sealed:
             if route is not None:
-                self._recorder.late(route.feature.server)
+                recorder.late(route.feature.server)
             return False
         self.outcome = outcome
         if self._bucket is not None:
             self._bucket.pop(self, None)
+        if self.counted_by is not None:
+            self.counted_by.leave(self.call.caller.tenant)
         if self.lane is not None:
             self.lane.released(self, outcome)
         server = None if route is None else route.feature.server
-        self._recorder.ended(self.call, server, outcome, self._loop.time() - self._started)
+        seconds = self._loop.time() - self._started
+        recorder.ended(self.call, server, outcome, seconds, self.link)
+        if recorder.witness is None:
+            self._tell(outcome)
+        else:
+            self.outcome, self.is_sealed = None, True
+            self._bucket = None  # what is answered while it is being written must not set the clock again
+            recorder.witness.ended(self, server, outcome, seconds)
+        return True
+
+    def tell(self, outcome: Outcome) -> None:
+        """Its end is written down, or cannot be: tell this to the caller. Once, by the recorder's witness."""
+        self.outcome = outcome
+        self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> None:
         if self.keep is not None:
             self.keep(self, outcome)
         if self.questions:
@@ -235,7 +260,6 @@ class InFlight:
             self.exchange.end(outcome)
         except Exception:  # one caller's broken exchange must not reach the link, which serves others
             log.exception("exchange failed while taking an outcome", tool=self.call.name)
-        return True
 
     def _end_questions(self, outcome: Outcome) -> None:
         """Before the caller's side hears the end: after it, there may be no stream on which to take them back."""
@@ -252,6 +276,8 @@ class InFlight:
         self.outcome = self.lane.absence()
         if self._bucket is not None:
             self._bucket.pop(self, None)
+        if self.counted_by is not None:
+            self.counted_by.leave(self.call.caller.tenant)
         return True
 
     def fail(self, fault: Fault) -> None:
@@ -295,6 +321,8 @@ class InFlight:
             self._give_up(Unanswered(self.target.feature.server, why), why)
 
     def _give_up(self, fault: Fault, reason: str) -> None:
+        if self.is_sealed:
+            return
         if self.link is not None:
             self.link.withdraw(self, reason)
             self.carriage = None

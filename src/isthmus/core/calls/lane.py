@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from isthmus.core.access.breaker import Breaker
+from isthmus.core.access.limits import TenantCalls
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.link import Link, Pooled, Versed
 from isthmus.core.settings import Limits
@@ -84,6 +85,7 @@ class Lane:
         "_patience",
         "_queue",
         "_shares",
+        "_tenants",
         "_waiting",
         "_why_not",
         "answered",
@@ -91,11 +93,13 @@ class Lane:
         "max_calls",
         "max_queued",
         "on_idle",
+        "on_wanted",
         "opened_at",
         "pool",
         "running",
         "server",
         "tasks",
+        "tenants",
         "timeout",
         "uses_pool",
     )
@@ -126,8 +130,12 @@ class Lane:
         """The pool carries the calls of those who can be asked something, or every call."""
         self.tasks: Tasks | None = None
         """Where the hub remembers which tasks its callers were given."""
+        self.tenants: TenantCalls | None = None
+        """Where the hub counts the calls of its tenants, and knows whether there are several."""
         self.on_idle: Callable[[], None] | None = None
         """Hears when the last call has ended, for who waits to take the lane away."""
+        self.on_wanted: Callable[[], None] | None = None
+        """Hears of calls while there is no link, for who could have one made."""
         self.answered = 0
         """Calls that the present link has answered; the supervisor takes them for a sign of health."""
         self._queue: list[InFlight] = []
@@ -141,6 +149,8 @@ class Lane:
         """Calls whose turn came while there were enough like them: that last, or of one that shares the server."""
         self._shares: dict[str, int] = {}
         """How many calls run, of each that shares the server with others."""
+        self._tenants: dict[str, int] = {}
+        """How many calls run, of each tenant."""
         self._is_sending = False
         self._breaker = Breaker(limits)
         self._link: Link | None = None
@@ -267,7 +277,8 @@ class Lane:
         """Without a link: let a call wait for one, or say why not."""
         if self._grace_left() <= 0:
             return self.absence()
-        if not self._has_room():
+        is_shared = self.tenants is not None and self.tenants.are_several
+        if not self._has_room() or (is_shared and self._waits_enough(inflight.call.caller.tenant)):
             return Overloaded(self.server, self.running, self.queued + len(self._outside))
         if inflight.put_back():
             return None
@@ -330,6 +341,8 @@ class Lane:
 
     def absence(self) -> NotConnected:
         """Why there is no link, as those are told who call meanwhile."""
+        if self.on_wanted is not None:
+            self.on_wanted()
         return NotConnected(self.server, self._why_not, login=self._login)
 
     @property
@@ -345,9 +358,10 @@ class Lane:
         if self._breaker.open_until and call.kind != "method" and (seconds := self._breaker.wait(self._loop.time())):
             return BreakerOpen(self.server, seconds)
         is_free = self.running < self.max_calls
-        if is_free and not ((call.lasts or call.sharer) and self._is_held_back(inflight)):
+        is_shared = self.tenants is not None and self.tenants.are_several
+        if is_free and not ((is_shared or call.lasts or call.sharer) and self._is_held_back(inflight)):
             self._send(inflight, self._link)
-        elif self.queued < self.max_queued:
+        elif self.queued < self.max_queued and not (is_shared and self._waits_enough(call.caller.tenant)):
             (self._held if is_free else self._queue).append(inflight)
             if self._waiting:
                 self._loop.call_soon(self._relieve)
@@ -370,10 +384,14 @@ class Lane:
             self._left_unsent(inflight)
             if inflight.call.sharer:
                 self._call_up(inflight.call.sharer)
+            if self._held:
+                self._call_up_of(inflight.call.caller.tenant)
         else:
             self.running -= 1
             if inflight.call.sharer:
                 self._give_back_share(inflight.call.sharer)
+            if inflight.counted_by is not None:
+                self._give_back_slot(inflight.call.caller.tenant)
             if inflight.link is self.pool and self.pool is not None:
                 self.pool.ended(inflight)
                 self._judge(inflight, outcome)
@@ -417,6 +435,9 @@ class Lane:
             self._note_lasting(inflight)
         if sharer := inflight.call.sharer:
             self._shares[sharer] = self._shares.get(sharer, 0) + 1
+        if inflight.counted_by is not None:
+            tenant = inflight.call.caller.tenant
+            self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
         try:
             link.send(inflight)
         except Exception:  # a defect in a link must cost this call, and neither its neighbour nor a slot
@@ -452,6 +473,9 @@ class Lane:
         sharer = inflight.call.sharer
         if sharer and self._shares.get(sharer, 0) >= max(1, self.max_calls // 4):
             return True
+        counting = inflight.counted_by  # one that is not counted would give no slot back to those that are held for it
+        if counting is not None and counting.are_several and self._has_its_slots(inflight.call.caller.tenant):
+            return True
         return inflight.call.lasts and self._is_enough(inflight)
 
     def _is_enough(self, inflight: InFlight) -> bool:
@@ -475,6 +499,33 @@ class Lane:
         if (after := next((each for each in self._held if not self._is_held_back(each)), None)) is not None:
             self._held.remove(after)
             self._queue.insert(0, after)
+
+    # -- calls of several tenants ----------------------------------------------------------------------------------
+
+    def _has_its_slots(self, tenant: str) -> bool:
+        """Whether it has three quarters of the slots: where several tenants call, some are left to the others."""
+        return self._tenants.get(tenant, 0) >= self.max_calls - self.max_calls // 4
+
+    def _waits_enough(self, tenant: str) -> bool:
+        """The same of those that wait; at most `max_queued` entries are looked at, and only when some wait."""
+        if not (self._queue or self._held):
+            return False
+        theirs = sum(each.call.caller.tenant == tenant for queue in (self._queue, self._held) for each in queue)
+        return theirs >= self.max_queued - self.max_queued // 4
+
+    def _give_back_slot(self, tenant: str) -> None:
+        self._tenants[tenant] -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+        if self._held:
+            self._call_up_of(tenant)
+
+    def _call_up_of(self, tenant: str) -> None:
+        """One call less of it runs or waits: the next of those that were held back queues behind everybody."""
+        theirs = (each for each in self._held if each.call.caller.tenant == tenant and not self._is_held_back(each))
+        if (after := next(theirs, None)) is not None:
+            self._held.remove(after)
+            self._queue.append(after)
 
     # -- calls of those who share it -------------------------------------------------------------------------------
 

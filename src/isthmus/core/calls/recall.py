@@ -1,7 +1,7 @@
 """Results that may be given again: of tools that the operator named, and of resources whose server allows it.
 
-A result belongs to one caller, exact arguments and exact headers, unless its server says that it is the same for
-everybody. What was an error is never kept.
+A result belongs to one caller, exact arguments and exact headers, unless a server that the operator trusts says that it
+is the same for everybody. What was an error is never kept.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Recall:
         size_bytes = len(memoryview(outcome.payload))
         if seconds <= 0 or size_bytes > RESULT_BYTES_MAX:
             return
-        key = _key(inflight, "" if outcome.is_public else _owner(inflight.call))
+        is_everybodys = outcome.is_public and inflight.target.is_trusted
+        key = _key(inflight, "" if is_everybodys else _owner(inflight.call))
         self._forget(key)
         # A copy: the payload may be a part of a much larger body.
         result = msgspec.structs.replace(outcome, payload=outcome.payload.copy())

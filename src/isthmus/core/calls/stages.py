@@ -114,6 +114,11 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
     if lane is None:
         return NotConnected(server, "it was removed")
     call = inflight.call
+    tenant, tenants = call.caller.tenant, hub.tenants
+    if tenant != tenants.uncounted:
+        if (refused := tenants.enter(tenant, hub.limits.tenant_calls)) is not None:
+            return refused
+        inflight.counted_by = tenants
     wanted = call.timeout
     # The result of a task is waited for as long as the task takes.
     longest = hub.limits.hard_seconds if call.lasts or call.kind == "task_result" else lane.timeout
@@ -129,9 +134,12 @@ def validate(_: Hub, inflight: InFlight) -> Fault | None:
     return None if detail is None else BadArguments(inflight.call.name, detail)
 
 
-def submit(_: Hub, inflight: InFlight) -> Fault | None:
-    """Hand the call to its lane, which sends, queues or refuses it."""
+def submit(hub: Hub, inflight: InFlight) -> Fault | None:
+    """Hand the call to its lane, which sends, queues or refuses it; or first to who has to write it down."""
     assert inflight.lane is not None
+    if hub.witness is not None:
+        hub.witness.begin(inflight, hub.send)
+        return None
     return inflight.lane.submit(inflight)
 
 

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from msgspec import Raw
 
+from isthmus.core.audit.facts import Fact
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
@@ -127,7 +128,8 @@ class Engine:
         live.is_writing = True
         live.begun = begun = self._loop.create_future()
         documents = (self._document(live), *draft.besides, *deliveries_of(live.record))
-        self._journal.write(documents, partial(self._begun, live, documents, draft.call))
+        facts = self._foretold(live, draft.call)
+        self._journal.write(documents, partial(self._begun, live, documents, draft.call), facts)
         verdict = await begun
         if verdict == "kept":
             return live
@@ -150,6 +152,20 @@ class Engine:
             if verdict == "unknown":
                 self._take_back(live.key, documents)
             self._leave(live)
+
+    def _foretold(self, live: Live, call: Call | Errand | None) -> tuple[Fact, ...]:
+        """What the audit log must know before the call is sent that starts when this is kept."""
+        witness = self._hub.witness
+        if witness is None or not isinstance(call, Call) or live.record.phase != "sent":
+            return ()
+        live.is_begun_noted = True
+        return (witness.begun(call, live.noted_as),)
+
+    def _note_apart(self, live: Live) -> None:
+        """Nothing more is kept of a task; what the audit log is to be told of it is, all the same."""
+        if live.notes:
+            self._journal.write((), _ignore, tuple(live.notes))
+            live.notes.clear()
 
     def _take_back(self, key: Key, documents: Sequence[Document]) -> None:
         """Take away what may be kept of a task; its caller was told that there is none."""
@@ -260,6 +276,7 @@ class Engine:
     def change(self, live: Live, **changes: object) -> None:
         """Replace a task's record and tell who listens once that is kept; an ended task does not change."""
         if live.record.is_ended or self._is_another(live):
+            self._note_apart(live)
             return
         live.is_news = True
         live.record = msgspec.structs.replace(live.record, updated=self.now(), **changes)
@@ -295,7 +312,9 @@ class Engine:
         live.record = msgspec.structs.replace(live.record, version=live.record.version + 1)
         due = deliveries_of(live.record) if is_news else ()
         written = partial(self._written, live, live.record, due, is_news=is_news)
-        self._journal.write((self._document(live), *due), written)
+        live.noting, live.notes = live.notes, []
+        facts = (*live.noting, *self._foretold(live, live.written))
+        self._journal.write((self._document(live), *due), written, facts)
 
     def _document(self, live: Live) -> Document:
         document = document_of(live.record)
@@ -305,6 +324,9 @@ class Engine:
     def _written(self, live: Live, record: Record, due: Sequence[Document], verdict: Verdict, *, is_news: bool) -> None:
         live.is_writing = False
         live.is_news |= is_news and verdict != "kept"
+        if verdict != "kept":
+            live.notes[:0] = live.noting
+        live.noting = []
         if verdict in ("refused", "unknown"):
             self._try_again(live, record, verdict)
         elif verdict == "conflict" and live.is_unsure:
@@ -353,6 +375,7 @@ class Engine:
         live.due = live.written = None
         self.waits.stop(live)
         live.record = msgspec.structs.replace(record, state="failed", phase="over", ending=LOST, asked=None)
+        self._note_apart(live)
         self._leave(live)
         _tell(live, live.record)
         self._wake(live)
@@ -364,6 +387,7 @@ class Engine:
         live.due = live.written = None
         ours, live.record = live.record, there
         self._told(live, there)
+        self._note_apart(live)
         self.waits.stop(live)
         if there.phase in ("sent", "waiting") and live.inflight is None:
             # Nobody else will end it: its call was ours, or is lost.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from isthmus.core.audit.facts import Fact
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.journal import Verdict
 from isthmus.core.tasks.draft import Errand, Listener, Underway
@@ -76,6 +77,12 @@ class Live:
         """For its server, if that is away and the call was not sent."""
         self.awaited: Pending | None = None
         """What it waited with before it was kept that it may have been sent, until it is started."""
+        self.notes: list[Fact] = []
+        """What the audit log is to be told with what is written next."""
+        self.noting: list[Fact] = []
+        """What it is told with what is being written."""
+        self.is_begun_noted = False
+        """See `core.ports.recorder.Noting`."""
         self.key = (record.owner.key, record.id)
         """What it is found under."""
         self._engine = engine
@@ -138,6 +145,15 @@ class Live:
 
     def retract_later(self, reply: OnReply) -> None:
         """The task has ended with its call, and asks nothing any more."""
+
+    @property
+    def noted_as(self) -> str:
+        """See `core.ports.recorder.Noting`."""
+        return self.record.id
+
+    def note(self, fact: Fact) -> None:
+        """See `core.ports.recorder.Noting`."""
+        self.notes.append(fact)
 
     def put_back(self, inflight: InFlight) -> bool:
         """See `core.ports.exchange.Patient`."""

@@ -25,11 +25,12 @@ DeliveryState: TypeAlias = Literal["due", "delivered", "failed", "dropped"]
 
 STATES: tuple[DeliveryState, ...] = ("due", "delivered", "failed", "dropped")
 
-ATTEMPTS_MAX = 15
-"""With the pauses between them, about three quarters of an hour."""
+ATTEMPTS_MAX = 5
+"""With the pauses between them, up to a quarter of an hour; nobody is to be kept busy by whom a caller named."""
 
 FIRST_PAUSE_SECONDS = 0.5
-PAUSE_SECONDS_MAX = 600.0
+PAUSE_GROWTH = 12.0
+"""How much longer each pause is than the one before: soon enough for a restart, late enough for a repair."""
 RETRY_AFTER_SECONDS_MAX = 3600.0
 """Who asks for more is asked again after this."""
 
@@ -128,7 +129,7 @@ def is_hopeless(receipt: Receipt, attempts: int) -> bool:
 
 def pause_after(receipt: Receipt, attempts: int, chance: float) -> float:
     """How long to leave the other side alone; `chance` is uniform in [0, 1), so that many do not come at once."""
-    bound = min(FIRST_PAUSE_SECONDS * 2.0 ** (attempts - 1), PAUSE_SECONDS_MAX)
+    bound = FIRST_PAUSE_SECONDS * PAUSE_GROWTH ** (min(attempts, ATTEMPTS_MAX) - 1)
     wanted = min(receipt.retry_after or 0.0, RETRY_AFTER_SECONDS_MAX)
     return max(bound * chance, wanted)
 

@@ -108,6 +108,7 @@ _STATE_OF: dict[str, TaskState] = {
     "breaker_open": "rejected",
     "draining": "rejected",
     "target_refused": "rejected",
+    "too_many_calls": "rejected",
     "too_many_targets": "rejected",
 }
 """Reasons for which nothing was even tried, so that it may be tried again; and the caller's own wish."""

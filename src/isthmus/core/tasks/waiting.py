@@ -152,7 +152,10 @@ class Waits:
         if live.call is None or self.find_caller is None:
             return live.call
         caller = self.find_caller(live.record.owner)
-        return None if caller is None else msgspec.structs.replace(live.call, caller=caller)
+        if caller is None:
+            return None
+        face = live.call.caller.face
+        return msgspec.structs.replace(live.call, caller=caller if face is None else caller.at_large.on(face))
 
     def _seconds(self, call: Call) -> float:
         hard = self._hub.limits.hard_seconds

@@ -53,6 +53,9 @@ class Subscriptions:
 
         Without a `follower` it is somebody who has no link of its own.
         """
+        owners = self._owners.get(key[0])
+        if owners and follower is not None and (refusal := owners.refusal(follower)) is not None:
+            return refusal
         listeners = self._listeners.setdefault(key, {})
         listeners[tell] = follower  # before the server is asked: it may tell of an update together with its answer
         self._uris.setdefault(key[0], {})[key[1]] = None
@@ -62,7 +65,7 @@ class Subscriptions:
             fault = await self._ask_first(key, follower, links)
         else:  # the next link is asked for what is followed already
             why = NotConnected(key[0], "it cannot be asked to tell of updates now")
-            fault = why if len(listeners) == 1 else None
+            fault = why if len(listeners) == 1 and not self._is_apart(owners, follower) else None
         if fault is not None and self._drop(key, tell):
             self._release(key, [link for link in links if key[1] in self._asked.get(link, {})], {})
         return fault
@@ -163,7 +166,15 @@ class Subscriptions:
 
     def wanted(self, server: ServerName) -> list[str]:
         """What a new link to this server has to ask for, if everybody shares it."""
-        return list(self._uris.get(server, ()))
+        owners = self._owners.get(server)
+        uris = self._uris.get(server, ())
+        return [uri for uri in uris if self._is_for_all(owners, self._listeners[server, uri])] if owners else list(uris)
+
+    def _is_for_all(self, owners: Owners, listeners: Mapping[Tell, Follower | None]) -> bool:
+        return any(not self._is_apart(owners, follower) for follower in listeners.values())
+
+    def _is_apart(self, owners: Owners | None, follower: Follower | None) -> bool:
+        return bool(owners) and owners is not None and follower is not None and owners.is_apart(follower)
 
     def followers(self, server: ServerName) -> Mapping[Follower, Collection[str]]:
         """What is followed by those who may have a link of their own: that is asked for it too."""
@@ -232,13 +243,15 @@ class Subscriptions:
         own = () if follower is None else owners.own(follower)
         if link is not None:
             return link in own
+        if self._is_apart(owners, follower):
+            return False
         return not any(_is_yes(self._asked.get(each, {}).get(uri)) for each in own)
 
     def _links(self, server: ServerName, follower: Follower | None) -> list[Announcer]:
         """Where a follower can hear from, its own first."""
         owners, common = self._owners.get(server), self._common.get(server)
         own = [] if owners is None or follower is None else owners.own(follower)
-        return [*own, *(() if common is None else (common,))]
+        return [*own, *(() if common is None or self._is_apart(owners, follower) else (common,))]
 
     def _tell(self, server: ServerName, listeners: list[Tell]) -> None:
         for tell in listeners:

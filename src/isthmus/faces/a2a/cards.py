@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.utils import formatdate, parsedate_to_datetime
 
 import msgspec
@@ -32,6 +32,7 @@ from isthmus.wire.a2a.cards import (
     Extension,
     Http,
     Interface,
+    OAuth,
     Scheme,
     Skill,
     write_0_1,
@@ -49,6 +50,9 @@ FRESH_SECONDS = 60
 
 REMEMBERED_MAX = 256
 """Cards of which it is known since when they are as they are; of others it is said that they are new."""
+
+TOKEN_PATH = "/oauth/token"  # noqa: S105 - an address
+"""Where tokens are given; another face does."""
 
 MODES = ("application/json", "text/plain")
 
@@ -94,6 +98,7 @@ class AgentCards:
     """Writes cards; `settings` may be replaced at any time.
 
     `address` says where the hub is spoken to, `needs_key` whether callers must have one now; those who do see more.
+    `gives_tokens` says whether a token can be had for one.
     """
 
     def __init__(
@@ -104,12 +109,14 @@ class AgentCards:
         address: Callable[[], str],
         needs_key: Callable[[], bool],
         now: Callable[[], float],
+        gives_tokens: Callable[[], bool] = lambda: False,
     ) -> None:
         self._hub = hub
         self.settings = settings
         self._version = version
         self._address = address
         self._needs_key = needs_key
+        self._gives_tokens = gives_tokens
         self._now = now
         self._since: OrderedDict[tuple[str, Caller | None], tuple[bytes, int]] = OrderedDict()
         """The tag of each card that was shown, and the second since when it has this one."""
@@ -171,9 +178,7 @@ class AgentCards:
 
     def _card(self, caller: Caller | None) -> Card:
         base = self._address().rstrip("/")
-        schemes: Mapping[str, Scheme] = (
-            {"bearer": Http("Bearer"), "key": ApiKey("X-Api-Key")} if self._needs_key() else {}
-        )
+        schemes = self._schemes(base)
         return Card(
             name=self.settings.name,
             description=self.settings.description,
@@ -182,12 +187,19 @@ class AgentCards:
             skills=(*ALWAYS, *self._skills(caller)),
             input_modes=MODES,
             output_modes=MODES,
-            schemes=dict(schemes),
+            schemes=schemes,
             requirements=tuple({name: ()} for name in schemes),
             has_extended=bool(schemes),
             can_push=True,
             extensions=(self._hubs(caller),),
         )
+
+    def _schemes(self, base: str) -> dict[str, Scheme]:
+        """How callers prove who they are: with a key, or with a token that they were given for one."""
+        if not self._needs_key():
+            return {}
+        keys: dict[str, Scheme] = {"bearer": Http("Bearer"), "key": ApiKey("X-Api-Key")}
+        return {**keys, "oauth": OAuth(base + TOKEN_PATH)} if self._gives_tokens() else keys
 
     def _interfaces(self, base: str) -> tuple[Interface, ...]:
         """Where the agent is spoken to, those that keep numbers exact first."""

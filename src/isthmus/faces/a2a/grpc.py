@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any, NoReturn
 
 import grpc
@@ -37,6 +38,12 @@ DETAILS = "grpc-status-details-bin"
 """The trailer in which clients look for what an error is to programs."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+DENIALS: Mapping[int, grpc.StatusCode] = {
+    HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+}
+"""What the gate's refusals are here; all others are that nobody knows the caller."""
 
 MESSAGE_LENGTH_MAX = 1_000
 """Errors travel in trailers, of which clients take 8 KiB in all."""
@@ -141,9 +148,10 @@ class A2aGrpc:
     async def _visit(self, method: str, context: Any) -> tuple[_GrpcVisit, Payload | Live]:
         """Do what is asked; refuses the call, which raises, where that is not possible."""
         fields = _fields(context)
-        caller = self._gate.know(fields)
+        caller = self._gate.know(fields, "a2a")
         if isinstance(caller, Denied):
-            await _abort(context, grpc.StatusCode.UNAUTHENTICATED, caller.message)
+            self._gate.on_turned_away("a2a", caller.status)
+            await _abort(context, DENIALS.get(caller.status, grpc.StatusCode.UNAUTHENTICATED), caller.message)
         request = await self._request(context)
         visit = _GrpcVisit(self._face, caller, _Client(), fields)
         # The desk finishes what it begins, whoever waits for it: a task may be kept and not yet known as begun.

@@ -93,19 +93,28 @@ class A2aHttp:
         """Answer one request."""
         peer: Taking = scope["extensions"][PEER]
         fields = joined(scope["headers"])
-        admitted = self._gate.admit(fields)
+        admitted = self._gate.admit(fields, "a2a")
         path: str = scope["path"]
         if scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
             await self._cards.show(peer, path, fields, admitted)
         elif path in CARD_PATHS:
             peer.answer(405, header_lines([(b"allow", b"GET, HEAD")]), b"")
         elif isinstance(admitted, Denied):
-            _say(peer, path, admitted)
+            self._turn_away(peer, path, admitted)
         else:
             body = peer.take_body()
-            if body is None and (body := await read_body(receive)) is None:
-                return
+            if body is None:
+                if (body := await read_body(receive)) is None:
+                    return
+                # It may have taken its time, and the key may have been revoked meanwhile.
+                if isinstance(admitted := self._gate.admit(fields, "a2a"), Denied):
+                    self._turn_away(peer, path, admitted)
+                    return
             await self._serve(scope, fields, admitted, peer, body)
+
+    def _turn_away(self, peer: Taking, path: str, denied: Denied) -> None:
+        self._gate.on_turned_away("a2a", denied.status)
+        _say(peer, path, denied)
 
     async def _serve(self, scope: Message, fields: Fields, caller: Caller, peer: Taking, body: bytes) -> None:
         query = scope["query_string"].decode("latin-1")

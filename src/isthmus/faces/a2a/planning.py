@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.names import Ambiguous, Pair, canonical, resolve
 from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports.targets import REQUEST, Aim, Named, Opened
@@ -128,18 +127,18 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: Views, words
         if arguments is None:
             return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
         return Plan(brief, _call(caller, EVERYTHING, found, arguments))
-    closed = _closed(instruction, caller, views)
+    closed = _closed(instruction, views)
     return _failed(found, brief) if closed is None else Plan(brief, _turned_away(closed))
 
 
-def _closed(instruction: ToolInstruction, caller: Caller, views: Views) -> NotConnected | None:
+def _closed(instruction: ToolInstruction, views: Views) -> NotConnected | None:
     """Why nobody knows the tools of the server that is named, if that is because it was never reached."""
     server, _, name = instruction.name.partition(".")
     if instruction.server is not None:
         server, name = instruction.server, instruction.name.removeprefix(f"{instruction.server}.")
     closed = views.closed(server)
     # What it has is not known, and what the caller may call of it is.
-    may_call = closed is not None and Policy(caller.grants).allows(ServerName(server), FeatureName(name))
+    may_call = closed is not None and views.view(EVERYTHING).may_have(ServerName(server), FeatureName(name))
     return closed if name and may_call else None
 
 
@@ -168,6 +167,7 @@ def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
         wants_progress=True,
         log_level=LOG_LEVEL,
         profile=CAN_BE_ASKED,
+        face="a2a",
         lasts=True,
     )
 

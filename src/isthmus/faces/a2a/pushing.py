@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import structlog
+from msgspec.structs import replace
 
 from isthmus.core.ports.courier import Courier
+from isthmus.core.ports.sealer import Sealer
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.outbox import Letter
@@ -30,6 +35,8 @@ from isthmus.wire.a2a.operations import (
     SetPush,
 )
 
+log = structlog.get_logger(__name__)
+
 RECIPIENTS_MAX = 10
 """Of one task."""
 
@@ -42,7 +49,13 @@ ID_LENGTH_SHOWN = 256
 ID_HEADER = "x-a2a-notification-id"
 """The same whenever the same thing is sent, so that who gets it twice can tell."""
 
+TIME_HEADER = "x-a2a-notification-time"
+"""When that happened which is told, so that who gets it can refuse what is old."""
+
 TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105 - the name of a header
+
+SEALED = "sealed:"
+"""How a proof begins that is not kept as it is."""
 
 _SCHEME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
@@ -51,10 +64,14 @@ _SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
 class Pushing:
     """The recipients of callers' tasks. `trusts` says who may name private addresses, if the operator listed them."""
 
-    def __init__(self, engine: Engine, courier: Courier, trusts: Callable[[Caller], bool]) -> None:
+    def __init__(
+        self, engine: Engine, courier: Courier, trusts: Callable[[Caller], bool], sealer: Sealer | None = None
+    ) -> None:
+        """With a `sealer`, what proves who sends is kept sealed, and bound to the address that it is for."""
         self._engine = engine
         self._courier = courier
         self._trusts = trusts
+        self._sealer = sealer
 
     async def check(self, caller: Caller, target: PushTarget) -> Problem | None:
         """Why nothing can be sent there for this caller."""
@@ -76,14 +93,34 @@ class Pushing:
         if (problem := self.add(live, recipient)) is not None:
             return problem
         await self._engine.until_kept(live)
-        if recipient not in _kept(live):
+        # One whose place another took meanwhile was set all the same.
+        if recipient in live.record.recipients and recipient not in _kept(live):
             return Problem("internal", "The push notification config could not be written down; is the disk full?")
-        return _target(recipient)
+        return _target(self.opened(recipient))
 
     def recipient(self, caller: Caller, form: DialectName, target: PushTarget, task: str) -> Recipient:
         """What is kept of where something is to be sent; who gives it no id knows it by the task's."""
-        secrets = (target.token or "", target.scheme or "", target.credentials or "")
-        return Recipient(target.id or task, target.url, form, *secrets, self._trusts(caller))
+        proofs = (self._sealed(target.token, target.url), target.scheme or "")
+        credentials = self._sealed(target.credentials, target.url)
+        return Recipient(target.id or task, target.url, form, *proofs, credentials, self._trusts(caller))
+
+    def _sealed(self, secret: str | None, url: str) -> str:
+        if not secret or self._sealer is None:
+            return secret or ""
+        return SEALED + self._sealer.seal(secret.encode(), url.encode(errors="surrogatepass"))
+
+    def opened(self, recipient: Recipient) -> Recipient:
+        """A recipient with its proofs as they are sent; those that cannot be opened are none."""
+        token, credentials = (self._open(each, recipient.url) for each in (recipient.token, recipient.credentials))
+        return replace(recipient, token=token, credentials=credentials)
+
+    def _open(self, kept: str, url: str) -> str:
+        if self._sealer is None or not kept.startswith(SEALED):
+            return kept  # an earlier hub kept it as it was
+        opened = self._sealer.open(kept.removeprefix(SEALED), url.encode(errors="surrogatepass"))
+        if opened is None:
+            log.error("what proves a push cannot be opened: it was kept under another key, or changed")
+        return "" if opened is None else opened.decode()
 
     def add(self, live: Live, recipient: Recipient) -> Problem | None:
         """Put a recipient on a task's list, or in the place of the one of its id; it is kept with the next write."""
@@ -101,7 +138,7 @@ class Pushing:
             return live
         for recipient in _kept(live):
             if asked.id in (None, recipient.id):
-                return _target(recipient)
+                return _target(self.opened(recipient))
         return Problem("task_not_found", f"Push notification config not found: {_shown(asked.id or asked.task)}")
 
     async def list(self, caller: Caller, asked: ListPush) -> PushPage | Problem:
@@ -109,7 +146,7 @@ class Pushing:
         live = await self._task(caller, asked.task)
         if isinstance(live, Problem):
             return live
-        targets = [_target(recipient) for recipient in _kept(live)]
+        targets = [_target(self.opened(recipient)) for recipient in _kept(live)]
         start = _start(asked.page_token)
         if start is None:
             return Problem("invalid_params", "pageToken is not one that was given")
@@ -177,7 +214,8 @@ def write_letters(recipient: Recipient, record: Record, mark: str) -> Sequence[L
         kind = "application/json"
         dialect = next((DIALECTS[name] for name in DIALECTS if name == recipient.form), DIALECTS["0.3"])
         bodies = [bytes(dialect.write_task(shown(record), None))]
-    return [Letter(_headers(recipient, kind, f"{mark}-{at}"), body) for at, body in enumerate(bodies)]
+    told = datetime.fromtimestamp(record.updated, UTC).isoformat(timespec="milliseconds")
+    return [Letter(_headers(recipient, kind, f"{mark}-{at}", told), body) for at, body in enumerate(bodies)]
 
 
 def updates_of(record: Record) -> list[Update]:
@@ -192,9 +230,9 @@ def updates_of(record: Record) -> list[Update]:
     return [*made, StatusUpdate(record.id, record.context, task.status, is_settled(record))]
 
 
-def _headers(recipient: Recipient, kind: str, id: str) -> dict[str, str]:
+def _headers(recipient: Recipient, kind: str, id: str, time: str) -> dict[str, str]:
     """What goes before a letter; a scheme without credentials proves nothing, and is left out."""
-    headers = {"content-type": kind, ID_HEADER: id}
+    headers = {"content-type": kind, ID_HEADER: id, TIME_HEADER: time}
     if recipient.token:
         headers[TOKEN_HEADER] = recipient.token
     if recipient.scheme and recipient.credentials:

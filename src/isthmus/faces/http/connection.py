@@ -11,7 +11,6 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 from urllib.parse import unquote
 
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from isthmus.faces.http.gate import Denied
+from isthmus.faces.http.settings import Addresses, DoorSettings
 from isthmus.faces.http.turn import App, AtOnce, Message, Turn, call_contained, render_error
 from isthmus.faces.http.upgrade import Agreement, OnUpgrade, shake_hands
 from isthmus.transport.cork import Cork
@@ -30,9 +30,6 @@ from isthmus.transport.shares import Shares
 from isthmus.transport.websocket import AcceptedSocket
 
 log = structlog.get_logger(__name__)
-
-PATROL_SECONDS = 0.5
-"""How often connections are inspected: a limit is enforced at most this late."""
 
 LINGER_SECONDS = 2.0
 """How long a refused client may go on sending; to close on unread bytes would reset our answer away."""
@@ -67,42 +64,6 @@ _SPACE = ord(" ")
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoorSettings:
-    """Where the door listens and what one client may cost."""
-
-    host: str = "127.0.0.1"
-    port: int = 8765
-    header_seconds: float = 10.0
-    """For a whole request head, from the connection's opening or the next request's first byte."""
-    body_seconds: float = 10.0
-    """The window in which a body must arrive or keep its rate."""
-    body_bytes_per_second: int = 1024
-    keep_alive_seconds: float = 75.0
-    max_head_bytes: int = 32 * 1024
-    max_body_bytes: int = 4 * 1024 * 1024
-    stall_bytes: int = 1024 * 1024
-    """Unsent output beyond which nothing more is written: the client is cut."""
-    stall_seconds: float = 10.0
-    """How long output may stay unsent before the client is cut."""
-    drain_seconds: float = 30.0
-    max_connections: int = 4096
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be between 0 and 65535, not {self.port}")
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if name not in ("host", "port") and value <= 0:
-                raise ValueError(f"{name} must be positive, not {value}")
-
-    @property
-    def patrol_seconds(self) -> float:
-        """Often enough that the shortest limit is kept with a quarter to spare."""
-        shortest = min(self.header_seconds, self.body_seconds, self.keep_alive_seconds, self.stall_seconds)
-        return min(PATROL_SECONDS, shortest / 4)
-
-
 class Refused(Exception):
     """What arrives is not to be served; raised in parser callbacks, because that stops the parser at once."""
 
@@ -126,6 +87,7 @@ class DoorState(ServerState):
         """Offered every request that has arrived whole, before the application is."""
         self.on_upgrade: OnUpgrade | None = None
         """Decides on requests for a WebSocket."""
+        self.addresses = Addresses(settings.max_connections_per_address)
 
 
 class Connection(HttpToolsProtocol):
@@ -160,13 +122,18 @@ class Connection(HttpToolsProtocol):
         self._written_bytes = 0
         self._stalled_since: float | None = None
         self._stall_goal_bytes = 0
+        self._address = ""
 
     # The transport's callbacks
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        has_room = self.server_state.addresses.has_room_for(self._address)
         if len(self.connections) > self._settings.max_connections:
             self._refuse(503, "This hub has no room for another connection.")
+        elif not has_room:
+            self._refuse(503, "This hub has no room for another connection from this address.")
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -185,12 +152,22 @@ class Connection(HttpToolsProtocol):
         self._dismiss_turns()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.connections.discard(self)
+        self._leave()
         self._takers.clear()
         self._dismiss_turns()
         self.flow.resume_writing()
         # The parser holds bound methods of this object; cutting the knot frees both at once.
         self.parser = cast(Any, None)
+
+    def _leave(self) -> None:
+        if self in self.connections:
+            self.connections.discard(self)
+            self.server_state.addresses.left(self._address)
+
+    def _leave_late(self) -> None:
+        """As a WebSocket that nobody is known by: it is soon closed, and counted for its address until then."""
+        self.connections.discard(self)
+        self.loop.call_later(LINGER_SECONDS, self.server_state.addresses.left, self._address)
 
     def _dismiss_turns(self) -> None:
         self._is_deaf = True
@@ -250,7 +227,10 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = True
         self.flush()
         self.transport.write(agreed.answer)
-        self.connections.discard(self)
+        if agreed.opening.group is None:
+            self._leave_late()
+        else:
+            self._leave()
         # The parser holds bound methods of this object; cutting the knot frees both at once.
         self.parser = cast(Any, None)
         socket = AcceptedSocket(
@@ -660,7 +640,8 @@ def refusal_for(error: httptools.HttpParserError) -> Refused:
     cause = error.__context__
     if isinstance(cause, Refused):
         return cause
-    if cause is not None:
+    # What was read again without its wish for another protocol fails within that wish.
+    if cause is not None and not isinstance(cause, httptools.HttpParserUpgrade):
         log.error("the door failed to read a request", exc_info=cause)
     return Refused(400, "This is not a valid HTTP request.")
 

@@ -19,7 +19,8 @@ from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 
 from isthmus.faces.http.bind import BACKLOG, DoorError, bind_all
-from isthmus.faces.http.connection import Connection, DoorSettings, DoorState
+from isthmus.faces.http.connection import Connection, DoorState
+from isthmus.faces.http.settings import DoorSettings
 from isthmus.faces.http.turn import PEER, App, AtOnce, Peer, call_contained
 from isthmus.faces.http.upgrade import OnUpgrade
 

@@ -8,15 +8,16 @@ from typing import TypeAlias
 import msgspec
 
 from isthmus.faces.http.origin import OriginGuard
-from isthmus.model.callers import Caller
+from isthmus.model.callers import Caller, Face, Unprovable
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 Fields: TypeAlias = Mapping[bytes, bytes]
 """Headers by their names; those given twice as one list (see `bodies.joined`), which is no host, origin or key."""
-Identify: TypeAlias = Callable[[Fields], Caller | None]
+Identify: TypeAlias = Callable[[Fields], Caller | Unprovable | None]
 """Makes a caller of a request's headers; None if they hold no valid credential."""
 
-CHALLENGE = (b"www-authenticate", b'Bearer realm="isthmus"')
+CHALLENGE = b'Bearer realm="isthmus"'
+RETRY = (b"retry-after", b"5")
 
 
 class Denied(msgspec.Struct, frozen=True):
@@ -27,8 +28,22 @@ class Denied(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+PLAIN_DENIAL = Denied(
+    401, "A valid key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY", ((b"www-authenticate", CHALLENGE),)
+)
+
+Refuse: TypeAlias = Callable[[Fields, Face], Denied]
+"""Says what a request is told whose sender nobody knows."""
+
+
 class Gate:
     """Checks every request before a face reads it."""
+
+    refuse: Refuse = staticmethod(lambda _fields, _face: PLAIN_DENIAL)
+    """Replaced where there is more to say: where a token is to be had, and what is wrong with one that was shown."""
+
+    on_turned_away: Callable[[str, int], None] = staticmethod(lambda _face, _status: None)
+    """Is told by the faces of everybody whom they turn away, with what status; replaced by who keeps book of that."""
 
     def __init__(self, origins: OriginGuard, identify: Identify) -> None:
         self._origins = origins
@@ -39,21 +54,23 @@ class Gate:
         self._origins = origins
         self._identify = identify
 
-    def admit(self, fields: Fields) -> Caller | Denied:
-        """The caller, or why there is none."""
+    def admit(self, fields: Fields, face: Face) -> Caller | Denied:
+        """The caller as it comes by a face, or why there is none."""
         refusal = self._origins.check(fields)
         if refusal is not None:
             return Denied(refusal.status, refusal.message)
-        return self.know(fields)
+        return self.know(fields, face)
 
     def place(self, fields: Fields) -> Denied | None:
         """Why nobody comes in from where this does; None if one may, whose credential is for the face to ask."""
         refusal = self._origins.check(fields)
         return None if refusal is None else Denied(refusal.status, refusal.message)
 
-    def know(self, fields: Fields) -> Caller | Denied:
+    def know(self, fields: Fields, face: Face) -> Caller | Denied:
         """The same by the key alone, where no browser can be made to come and there is no Host or Origin to ask for."""
-        caller = self._identify(fields)
-        if caller is None:
-            return Denied(401, "A valid key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY", (CHALLENGE,))
-        return caller
+        known = self._identify(fields)
+        if isinstance(known, Caller):
+            return known.on(face) if known.faces else known
+        if isinstance(known, Unprovable):
+            return Denied(503, known.reason, (RETRY,))
+        return self.refuse(fields, face)

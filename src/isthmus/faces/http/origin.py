@@ -43,7 +43,8 @@ class OriginGuard:
 
     On a loopback address only loopback names, the public URL's host and `allowed_hosts` are served; elsewhere
     every well-formed Host is, unless `allowed_hosts` narrows them. An Origin must be of the host asked,
-    be one of `allowed_origins` (exact: scheme, host and port), or be absent.
+    be one of `allowed_origins` (exact: scheme, host and port), or be absent. Where every Host is served, a page's own
+    must be an address: a name says nothing, since whoever owns it can have it lead here.
     """
 
     def __init__(
@@ -112,7 +113,8 @@ class OriginGuard:
         scheme, host, _ = parsed
         if scheme not in DEFAULT_PORTS:
             return False
-        return host == asked_host or (self._is_loopback and host in LOOPBACK_NAMES)
+        is_own = host == asked_host and (self._hosts is not None or _is_address(host))
+        return is_own or (self._is_loopback and host in LOOPBACK_NAMES)
 
 
 def is_loopback(host: str) -> bool:
@@ -121,6 +123,13 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
         return False
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE as BARE_STATUS_LINE
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +37,10 @@ Framing = Literal["length", "chunked", "close", "none"]
 
 _BAD_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+STATUS_LINE = {status: line + b"x-content-type-options: nosniff\r\n" for status, line in BARE_STATUS_LINE.items()}
+"""How an answer begins. No browser is to guess what one is: what servers say may look like a page."""
 
 
 class Peer(Protocol):

@@ -19,6 +19,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import QUESTION_SECONDS, InFlight
+from isthmus.core.catalog.labels import labels_of
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.sealer import Sealer
 from isthmus.core.settings import Limits
@@ -44,6 +45,9 @@ USED_EACH_MAX = 50_000
 GATHER_SECONDS = 0.02
 """How long a first question waits for others: many servers ask several things at once, and their caller should
 not have to come back for each."""
+
+HARMLESS = frozenset({"hint:read-only", "hint:idempotent"})
+"""What is so of tools that may be run twice for one answer."""
 
 
 class _State(msgspec.Struct, omit_defaults=True):
@@ -152,7 +156,7 @@ class Comebacks:
             if parked is not None:
                 self._resume(parked, where, call.extra)
                 return where.inflight
-        elif state is not None and self._use(state, call, view):
+        elif state is not None and self._use(state, call, _is_harmless(call, view, hub)):
             return self._start_again(state, call, where, hub)
         where.end(BadState())
         return None
@@ -192,9 +196,9 @@ class Comebacks:
         parked.number = None
         return parked
 
-    def _use(self, state: _State, call: Call, view: View) -> bool:
+    def _use(self, state: _State, call: Call, is_harmless: bool) -> bool:  # noqa: FBT001 - asked once, above
         """Whether a state may be brought back: once, unless doing it again would change nothing."""
-        if _is_harmless(call, view):
+        if is_harmless:
             return True
         used = self._used.setdefault(owner_of(call), OrderedDict())
         now = self._loop.time()
@@ -274,19 +278,12 @@ _READER = json.JSONDecoder(object_pairs_hook=_once_each, parse_int=_as_written, 
 """Slower than the decoder of everything else, which has no such hooks; only what is asked about is read by it."""
 
 
-class _Hints(msgspec.Struct, rename="camel"):
-    read_only_hint: bool | None = None
-    idempotent_hint: bool | None = None
-
-
-def _is_harmless(call: Call, view: View) -> bool:
-    """Whether doing it twice does no more than doing it once, by its server's own word."""
+def _is_harmless(call: Call, view: View, hub: Hub) -> bool:
+    """Whether doing it twice does no more than doing it once, by the word of a server that the operator trusts."""
     if call.kind != "tool":
         return True
     route = view.routes.get(call.name)
-    raw = None if route is None else route.feature.definition.get("annotations")
-    try:
-        hints = _Hints() if raw is None else msgspec.json.decode(raw, type=_Hints)
-    except msgspec.MsgspecError:
+    standing = None if route is None else hub.snapshot.standings.get(route.feature.server)
+    if route is None or standing is None:
         return False
-    return bool(hints.read_only_hint or hints.idempotent_hint)
+    return not HARMLESS.isdisjoint(labels_of(route.feature, standing.rules).believed)

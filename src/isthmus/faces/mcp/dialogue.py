@@ -73,6 +73,9 @@ def refuse(id: Payload | None, code: int, message: str, data: Payload | None = N
 class Dialogue:
     """Answers what callers ask of the hub itself, and makes calls of what they ask of servers."""
 
+    face = "mcp"
+    """The way in that its calls are said to have come by."""
+
     def __init__(
         self,
         hub: Hub,
@@ -225,6 +228,7 @@ class Dialogue:
             profile,
             "",
             meta is not None and self.comebacks is not None,
+            self.face,
         )
         if headers is not None and call.kind == "tool":
             refutation = self._claims.refute(call, self.hub.snapshot, headers)

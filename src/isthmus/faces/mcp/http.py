@@ -114,7 +114,7 @@ class McpHttp:
         if scope["method"] != "POST" or self.hub.is_settling():
             return False
         fields = joined(scope["headers"])
-        caller = self._gate.admit(fields)
+        caller = self._gate.admit(fields, "mcp")
         if isinstance(caller, Denied):
             return False
         visit = _Visit(self, caller, surface, scope["headers"], fields, arrival)
@@ -130,9 +130,8 @@ class McpHttp:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
         fields = joined(scope["headers"])
-        caller = self._gate.admit(fields)
-        if isinstance(caller, Denied):
-            say(peer, caller.status, caller.message, caller.headers)
+        caller = self.admit(fields, peer)
+        if caller is None:
             return
         visit = _Visit(self, caller, surface, scope["headers"], fields, peer)
         if not visit.is_welcome():
@@ -147,6 +146,15 @@ class McpHttp:
                 visit.delete()
             case _:
                 say(peer, 405, "Use POST, GET or DELETE", ((b"allow", b"GET, POST, DELETE"),))
+
+    def admit(self, fields: Fields, peer: Peer) -> Caller | None:
+        """Who sent these headers; None if nobody who is let in, and who it is has been told so."""
+        caller = self._gate.admit(fields, "mcp")
+        if not isinstance(caller, Denied):
+            return caller
+        self._gate.on_turned_away("mcp", caller.status)
+        say(peer, caller.status, caller.message, caller.headers)
+        return None
 
 
 class _Visit:
@@ -189,7 +197,7 @@ class _Visit:
         if not self._accepts_something():
             return say(self._peer, 406, "Accept must include application/json and text/event-stream")
         body = self._peer.take_body()
-        if body is None and (body := await read_body(receive)) is None:
+        if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again()):
             return None
         message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
         match message:
@@ -206,6 +214,17 @@ class _Visit:
             case Response() | ErrorReply():
                 self._answered(message)
         return None
+
+    def _is_admitted_again(self) -> bool:
+        """Whether who sent the headers is let in still: a body may take its time, and a key be revoked meanwhile."""
+        caller = self._face.admit(self._headers, self._peer)
+        if caller is None:
+            return False
+        self._caller = caller
+        if not self.is_welcome():
+            say(self._peer, 404, NOT_FOUND)
+            return False
+        return True
 
     async def _batch(self, body: bytes) -> None:
         """Answer several messages together, for a caller whose revision has such."""

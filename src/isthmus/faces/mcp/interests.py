@@ -53,7 +53,8 @@ class Interests:
         self.profile = profile
         """What the caller can be asked."""
         self._session = session
-        self._feed = UpdateFeed(tell, is_crowded)
+        self._tell = tell
+        self._feed = UpdateFeed(self._updated, is_crowded)
         self._on_unfollow = on_unfollow
         self._followed: dict[str, tuple[Key, Tell]] = {}
         self._followed_length = 0
@@ -102,6 +103,16 @@ class Interests:
             self._pop(uri)
             self._forget(uri)
         return fault
+
+    def _updated(self, uri: str) -> None:
+        """Tell it, if the caller may see it still: what is said of it may be something else by now."""
+        followed = self._followed.get(uri)
+        if followed is None:
+            return
+        (server, name), _ = followed
+        view = self._hub.snapshot.view(self._caller.grants, self._surface, self.profile)
+        if view.may_hear_of(server, name, uri):
+            self._tell(uri)
 
     def unfollow(self, uri: str) -> None:
         """Hear no more of a resource."""

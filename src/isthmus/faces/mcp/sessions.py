@@ -10,7 +10,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.watch.tasks import Task
@@ -27,6 +27,9 @@ from isthmus.model.features import Topic
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.mcp.messages import CHANGED, UPDATED
+
+Owner: TypeAlias = tuple[str, str]
+"""A caller's tenant and name."""
 
 SESSIONS_MAX = 1_000
 """Sessions that one caller may have at once; its one unused for longest goes first."""
@@ -188,24 +191,25 @@ class Sessions:
     def __init__(self, on_close: Callable[[str], None] = lambda _id: None) -> None:
         """`on_close` hears of every session that is over, when its calls are."""
         self._on_close = on_close
-        self._of: dict[str, OrderedDict[str, Session]] = {}
-        self._shelves: dict[str, Shelf] = {}
+        self._of: dict[Owner, OrderedDict[str, Session]] = {}
+        self._shelves: dict[Owner, Shelf] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
     def open(self, caller: Caller, surface: Surface, now: float, version: str = "") -> Session:
         """A new session, in which this version of MCP is spoken."""
-        own = self._of.setdefault(caller.name, OrderedDict())
-        self._make_room(own, now)
-        shelf = self._shelves.setdefault(caller.name, Shelf())
+        owner = _owner(caller)
+        self._make_room(self._of.get(owner, OrderedDict()), now)
+        own = self._of.setdefault(owner, OrderedDict())
+        shelf = self._shelves.setdefault(owner, Shelf())
         session = Session(secrets.token_urlsafe(24), caller, surface, now, shelf, version)
         own[session.id] = session
         return session
 
     def sweep(self, now: float) -> None:
         """Forget every session that was unused for too long."""
-        for own in self._of.values():
+        for own in list(self._of.values()):
             for session in [session for session in own.values() if _is_idle(session, now)]:
                 self.close(session)
 
@@ -220,7 +224,7 @@ class Sessions:
 
     def find(self, id: str, caller: Caller, surface: Surface, now: float) -> Session | None:
         """The caller's own session; None if it is unknown, forgotten, or another's."""
-        own = self._of.get(caller.name, OrderedDict())
+        own = self._of.get(_owner(caller), OrderedDict())
         session = own.get(id)
         if session is None or session.caller != caller or session.surface != surface:
             return None
@@ -240,7 +244,11 @@ class Sessions:
 
     def close(self, session: Session) -> None:
         """End a session, the calls in it and its streams."""
-        self._of[session.caller.name].pop(session.id, None)
+        owner = _owner(session.caller)
+        own = self._of.get(owner, OrderedDict())
+        if own.pop(session.id, None) is not None and not own:
+            # Callers may come by the thousand, each known by a token of its own.
+            del self._of[owner], self._shelves[owner]
         if session.interests is not None:
             session.interests.close()
         if session.news is not None:
@@ -252,6 +260,11 @@ class Sessions:
         session.shelf.forget(session.id)
         for listener in list(session.listeners):
             listener.end()
+
+
+def _owner(caller: Caller) -> Owner:
+    """Two tenants may have a caller of the same name each."""
+    return caller.tenant, caller.name
 
 
 def _is_idle(session: Session, now: float) -> bool:

@@ -79,12 +79,13 @@ class McpSse:
     def __init__(self, dialogue: Dialogue, gate: Gate, crew: Crew, surface: Surface, prefix: str = "") -> None:
         """`prefix` is the path under which a proxy shows the hub, if it does."""
         self._dialogue = dialogue
+        dialogue.face = "sse"
         self._gate = gate
         self._crew = crew
         self._surface = surface
         self._prefix = prefix
         self._sessions: dict[str, _Session] = {}
-        self._streams: Counter[str] = Counter()
+        self._streams: Counter[tuple[str, str]] = Counter()
         self._sweeping: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -113,9 +114,8 @@ class McpSse:
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        caller = self._gate.admit(joined(scope["headers"]))
-        if isinstance(caller, Denied):
-            say(peer, caller.status, caller.message, caller.headers)
+        caller = self._admit(scope, peer)
+        if caller is None:
             return
         match (scope["path"].rstrip("/"), scope["method"]):
             case ("/sse", "GET"):
@@ -129,10 +129,19 @@ class McpSse:
             case _:
                 say(peer, 405, "Use POST or DELETE", ((b"allow", b"POST, DELETE"),))
 
+    def _admit(self, scope: Message, peer: Peer) -> Caller | None:
+        """Who sent a request; None if nobody who is let in, and who it is has been told so."""
+        caller = self._gate.admit(joined(scope["headers"]), "sse")
+        if not isinstance(caller, Denied):
+            return caller
+        self._gate.on_turned_away("sse", caller.status)
+        say(peer, caller.status, caller.message, caller.headers)
+        return None
+
     # -- the stream ------------------------------------------------------------------------------------------------
 
     async def _listen(self, caller: Caller, peer: Peer) -> None:
-        if self._streams[caller.name] >= SESSIONS_MAX:
+        if self._streams[caller.tenant, caller.name] >= SESSIONS_MAX:
             return say(peer, 429, f"This caller has {SESSIONS_MAX} streams open already")
         session = self._open(caller, peer)
         try:
@@ -149,7 +158,7 @@ class McpSse:
             self._dialogue, caller, self._surface, self._crew, session.tell, session.is_crowded
         )
         self._sessions[session.id] = session
-        self._streams[caller.name] += 1
+        self._streams[caller.tenant, caller.name] += 1
         if self._sweeping is None:
             self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep)
         return session
@@ -176,7 +185,7 @@ class McpSse:
 
     def _close(self, session: _Session) -> None:
         self._sessions.pop(session.id, None)
-        self._streams -= Counter({session.caller.name: 1})
+        self._streams -= Counter({(session.caller.tenant, session.caller.name): 1})
         session.conversation.stop_telling()
         session.conversation.cancel_all("the caller closed its stream")
 
@@ -189,8 +198,12 @@ class McpSse:
         if not is_json(dict(scope["headers"])):
             return say(peer, 415, "Content-Type must be application/json")
         body = peer.take_body()
-        if body is None and (body := await read_body(receive)) is None:
-            return None
+        if body is None:
+            # It may take its time, and the key be revoked meanwhile.
+            if (body := await read_body(receive)) is None or (caller_now := self._admit(scope, peer)) is None:
+                return None
+            if self._find(caller_now, scope) is not session:
+                return say(peer, 404, "Session not found: open a stream at /sse")
         refused = session.take(body)
         if refused is not None:
             peer.answer(400, JSON, refused.body)

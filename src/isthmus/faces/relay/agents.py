@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 import structlog
 
-from isthmus.core.access.policy import AGENT, is_of_agent
+from isthmus.core.access.policy import AGENT, is_of_agent, is_of_label
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import Snapshot, Standing
 from isthmus.core.ports.relay import Roster, Seat
@@ -76,7 +76,7 @@ class Agent:
         self.settings = settings
         rules = settings.rules_of(self.key)
         grants = Grants((f"{AGENT}{self.key}", *rules.allow), rules.deny)
-        self.caller = Caller(f"relay:{self.key}", self._tenant, grants)
+        self.caller = settings.tenants.bound(Caller(f"relay:{self.key}", self._tenant, grants))
         self._forget()
         self._stop_watching()
         self._unwatch = [self._roster.watch(self._look_soon)]
@@ -107,7 +107,7 @@ class Agent:
     def seats(self) -> Sequence[Seat]:
         """Its servers, here or away, in the order in which they came; without those that its devices may not see."""
         seats = self._roster.seats()
-        if not self.caller.grants.deny:
+        if not self.caller.grants.deny and self.caller.grants.within is None:
             return seats
         return [seat for seat in seats if self._may_see(self.hub.snapshot, seat.server)]
 
@@ -187,12 +187,12 @@ class Agent:
                 yield name, snapshot.standings[name]
 
     def _named(self, snapshot: Snapshot) -> set[ServerName]:
-        """Whose tools may be among those that the rules allow; `*` means no server that dialled in elsewhere."""
+        """Whose tools may be among those that the rules allow; only a name means one that dialled in elsewhere."""
         patterns = self.caller.grants.allow[1:]
         standings = snapshot.standings
         named = {server for pattern in patterns if (server := ServerName(pattern.partition(".")[0])) in standings}
         agents: set[str | None] = {pattern.removeprefix(AGENT) for pattern in patterns if is_of_agent(pattern)}
-        if "*" in patterns:
+        if "*" in patterns or any(map(is_of_label, patterns)):
             agents.add(None)
         if agents:
             named.update(server for server, standing in standings.items() if standing.agent in agents)

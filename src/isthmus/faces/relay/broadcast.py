@@ -127,6 +127,7 @@ class Broadcast:
             params,
             self.asked.meta,
             kind="method",
+            face="relay",
             timeout=seconds,
             sharer=self.asked.device,
         )

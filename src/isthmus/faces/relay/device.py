@@ -345,6 +345,7 @@ class DeviceLine:
             NOTHING,
             "",
             False,
+            "relay",
             self._agent.settings.timeout,
             False,
             False,

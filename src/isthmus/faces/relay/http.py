@@ -249,6 +249,7 @@ class RelayHttp:
 
     def _turn_away(self, socket: AcceptedSocket, role: Role, refused: Refused) -> Hearer:
         self._refusals.tell(role, socket.client, refused.reason)
+        self._gate.on_turned_away("relay", refused.code)
         socket.close(refused.code, refused.reason)
         return _Deaf()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.model.relay import NO_RULES, AgentRules
 
 Aggregate: TypeAlias = Literal["all", "first"]
@@ -27,6 +28,8 @@ class RelaySettings:
     frame_bytes: int = 1024 * 1024
     """The longest message that a device is sent: a longer one would end its connection."""
     agents: Mapping[str, AgentRules] = field(default_factory=dict)
+    tenants: Tenants = NO_TENANTS
+    """What agents of a tenant are held to as everybody of it is; this is not written under `[relay]`."""
 
     def __post_init__(self) -> None:
         if self.aggregate not in get_args(Aggregate):

@@ -30,6 +30,7 @@ from isthmus.model.faults import (
     TargetRefused,
     TaskEnded,
     TimedOut,
+    TooManyCalls,
     TooManySubscriptions,
     TooManyTargets,
     Unanswered,
@@ -60,6 +61,7 @@ FAULTS: dict[type[Fault], Kind] = {
     TaskEnded: Kind(409, "The task has ended"),
     TargetRefused: Kind(403, "The address may not be named"),
     TooManySubscriptions: Kind(429, "Too much is followed already"),
+    TooManyCalls: Kind(429, "Too many calls at once"),
     TooManyTargets: Kind(429, "Too many addresses are in use"),
     Overloaded: Kind(429, "The server is busy"),
     BreakerOpen: Kind(503, "The server failed too often"),
@@ -88,10 +90,11 @@ REFUSALS: dict[str, Kind] = {
     "not_away": Kind(409, "The server is connected"),
     "not_json": Kind(415, "The body is not said to be JSON"),
     "misdirected": Kind(421, "This hub does not serve that host"),
+    "unprovable": Kind(503, "Nobody can be known just now"),
 }
 """What this face refuses without asking the hub."""
 
-DENIALS = {400: "bad_request", 401: "unauthenticated", 403: "forbidden", 421: "misdirected"}
+DENIALS = {400: "bad_request", 401: "unauthenticated", 403: "forbidden", 421: "misdirected", 503: "unprovable"}
 """Why the gate lets nobody in, by the status that it gives."""
 
 

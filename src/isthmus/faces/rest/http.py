@@ -67,7 +67,7 @@ class RestHttp:
         if place is None or operation is None or not operation.is_call or self.hub.is_settling():
             return False
         fields = joined(scope["headers"])
-        caller = self._gate.admit(fields)
+        caller = self._gate.admit(fields, "rest")
         if isinstance(caller, Denied):
             return False
         visit = _Visit(self, caller, operation, place, scope, fields, arrival)
@@ -84,9 +84,16 @@ class RestHttp:
         if problem is not None:
             answer_problem(peer, problem)
 
+    def admit(self, fields: Fields) -> Caller | Denied:
+        """Who sent these headers; book is kept of who is not let in."""
+        caller = self._gate.admit(fields, "rest")
+        if isinstance(caller, Denied):
+            self._gate.on_turned_away("rest", caller.status)
+        return caller
+
     async def _serve(self, scope: Message, receive: Receive, peer: Peer) -> Problem | None:
         fields = joined(scope["headers"])
-        caller = self._gate.admit(fields)
+        caller = self.admit(fields)
         if isinstance(caller, Denied):
             return denial(caller)
         place = ROUTER.find(scope["path"])
@@ -220,7 +227,7 @@ class _Visit:
         Who has gone by then is not served: nobody would hear what was done.
         """
         body = self._peer.take_body()
-        if body is None and (body := await read_body(receive)) is None:
+        if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again()):
             return
         left = asyncio.Event()
         self._peer.on_disconnect(left.set)
@@ -230,6 +237,15 @@ class _Visit:
         over: asyncio.Future[None] = self._face.loop.create_future()
         self.start_call(body, partial(_set, over))
         await over
+
+    def _is_admitted_again(self) -> bool:
+        """Whether who sent the headers is let in still: a body may take its time, and a key be revoked meanwhile."""
+        caller = self._face.admit(self._headers)
+        if isinstance(caller, Denied):
+            answer_problem(self._peer, denial(caller))
+            return False
+        self.caller = caller
+        return True
 
     def start_call(self, body: bytes, on_end: Callable[[], None] | None) -> None:
         """Start a call, or refuse it; either way it is answered, and then `on_end` is called."""
@@ -262,7 +278,8 @@ class _Visit:
             return call
         if level is not None:
             self._hub.levels.call(level)
-        return msgspec.structs.replace(call, timeout=timeout, log_level=level, wants_progress=level is not None)
+        heard = level is not None
+        return msgspec.structs.replace(call, timeout=timeout, log_level=level, wants_progress=heard, face="rest")
 
     def _call_of(self, arguments: msgspec.Raw) -> Call | Problem:
         match self.operation.id:

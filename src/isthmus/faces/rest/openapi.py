@@ -153,7 +153,7 @@ def _list_of(member: str, shape: str | None) -> dict[str, Any]:
 def _server() -> dict[str, Any]:
     told: dict[str, Any] = {
         "name": {"type": "string"},
-        "state": {"enum": ["starting", "ready", "retrying", "away", "stopped", "disabled"]},
+        "state": {"enum": ["starting", "ready", "retrying", "login", "away", "stopped", "disabled"]},
         "reason": NULLABLE_TEXT,
         "transport": NULLABLE_TEXT,
         "era": NULLABLE_TEXT,

@@ -12,14 +12,18 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from isthmus.core.access.policy import AGENT, is_of_agent
+from isthmus.core.access.policy import AGENT, Policy, is_of_agent
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.relay import RelayBook
 from isthmus.faces.rest.listings import is_operator
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
+from isthmus.model.names import ServerName
 from isthmus.model.relay import Device, DialledServer, DialledState, RelayStatus
+
+ANY_SERVER = ServerName(":")
+"""Stands for a server of an agent, whatever it is called; no server has this name."""
 
 STATES: tuple[DialledState, ...] = ("ready", "connecting", "away")
 
@@ -148,10 +152,16 @@ def _with_tools(server: DialledServer, view: View) -> DialledServer:
 
 def _granted(grants: Grants) -> set[str]:
     """The agents of which everything may be used, whether or not a server of theirs is there."""
-    if "*" in grants.deny:
-        return set()
-    patterns = set(grants.allow) - set(grants.deny)
-    return {pattern.removeprefix(AGENT) for pattern in patterns if is_of_agent(pattern)}
+    named: set[str] = set()
+    each: Grants | None = grants
+    while each is not None:
+        named |= {pattern.removeprefix(AGENT) for pattern in each.allow if is_of_agent(pattern)}
+        each = each.within
+    return {agent for agent in named if _may_use_all(grants, agent)}
+
+
+def _may_use_all(grants: Grants, agent: str) -> bool:
+    return Policy(grants, lambda _: agent).may_use_all_of(ANY_SERVER)
 
 
 def _by_agent(told: Iterable[T]) -> dict[str, list[T]]:

@@ -59,7 +59,7 @@ class WellKnown:
     async def serve(self, scope: Message, _: Receive, __: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        admitted = self._gate.admit(joined(scope["headers"]))
+        admitted = self._gate.admit(joined(scope["headers"]), "mcp")
         match scope["method"]:
             case "OPTIONS":
                 peer.answer(204, header_lines(PUBLIC), b"")

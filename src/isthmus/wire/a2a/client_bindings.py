@@ -8,13 +8,12 @@ headers are not its business, but for the version's. Called by the links to agen
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
-from urllib.parse import quote
 
 import msgspec
 
 from isthmus.model.conversation import Message, Task, Update
 from isthmus.wire import jsonrpc
-from isthmus.wire.a2a.client import Asked, Client, PlainClient, read_problem, read_status
+from isthmus.wire.a2a.client import Asked, Client, PlainClient, read_problem, read_status, segment_of
 from isthmus.wire.a2a.operations import Problem, Send
 from isthmus.wire.a2a.parts import WORDS_MAX
 from isthmus.wire.a2a.problems import V1_0
@@ -110,7 +109,7 @@ class PlainBinding:
     def __init__(self, client: PlainClient, tenant: str = "", max_depth: int = MAX_DEPTH) -> None:
         self.version = client.version
         self._client = client
-        self._prefix = f"/{quote(tenant, safe='')}" if tenant else ""
+        self._prefix = f"/{segment_of(tenant)}" if tenant else ""
         self._max_depth = max_depth
 
     def write(self, id: int, asked: Asked) -> Outgoing:

@@ -113,7 +113,7 @@ def write_denial(path: str, status: int, message: str) -> bytes:
     return msgspec.json.encode({"error": error})
 
 
-_DENIALS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED"}
+_DENIALS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 503: "UNAVAILABLE"}
 
 
 def _refused(binding: Binding, header: str | None, fields: Mapping[str, str]) -> Problem | None:

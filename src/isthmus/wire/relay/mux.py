@@ -149,7 +149,10 @@ def _read_control(text: bytes) -> Frame:
         return Bad(f"a word on channel 0 may have {CONTROL_BYTES_MAX} bytes at most, not {len(text)}")
     if not isinstance(jsonrpc.decode_object(text), msgspec.Raw):
         return Bad("a word on channel 0 must be a JSON object that has no member twice")
-    members: dict[str, object] = msgspec.json.decode(text)
+    try:
+        members: dict[str, object] = msgspec.json.decode(text)
+    except msgspec.MsgspecError:  # a number that is larger than any
+        return Bad("a word on channel 0 must have numbers that are some")
     verbs = [verb for verb in _READERS if verb in members]
     if not verbs:
         return _IGNORED
