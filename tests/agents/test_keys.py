@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 import pytest_asyncio
 
 from tests.agents.errands import QUICK, fresh
 from tests.agents.field import run
 from tests.faults import quick_server
-from tests.hubs import PATIENT, HubProcess, serving, stdio
+from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.peers.launch import Sdk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("agents")]
@@ -45,7 +46,7 @@ async def test_a_key_is_put_where_the_card_says_and_another_key_sees_nothing(
 
     assert "answer" not in stranger
     assert f"{QUICK}.pay" not in stranger["skills"]
-    assert len(known) == 2, "a bearer and a header"
+    assert len(known) == 3, "a bearer, a header and a token, for which a key will do"
     for found in known:
         assert f"{QUICK}.pay" in found["skills"]
         assert "Task not found" in found["other"]["message"]
@@ -58,3 +59,28 @@ async def test_agentvault_finds_its_key_by_the_name_that_the_card_gives_it(
     reports: list[dict[str, Any]] = await run("agentvault", "client_agentvault", "3", _url(hub), fresh("keys"))
 
     assert reports == [{"server": QUICK, "step": "paid", "told": 3}]
+
+
+async def test_agentvault_logs_in_with_the_name_and_the_key_of_a_caller(
+    hub: HubProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTVAULT_OAUTH_ISTHMUS_CLIENT_ID", "me")
+    monkeypatch.setenv("AGENTVAULT_OAUTH_ISTHMUS_CLIENT_SECRET", MINE)
+    reports: list[dict[str, Any]] = await run("agentvault", "login_agentvault", _url(hub), fresh("tokens"))
+
+    assert reports == [{"server": QUICK, "step": "paid", "told": 3}]
+
+
+async def test_a_token_for_a_key_is_as_good_wherever_the_card_has_it_put(hub: HubProcess) -> None:
+    async with httpx2.AsyncClient(verify=TRUSTED, timeout=30.0) as http:
+        tokens = [await _token(http, hub, name, key) for name, key in (("me", MINE), ("you", YOURS))]
+    _, *known = await run("a2a10", "keys_v1", "GRPC", _url(hub), *tokens)
+
+    assert [f"{QUICK}.pay" in found["skills"] for found in known] == [True] * 3
+
+
+async def _token(http: httpx2.AsyncClient, hub: HubProcess, name: str, key: str) -> str:
+    card = (await http.get(f"{_url(hub)}/.well-known/agent-card.json")).json()
+    place = card["securitySchemes"]["oauth"]["oauth2SecurityScheme"]["flows"]["clientCredentials"]["tokenUrl"]
+    answer = await http.post(place, data={"grant_type": "client_credentials"}, auth=(name, key))
+    return str(answer.json()["access_token"])

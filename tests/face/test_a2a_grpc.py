@@ -13,6 +13,8 @@ from google.protobuf import json_format
 
 from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, SERVICE, STREAMS
 from tests.face.test_a2a import SAID, SECONDS, Agent, run
+from tests.face.test_keys import is_in, token
+from tests.face.wire import until
 from tests.faults.working import Working
 from tests.hubs import PATIENT, HubProcess, environment, isthmus, serving, write_config
 
@@ -76,6 +78,25 @@ async def test_a_hub_that_ends_waits_for_nobody_who_follows_a_task_that_waits(tm
         assert await stream.read() is grpc.aio.EOF
         # Those that run would be waited for twice as long.
         await asyncio.wait_for(hub.process.wait(), 15.0)
+
+
+async def test_what_a_key_follows_ends_with_the_key(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, a2a=GRPC, callers=CALLERS) as hub,
+        grpc.aio.insecure_channel(await address(hub)) as channel,
+        asyncio.timeout(SECONDS),
+    ):
+        made = token(tmp_path, "create", "guest", "--allow", "*", "--json")["key"]
+        await until(lambda: is_in(hub, made))
+        task = (await call(channel, "SendMessage", {"message": {**SAID, "parts": [{"text": "hello"}]}}, made)).task.id
+        stream = call(channel, "SubscribeToTask", {"id": task}, made)
+        await stream.read()
+        token(tmp_path, "revoke", "guest")
+        with pytest.raises(grpc.aio.AioRpcError, match="Who this caller is, or what it may do, was changed"):
+            await stream.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel, "GetTask", {"id": task}, made)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def rest_of(stream: Any) -> Any:

@@ -16,13 +16,12 @@ from typing import Any, Self
 
 import msgspec
 
+from isthmus.app.access import Access
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.serve import Routes, identify
+from isthmus.app.serve import Routes
 from isthmus.config.load import load
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.door import Door, DoorSettings
-from isthmus.faces.http.gate import Gate
-from isthmus.faces.http.origin import OriginGuard
 from isthmus.faces.mcp.http import McpHttp
 from isthmus.faces.rest.http import RestHttp
 from isthmus.model.calls import Call
@@ -245,7 +244,7 @@ async def hub_of(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Asy
 @asynccontextmanager
 async def door_of(hub: InProcess) -> AsyncIterator[int]:
     """Open a hub's door as `serve` does; yields its port."""
-    gate = Gate(OriginGuard(bind_host="127.0.0.1"), identify(hub.running.configuration))
+    gate = Access(hub.running.configuration).open()
     mcp, rest = McpHttp(hub.running.dialogue(), gate), RestHttp(hub.running.hub, gate)
     routes = Routes(hub.running.surface, mcp, rest, {})
     door = Door(routes, DoorSettings(port=0))

@@ -9,7 +9,7 @@ import os
 import pty
 import signal
 import termios
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -235,6 +235,37 @@ async def test_keys_and_permissions_change_at_once(tmp_path: Path) -> None:
         tell(hub, tmp_path, {}, callers=callers(other=["*"]))
         await until_said(hub, '"configuration reloaded"', '"callers": 1')
         assert (await planner.post({})).status_code == 401
+
+
+async def test_bounds_of_tenants_and_faces_and_tags_change_at_once_and_end_what_was_open(tmp_path: Path) -> None:
+    planner = {"key": KEY, "tenant": "acme", "allow": ["builtin"]}
+    base: dict[str, Any] = {"callers": {"planner": planner}, "tenants": {"acme": {}}}
+    every = {"builtin.echo", "builtin.timestamp", "builtin.chat_log"}
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    async with serving(tmp_path, **base) as hub, Raw(hub.url, key=KEY) as caller:
+
+        async def seen() -> set[str]:
+            return set(await caller.names())
+
+        assert await seen() == every
+        opened = await caller.post({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello})
+        session = {"mcp-session-id": opened.headers["mcp-session-id"]}
+        changes: list[tuple[dict[str, Any], set[str]]] = [
+            ({"tenants": {"acme": {"deny": ["builtin.echo"]}}}, every - {"builtin.echo"}),
+            ({"tenants": {"acme": {"deny": ["hint:read-only"]}}}, {"builtin.chat_log"}),
+            ({"tenants": {"other": {}}, "callers": {"planner": {**planner, "tenant": "other"}}}, every),
+            ({"callers": {"planner": {**planner, "faces": {"mcp": {"allow": ["builtin.echo"]}}}}}, {"builtin.echo"}),
+            ({"callers": {"planner": {**planner, "faces": {"rest": {"allow": []}}}}}, every),
+        ]
+        for tables, expected in changes:
+            tell(hub, tmp_path, {}, **{**base, **tables})
+            await eventually(lambda: _is(seen, expected), f"it is {expected}")  # noqa: B023
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        assert (await caller.post(ping, session)).status_code == 404
+
+
+async def _is(seen: Callable[[], Awaitable[set[str]]], expected: set[str]) -> bool:
+    return await seen() == expected
 
 
 def ask_agent(method: str, params: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 HEARD_SECONDS = 45.0
 """Who waits for so long has found something that is never told."""
 DOCUMENT = "demo://resource/static/document/architecture.md"
-CALLERS = {name: {"key": f"key-of-{name}", "allow": ["one"]} for name in ("ann", "bob")}
+CALLERS = {name: {"key": f"key-of-{name}-012345", "allow": ["one"]} for name in ("ann", "bob")}
 
 
 async def decline(*_: Any) -> ElicitResult:
@@ -200,10 +200,10 @@ async def test_a_caller_with_a_link_of_its_own_hears_it_without_anything_that_it
     async with notebook(tmp_path, callers=CALLERS, isolation="caller") as server:
         url = server.url
         async with (
-            Raw(url, key="key-of-ann") as ann,
-            Raw(url, key="key-of-bob") as bob,
-            listening(url, [PAGE], key="key-of-ann") as anns,
-            listening(url, [PAGE], key="key-of-bob") as bobs,
+            Raw(url, key="key-of-ann-012345") as ann,
+            Raw(url, key="key-of-bob-012345") as bob,
+            listening(url, [PAGE], key="key-of-ann-012345") as anns,
+            listening(url, [PAGE], key="key-of-bob-012345") as bobs,
         ):
             assert anns.honoured == bobs.honoured == [PAGE]
             for caller, ear in ((ann, anns), (bob, bobs)):

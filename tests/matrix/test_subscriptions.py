@@ -23,7 +23,10 @@ from tests.matrix.field import until_complete
 STORM = [sys.executable, str(Path(storm_server.__file__))]
 GOOD, OTHER, BAD = choosy_server.URIS
 REFUSED_OFTEN = 12
-CALLERS = {"one": {"key": "key-of-one", "allow": ["first"]}, "two": {"key": "key-of-two", "allow": ["second"]}}
+CALLERS = {
+    "one": {"key": "key-of-one-0123456", "allow": ["first"]},
+    "two": {"key": "key-of-two-0123456", "allow": ["second"]},
+}
 PROMPT_SECONDS = 10.0
 """What a busy machine may add to the 100 ms within which a first change is told."""
 CHANGES = 30
@@ -51,15 +54,15 @@ async def heard_after(hub: HubProcess, server: str, ear: Ear, word: str, key: st
 async def test_a_change_is_told_at_once_to_who_can_see_it_and_to_nobody_else(tmp_path: Path) -> None:
     servers = {"first": stdio(STORM), "second": stdio(STORM)}
     async with serving(tmp_path, servers, callers=CALLERS) as hub:
-        for key in ("key-of-one", "key-of-two"):
+        for key in ("key-of-one-0123456", "key-of-two-0123456"):
             await eventually(partial(lists, hub, key, "after 0"), "its server is there")
         async with (
-            listening(hub.url, [], key="key-of-one") as first,
-            listening(hub.url, [], key="key-of-two") as second,
+            listening(hub.url, [], key="key-of-one-0123456") as first,
+            listening(hub.url, [], key="key-of-two-0123456") as second,
         ):
-            late = await heard_after(hub, "first", first, TOOLS_CHANGED, "key-of-one", kind="changed")
+            late = await heard_after(hub, "first", first, TOOLS_CHANGED, "key-of-one-0123456", kind="changed")
             # What the other hears first is its own: nothing else was on its way to it.
-            await heard_after(hub, "second", second, TOOLS_CHANGED, "key-of-two", kind="changed")
+            await heard_after(hub, "second", second, TOOLS_CHANGED, "key-of-two-0123456", kind="changed")
             assert (first.told.count(TOOLS_CHANGED), second.told.count(TOOLS_CHANGED)) == (1, 1)
     print(f"told after {late:.3f} s")
     assert late < PROMPT_SECONDS

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from isthmus.app.dial_line import Lost, verdict_on
 from isthmus.app.relay_keys import (
     LOOK_SECONDS,
+    TRUST_SECONDS,
     KeyDamaged,
     Keys,
     NoTokens,
@@ -176,6 +177,22 @@ def test_what_was_known_stays_known_while_the_file_cannot_be_read(tmp_path: Path
     with capture_logs() as logs:
         assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
     assert [entry["event"] for entry in logs] == ["the list of revoked tokens cannot be read"]
+
+
+def test_a_list_that_is_gone_revives_no_token_and_then_vouches_for_nobody(tmp_path: Path) -> None:
+    now = [0.0]
+    revoke(NOTED, tmp_path)
+    revocations = Revocations(tmp_path, (), lambda: now[0])
+    assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
+    kept = revoked_file(tmp_path).read_bytes()
+    revoked_file(tmp_path).unlink()
+    now[0] += TRUST_SECONDS
+    assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
+    now[0] += LOOK_SECONDS
+    assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, True]
+    revoked_file(tmp_path).write_bytes(kept)
+    now[0] += LOOK_SECONDS
+    assert [revocations.has(id) for id in (NOTED, OTHER)] == [True, False]
 
 
 def test_what_is_configured_changes_and_what_was_read_stays(tmp_path: Path) -> None:

@@ -160,19 +160,6 @@ async def test_a_setting_that_needs_a_restart_is_named_and_not_taken(desk: Desk)
     assert logs[0]["settings"] == ["limits.call_seconds"]
 
 
-async def test_keys_must_be_strong_for_the_address_that_is_listened_on_not_for_the_one_in_the_file(
-    tmp_path: Path,
-) -> None:
-    callers = {"strong": {"key": "9f8a7b6c5d4e3f2a1b0c", "allow": ["*"]}, "weak": {"key": "x1", "allow": ["*"]}}
-    (tmp_path / "mcp.json").write_text(json.dumps({"hub": {"host": "0.0.0.0"}, "callers": callers}))
-    desk = Desk(tmp_path, {})
-    assert [caller.name for _, caller in desk.running.configuration.callers] == ["strong"]
-    desk.write({}, hub={"host": "127.0.0.1"}, callers=callers)
-    await desk.reloader.reload()
-    assert [caller.name for _, caller in desk.running.configuration.callers] == ["strong"]
-    await desk.running.aclose()
-
-
 async def test_a_defect_met_in_one_version_does_not_keep_the_next_from_being_read(desk: Desk) -> None:
     desk.objection = ZeroDivisionError("a defect")
     with structlog.testing.capture_logs() as logs:

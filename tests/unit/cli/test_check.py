@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.cli.check import check_configuration
 from isthmus.cli.exits import Exit
+from isthmus.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,15 @@ def test_a_hub_that_would_be_open_to_a_network_fails_the_check(
     assert "error: hub.host must be loopback while no caller is configured" in told.out
     assert "warning: isthmus.toml: hub.odd" in told.out
     assert "refuse to start" in told.err
+
+
+def test_a_key_that_was_made_is_as_good_as_a_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, '[hub]\nhost = "0.0.0.0"\nstate = "state"\n')
+    assert main(["token", "create", "planner", "--allow", "*"]) == Exit.WELL
+    assert check_configuration(file, is_json=False) == Exit.WELL
+    (tmp_path / "state" / "keys" / "keys.json").unlink()
+    assert check_configuration(file, is_json=False) == Exit.CONFIGURATION
+    assert "keys.json cannot be used: it is gone" in capsys.readouterr().out
 
 
 def test_findings_for_programs_name_file_path_and_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

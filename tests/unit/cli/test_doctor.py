@@ -79,7 +79,7 @@ async def test_findings_in_the_configuration_end_with_3(
 async def test_programs_get_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await examine(config(tmp_path, {"raw": stdio(RAW), "dead": DEAD}), wait=20, is_json=True) == 1
     told = json.loads(capsys.readouterr().out)
-    assert told["configuration"] == {"file": str(tmp_path / "isthmus.json"), "findings": []}
+    assert told["configuration"] == {"file": str(tmp_path / "isthmus.json"), "findings": [], "access": "open"}
     builtin, dead, raw = told["servers"]
     assert told["findings"] == [
         {
@@ -103,7 +103,9 @@ async def test_without_a_file_there_are_the_built_in_tools(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert await examine(Own(None), wait=20, is_json=False) == Exit.WELL
-    assert capsys.readouterr().out.startswith("configuration: no file found")
+    said = capsys.readouterr().out
+    assert said.startswith("configuration: no file found")
+    assert "access: open: every program on this machine may call everything" in said
 
 
 async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

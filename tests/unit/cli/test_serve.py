@@ -67,6 +67,14 @@ def test_a_hub_without_callers_is_not_opened_to_a_network() -> None:
         serve_hub(None, "0.0.0.0", 0)
     assert failed.value.exit == Exit.CONFIGURATION
     assert "loopback" in failed.value.message
+    assert "isthmus token create" in failed.value.message
+
+
+def test_a_hub_is_opened_to_a_network_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_when_open(monkeypatch)
+    with structlog.testing.capture_logs() as logs:
+        assert serve_hub(None, "0.0.0.0", 0, is_insecure=True) == Exit.WELL
+    assert any(entry["event"].startswith("INSECURE: everybody who can reach") for entry in logs)
 
 
 def test_the_address_and_every_finding_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +85,7 @@ def test_the_address_and_every_finding_are_logged(tmp_path: Path, monkeypatch: p
     assert "hub.odd is not known" in logs[0]["finding"]
     listening = next(entry for entry in logs if entry["event"] == "listening")
     assert listening["url"].startswith("http://127.0.0.1:")
-    assert listening["callers"] == "everybody on this machine"
+    assert any(entry["event"].startswith("open: every program on this machine") for entry in logs)
 
 
 def test_it_is_said_that_there_is_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,12 +106,12 @@ def test_who_asks_again_does_not_spoil_the_end_and_no_child_inherits_that(monkey
 def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the hub told to end as soon as it is open."""
 
-    def ending(*given: Any, on_open: Any) -> Coroutine[Any, Any, None]:
+    def ending(*given: Any, on_open: Any, is_insecure: bool) -> Coroutine[Any, Any, None]:
         def opened(host: str, port: int) -> None:
             on_open(host, port)
             loop = asyncio.get_running_loop()
             loop.call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
 
-        return serve(*given, on_open=opened)
+        return serve(*given, on_open=opened, is_insecure=is_insecure)
 
     monkeypatch.setattr(module, "serve", ending)

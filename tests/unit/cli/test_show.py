@@ -59,7 +59,7 @@ OTHER = """{
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("TOKEN", "s3cret-value")
+    monkeypatch.setenv("TOKEN", "s3cret-value-of-it")
     monkeypatch.setenv("MCP_CALL_TIMEOUT", "61")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "isthmus.toml").write_text(FILE)
@@ -94,7 +94,7 @@ def test_every_value_is_shown_and_no_secret(capsys: pytest.CaptureFixture[str]) 
     assert values["servers.helper.origins"] == '["https://b.example"]'
     assert values["callers.planner.key"] == '"***"'
     assert values["relay.key"] == "null"
-    for secret in ("hunter22", "hunter23", "abc", "s3cret-value", "k3y-of-the-planner-0123"):
+    for secret in ("hunter22", "hunter23", "abc", "s3cret-value-of-it", "k3y-of-the-planner-0123"):
         assert secret not in shown.out + shown.err
     assert "1 finding: `isthmus config check` says more." in shown.err
 
@@ -139,7 +139,7 @@ def test_the_relay_is_shown_without_its_key(folder: Path, capsys: pytest.Capture
     assert values["relay.forget"] == "86400.0 default"
     assert values["relay.compatible"] == "true default"
     assert f'["x"] {file}:{line + 3} relay.agents."acme/kitchen".deny' in " ".join(shown.split())
-    assert "s3cret-value" not in shown
+    assert "s3cret-value-of-it" not in shown
 
 
 def test_passwords_in_addresses_and_numbers_are_hidden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,3 +188,14 @@ def test_a_configuration_that_cannot_be_used_is_refused(folder: Path, capsys: py
     (folder / "isthmus.toml").write_text("[hub\n")
     assert main(["config", "show"]) == Exit.CONFIGURATION
     assert "cannot be used" in capsys.readouterr().err
+
+
+def test_issuers_are_shown_and_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = 'issuer = "https://login.example"\naudience = "https://hub.example"\nscopes = { "a" = ["files.*"] }\n'
+    (folder / "isthmus.toml").write_text(f"[issuers.corp]\n{said}")
+    assert main(["config", "show", "--json"]) == Exit.WELL
+    values = {each["path"]: each["value"] for each in json.loads(capsys.readouterr().out)["values"]}
+    assert values["issuers.corp.issuer"] == "https://login.example"
+    assert values["issuers.corp.scopes"] == {"a": ["files.*"]}
+    assert main(["config", "check"]) == Exit.WELL
+    assert "0 servers, 0 callers, 1 issuer, listening on" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from isthmus.config.dialects.dialect import OWN
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
 from isthmus.config.variables import Variables
+from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.identity.keys import digest_of
 from isthmus.model.callers import Caller, Grants
 
@@ -22,10 +24,18 @@ VARIABLES = Variables({"PLANNER_KEY": KEY, "SHORT": "abc"}, FILE.parent, Path("/
 GOOD = {"key": OTHER_KEY, "allow": ["*"]}
 
 
-def read(callers: object, *, is_loopback: bool = True) -> tuple[tuple[tuple[bytes, Caller], ...], list[str]]:
-    document = Document(FILE, {"callers": callers}, OWN)
-    found, findings = read_callers(document, VARIABLES, is_loopback=is_loopback)
+def read(callers: object) -> tuple[tuple[tuple[bytes, Caller], ...], list[str]]:
+    found, _, findings = read_callers(Document(FILE, {"callers": callers}, OWN), VARIABLES)
     return found, [str(finding) for finding in findings]
+
+
+def expiry(expires: object) -> float | None:
+    entries = {"planner": {"key": KEY, "allow": ["*"], "expires": expires}, "good": GOOD}
+    _, expiries, findings = read_callers(Document(FILE, {"callers": entries}, OWN), VARIABLES)
+    assert digest_of(OTHER_KEY) not in expiries
+    if findings:
+        raise ValueError(str(findings[0]))
+    return expiries.get(digest_of(KEY))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +45,7 @@ def read(callers: object, *, is_loopback: bool = True) -> tuple[tuple[tuple[byte
 )
 def test_a_caller_has_a_key_and_grants(key: str) -> None:
     entry = {"key": key, "allow": ["files.*", "search.query"], "deny": ["files.delete"], "tenant": "blue"}
-    callers, findings = read({"planner": entry}, is_loopback=False)
+    callers, findings = read({"planner": entry})
     grants = Grants(("files.*", "search.query"), ("files.delete",))
     assert callers == ((digest_of(KEY), Caller("planner", "blue", grants)),)
     assert findings == []
@@ -85,15 +95,16 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
         ({"key": "env:GONE"}, ".key must name a variable that is set, not env:GONE"),
         ({"key": "${GONE}"}, ".key must have only variables that are set, not ${GONE}"),
         (
-            {"key": "keyring:a"},
-            ".key must be literal, env:NAME or file:PATH, not keyring:, which comes later",
+            {"key": "keyring:"},
+            ".key must be keyring:NAME or keyring:SERVICE/NAME, not keyring:",
         ),
-        ({**GOOD, "denny": ["*"]}, " must have only key, allow, deny, tenant, targets, not 'denny'"),
+        ({**GOOD, "denny": ["*"]}, " must have only key, expires, allow, deny, tenant, targets, faces, not 'denny'"),
         ({**GOOD, "allow": "*"}, ".allow must be a list of texts, not '*'"),
         ({**GOOD, "deny": "*"}, ".deny must be a list of texts, not '*'"),
         (
             {**GOOD, "deny": ["a", "f*"]},
-            ".deny.1 must be *, server.*, server.tool or agent:KEY, not 'f*': a star cannot stand for a part of a name",
+            ".deny.1 must be *, server.*, server.tool, agent:KEY, tag:NAME or hint:NAME, not 'f*': "
+            "a star cannot stand for a part of a name",
         ),
         ({**GOOD, "tenant": ""}, ".tenant must be a printable text, not ''"),
         ({**GOOD, "tenant": 5}, ".tenant must be a text, not 5"),
@@ -114,20 +125,68 @@ def test_a_caller_needs_a_name_that_can_be_logged() -> None:
     ]
 
 
-def test_a_weak_key_will_do_on_loopback_only() -> None:
-    entries = {"good": GOOD, "weak": {"key": "env:SHORT", "allow": ["*"]}}
-    callers, findings = read(entries)
-    assert [caller.name for _, caller in callers] == ["good", "weak"]
-    assert findings == [
-        "isthmus.toml: callers.weak.key is shorter than 16 characters; it will do only on loopback "
-        "(make one with: openssl rand -hex 32)"
-    ]
-    callers, findings = read(entries, is_loopback=False)
+def test_a_caller_with_a_short_key_is_left_out_wherever_the_hub_listens() -> None:
+    callers, findings = read({"good": GOOD, "weak": {"key": "env:SHORT", "allow": ["*"]}})
     assert [caller.name for _, caller in callers] == ["good"]
     assert findings == [
-        "isthmus.toml: callers.weak.key must be strong where others can reach the hub, not weak: "
-        "it is shorter than 16 characters; make one with: openssl rand -hex 32 (this caller is left out)"
+        "isthmus.toml: callers.weak.key must have 16 characters or more, not 3 "
+        "(this caller is left out; make one with: openssl rand -hex 32)"
     ]
+
+
+@pytest.mark.parametrize("key", ["changeme-changeme", "your-api-key-here", "a" * 16])
+def test_a_key_is_tried_for_its_length_and_nothing_else(key: str) -> None:
+    callers, findings = read({"planner": {"key": key, "allow": ["*"]}})
+    assert ([digest for digest, _ in callers], findings) == ([digest_of(key)], [])
+
+
+def test_a_caller_may_have_several_keys_while_one_takes_the_others_place() -> None:
+    callers, findings = read({"planner": {"key": ["env:PLANNER_KEY", OTHER_KEY, KEY], "allow": ["*"]}})
+    planner = Caller("planner", "default", Grants(("*",)))
+    assert callers == ((digest_of(KEY), planner), (digest_of(OTHER_KEY), planner))
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([], ".key must be a text or a list of texts, not empty"),
+        ([KEY, 5], ".key.1 must be a text, not a number"),
+        ([KEY, "abc"], ".key.1 must have 16 characters or more, not 3"),
+        ([KEY, "env:GONE"], ".key.1 must name a variable that is set, not env:GONE"),
+        ([KEY, "two words"], ".key.1 must be printable ASCII without spaces, not what it is (hidden)"),
+    ],
+)
+def test_one_bad_key_of_several_leaves_its_caller_out(keys: list[object], message: str) -> None:
+    callers, (finding,) = read({"good": GOOD, "bad": {"key": keys, "allow": ["*"]}})
+    assert [caller.name for _, caller in callers] == ["good"]
+    assert finding.startswith(f"isthmus.toml: callers.bad{message} (this caller is left out")
+
+
+def test_sharing_one_of_several_keys_leaves_both_callers_out() -> None:
+    callers, findings = read({"good": {"key": "the-key-of-a-third"}, "a": {"key": [KEY, OTHER_KEY]}, "b": GOOD})
+    assert [caller.name for _, caller in callers] == ["good"]
+    assert "isthmus.toml: callers have the same key: a, b (these callers are left out)" in findings
+
+
+@pytest.mark.parametrize(
+    "expires",
+    [
+        datetime(2027, 1, 1, tzinfo=UTC),
+        date(2027, 1, 1),
+        "2027-01-01T00:00:00Z",
+        "2027-01-01T02:00:00+02:00",
+        "2027-01-01",
+    ],
+)
+def test_keys_expire_at_a_time_that_is_the_same_everywhere(expires: object) -> None:
+    assert expiry(expires) == 1_798_761_600
+
+
+@pytest.mark.parametrize("expires", [datetime(2027, 1, 1), "2027-01-01T00:00:00", "90d", "soon", 5, True, [], ""])  # noqa: DTZ001
+def test_a_caller_whose_end_cannot_be_told_is_left_out(expires: object) -> None:
+    with pytest.raises(ValueError, match=r"callers\.planner\.expires must be a time with its zone, like 2027"):
+        expiry(expires)
 
 
 def test_callers_who_share_a_key_are_all_left_out() -> None:
@@ -156,10 +215,65 @@ def test_something_else_in_place_of_the_callers_refuses_the_file() -> None:
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just("file:\0"))
 SHAPES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
-KEYS = st.sampled_from(["key", "allow", "deny", "tenant", "targets", "other"])
+KEYS = st.sampled_from(["key", "expires", "allow", "deny", "tenant", "targets", "other"])
 
 
-@given(st.text(), st.one_of(SHAPES, st.dictionaries(KEYS, SHAPES)), st.booleans())
-def test_no_entry_raises_or_touches_another_caller(name: str, entry: object, is_loopback: bool) -> None:  # noqa: FBT001
-    callers, _ = read({name: entry, "good caller": GOOD}, is_loopback=is_loopback)
+@given(st.text(), st.one_of(SHAPES, st.dictionaries(KEYS, SHAPES)))
+def test_no_entry_raises_or_touches_another_caller(name: str, entry: object) -> None:
+    callers, _ = read({name: entry, "good caller": GOOD})
     assert "good caller" in [caller.name for _, caller in callers]
+
+
+# -- tenants and faces ---------------------------------------------------------------------------------------------
+
+BOUNDS = Grants(("*",), ("files.delete",))
+TENANTS = Tenants({"acme": TenantSettings(BOUNDS)})
+
+
+def read_held(entry: dict[str, object]) -> tuple[list[Caller], list[str]]:
+    document = Document(FILE, {"callers": {"planner": {"key": KEY, "allow": ["files"], **entry}, "good": GOOD}}, OWN)
+    found, _, findings = read_callers(document, VARIABLES, TENANTS)
+    return [caller for _, caller in found if caller.name == "planner"], [str(finding) for finding in findings]
+
+
+def test_a_caller_is_held_to_what_its_tenant_is() -> None:
+    callers, findings = read_held({"tenant": "acme"})
+    assert callers == [Caller("planner", "acme", Grants(("files",), within=BOUNDS))]
+    assert findings == []
+
+
+def test_a_caller_of_a_tenant_that_is_not_there_is_left_out() -> None:
+    callers, findings = read_held({"tenant": "acne"})
+    assert callers == []
+    assert findings == [
+        "isthmus.toml: callers.planner.tenant must be one of acme, not 'acne' (this caller is left out)"
+    ]
+
+
+def test_who_names_no_tenant_is_of_the_usual_one_whatever_others_there_are() -> None:
+    assert read_held({})[0] == [Caller("planner", "default", Grants(("files",)))]
+
+
+def test_a_caller_may_be_held_to_less_on_a_face() -> None:
+    faces = {"rest": {"allow": ["files.read"]}, "mcp": {"deny": ["tag:loud"]}}
+    callers, findings = read_held({"faces": faces})
+    held = (("rest", Grants(("files.read",))), ("mcp", Grants(("*",), ("tag:loud",))))
+    assert callers == [Caller("planner", "default", Grants(("files",)), faces=held)]  # type: ignore[arg-type]
+    assert findings == []
+
+
+@pytest.mark.parametrize(
+    ("faces", "said"),
+    [
+        ({"http": {}}, ".faces must be of mcp, sse, a2a, rest, not 'http'"),
+        ({"rest": {"alow": []}}, ".faces.rest must have only allow, deny, not 'alow'"),
+        ({"rest": []}, ".faces.rest must be a table, not a list"),
+        ({"rest": {"deny": ["hint:loud"]}}, ".faces.rest.deny.0 must be *, server.*, server.tool, agent:KEY, tag:NAME"),
+        ([], ".faces must be a table, not a list"),
+    ],
+)
+def test_a_mistake_about_a_face_leaves_the_caller_out(faces: object, said: str) -> None:
+    callers, findings = read_held({"faces": faces})
+    assert callers == []
+    assert len(findings) == 1
+    assert said in findings[0]

@@ -41,7 +41,7 @@ def test_the_tables_fill_the_settings() -> None:
                 "host": "0.0.0.0",
                 "port": 9000,
                 "state": "state",
-                "allowed_hosts": ["hub.example"],
+                "hosts": ["hub.example"],
                 "names": "llm",
             },
             limits={"call_seconds": 5, "max_calls": 2},
@@ -50,8 +50,14 @@ def test_the_tables_fill_the_settings() -> None:
         {},
     )
     assert (hub.host, hub.port, hub.state, hub.names) == ("0.0.0.0", 9000, "/etc/hub/state", "llm")
-    assert hub.allowed_hosts == ("hub.example",)
+    assert hub.hosts == ("hub.example",)
     assert (hub.limits.call_seconds, hub.limits.max_calls, hub.limits.max_queued) == (5, 2, 256)
+    assert findings == ()
+
+
+def test_settings_are_known_by_their_earlier_names_too() -> None:
+    hub, findings = read_hub(document(hub={"allowed_hosts": ["a.example"], "allowed_origins": ["https://a"]}), HOME, {})
+    assert (hub.hosts, hub.origins) == (("a.example",), ("https://a",))
     assert findings == ()
 
 
@@ -70,6 +76,10 @@ def test_what_the_command_line_gives_wins() -> None:
         ({"hub": {"port": 70000}}, "isthmus.toml: hub.port must be 0 to 65535, not 70000"),
         ({"hub": {"host": 5}}, "isthmus.toml: hub.host must be a text, not 5"),
         ({"hub": {"allowed_hosts": "a"}}, "isthmus.toml: hub.allowed_hosts must be a list of texts, not 'a'"),
+        (
+            {"hub": {"allowed_hosts": [], "hosts": []}},
+            "isthmus.toml: hub.allowed_hosts must be left out where hosts is given, not be beside it",
+        ),
         ({"hub": []}, "isthmus.toml: hub must be a table, not a list"),
         ({"limits": {"depth": 4}}, "isthmus.toml: limits.depth must be at least 8, not 4"),
         ({"limits": {"depth": 9.5}}, "isthmus.toml: limits.depth must be a whole number, not 9.5"),

@@ -103,11 +103,19 @@ def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
         load(Path("gone.toml"), {}, tmp_path, tmp_path)
 
 
-def test_a_weak_key_is_judged_by_the_host_that_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_short_key_is_refused_wherever_the_hub_listens(tmp_path: Path, host: str) -> None:
     (tmp_path / "isthmus.toml").write_text('[callers.a]\nkey = "abc"\nallow = ["*"]')
-    assert len(load(None, {}, tmp_path, tmp_path).callers) == 1
-    with pytest.raises(ConfigError, match="must be strong"):
-        load(None, {}, tmp_path, tmp_path, host="0.0.0.0")
+    with pytest.raises(ConfigError, match="must have 16 characters or more, not 3"):
+        load(None, {}, tmp_path, tmp_path, host=host)
+
+
+def test_keys_and_their_end_are_read_from_a_file(tmp_path: Path) -> None:
+    text = f'[callers.a]\nkey = ["{KEY}", "another-key-of-it"]\nexpires = 2027-01-01T00:00:00Z\nallow = ["*"]'
+    configuration = loaded(tmp_path, "isthmus.toml", text)
+    digests = [digest for digest, _ in configuration.callers]
+    assert configuration.expiries == dict.fromkeys(digests, 1_798_761_600)
+    assert (len(digests), configuration.warnings) == (2, ())
 
 
 def test_unknown_tables_are_told_of_in_our_own_file(tmp_path: Path) -> None:
@@ -143,8 +151,18 @@ def test_the_hub_is_never_open_to_a_network() -> None:
         access_mode(HubSettings(host="0.0.0.0"), ())
     assert str(refused.value) == (
         "hub.host must be loopback while no caller is configured, not '0.0.0.0' "
-        '(add [callers.NAME] with key = "env:NAME_KEY" and allow = ["*"], or listen on 127.0.0.1)'
+        '(make a key with: isthmus token create NAME --allow "*", or add [callers.NAME] with key = "env:NAME_KEY" and '
+        'allow = ["*"], or listen on 127.0.0.1; isthmus serve --insecure lets everybody in who can reach it)'
     )
+
+
+def test_the_hub_is_open_to_a_network_only_where_that_was_asked_for() -> None:
+    assert access_mode(HubSettings(host="0.0.0.0"), (), is_insecure=True) == "open"
+
+
+def test_callers_known_from_elsewhere_are_as_good() -> None:
+    assert access_mode(HubSettings(), (), has_others=True) == "keys"
+    assert access_mode(HubSettings(host="0.0.0.0"), (), has_others=True, is_insecure=True) == "keys"
 
 
 def test_what_is_borrowed_from_variables_that_are_not_set_is_known_by_server(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.cli.check import access_of
 from isthmus.config import codes
 from isthmus.config.codes import CODES, Code
 from isthmus.config.findings import ConfigError, Finding
-from isthmus.config.load import access_mode, load
+from isthmus.config.load import load
 
 KEY = "k3y-of-the-planner-0123"
 LONELY = f'[callers.a]\nkey = "{KEY}"\nallow = ["*"]\n'
@@ -175,8 +176,8 @@ MISTAKES = [
     ),
     Mistake(
         codes.WEAK_KEY,
-        '[callers.a]\nkey = "abc"\nallow = ["*"]',
-        "isthmus.toml: callers.a.key ",
+        LONELY + '[callers.b]\nkey = "abc"\nallow = ["*"]',
+        "isthmus.toml: callers.b.key must have 16 characters or more, not 3 (this caller is left out; make one with",
     ),
     Mistake(
         codes.MAY_CALL_NOTHING,
@@ -203,7 +204,30 @@ MISTAKES = [
     Mistake(
         codes.BAD_AGENT,
         '[relay.agents.kitchen]\nallow = ["a*"]',
-        "isthmus.toml: relay.agents.kitchen.allow.0 must be *, server.*, server.tool or agent:KEY, not 'a*'",
+        "isthmus.toml: relay.agents.kitchen.allow.0 must be *, server.*, server.tool, agent:KEY, tag:NAME or hint:NAME,"
+        " not 'a*'",
+    ),
+    Mistake(
+        codes.KEY_STORE,
+        '[hub]\nstate = "state"',
+        "",
+        beside={"state/keys/keys.json": "[]"},
+    ),
+    Mistake(
+        codes.BAD_TENANT,
+        '[tenants.acme]\ndenny = ["files"]',
+        "isthmus.toml: tenants.acme must have only allow, deny, max_calls, not 'denny' (until it is mended, nobody",
+    ),
+    Mistake(
+        codes.BAD_ISSUER,
+        '[issuers.corp]\nissuer = "https://login.example"\naudience = "a"\nallow = ["*"]\n[issuers.b]\nissuer = "x"',
+        "isthmus.toml: issuers.b.audience must be given where the hub has no public_url, not left out (this issuer",
+    ),
+    Mistake(
+        codes.BAD_EXTENSION,
+        '[extensions]\nidentity = ["nobody-has-this"]',
+        "isthmus.toml: extensions.identity.nobody-has-this must be an entry point of isthmus.identity "
+        "that is installed",
     ),
 ]
 
@@ -213,10 +237,13 @@ def found(mistake: Mistake, folder: Path) -> list[Finding]:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(mistake.text)
     for name, text in mistake.beside.items():
-        file.with_name(name).write_text(text)
+        beside = file.parent / name
+        beside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside.write_text(text)
+        beside.chmod(0o600)
     try:
         configuration = load(file, mistake.environment, folder, folder / "home")
-        access_mode(configuration.hub, configuration.callers)
+        access_of(configuration)
     except ConfigError as error:
         return list(error.findings)
     return list(configuration.warnings)

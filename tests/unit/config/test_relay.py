@@ -21,11 +21,9 @@ FILE = Path("/etc/hub/isthmus.toml")
 SECRET = "0123456789abcdef0123456789abcdef"
 
 
-def read(
-    table: object, folder: Path = Path("/etc/hub"), *, is_loopback: bool = True
-) -> tuple[RelayParts, tuple[Finding, ...]]:
+def read(table: object, folder: Path = Path("/etc/hub")) -> tuple[RelayParts, tuple[Finding, ...]]:
     variables = Variables({"RELAY_KEY": SECRET}, folder, folder)
-    return read_relay(Document(FILE, {"relay": table}, OWN), variables, is_loopback=is_loopback)
+    return read_relay(Document(FILE, {"relay": table}, OWN), variables)
 
 
 def agents(**entries: object) -> tuple[dict[str, AgentRules], list[str]]:
@@ -38,7 +36,7 @@ def agents(**entries: object) -> tuple[dict[str, AgentRules], list[str]]:
 def test_without_a_file_or_a_table_there_are_the_defaults() -> None:
     variables = Variables({}, FILE.parent, FILE.parent)
     for document in (None, Document(FILE, {}, OWN), Document(FILE, {"relay": 5}, CODEX)):
-        assert read_relay(document, variables, is_loopback=True) == (RelayParts(), ())
+        assert read_relay(document, variables) == (RelayParts(), ())
 
 
 def test_each_value_reaches_the_part_that_goes_by_it() -> None:
@@ -61,17 +59,20 @@ def test_each_value_reaches_the_part_that_goes_by_it() -> None:
 @pytest.mark.parametrize("key", [SECRET, "env:RELAY_KEY", "${RELAY_KEY}", "file:key"])
 def test_the_key_comes_from_where_secrets_come_from(key: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(SECRET + "\n")
-    parts, findings = read({"key": key}, tmp_path, is_loopback=False)
+    parts, findings = read({"key": key}, tmp_path)
     assert (parts.tokens.key, findings) == (SECRET, ())
 
 
-def test_a_short_key_will_do_only_where_nobody_else_can_reach_the_hub() -> None:
-    parts, (finding,) = read({"key": "hunter22"})
-    assert parts.tokens.key == "hunter22"
-    assert finding.code is WEAK_KEY
-    with pytest.raises(ConfigError, match=r"relay\.key must be strong where others can reach the hub") as refused:
-        read({"key": "hunter22"}, is_loopback=False)
-    assert not any("hunter22" in text for text in (str(finding), str(refused.value)))
+def test_a_short_key_refuses_the_file_and_is_not_quoted() -> None:
+    with pytest.raises(ConfigError, match=r"relay\.key must have 16 characters or more, not 8") as refused:
+        read({"key": "hunter22"})
+    assert [finding.code for finding in refused.value.findings] == [WEAK_KEY]
+    assert "hunter22" not in str(refused.value)
+
+
+def test_a_key_is_tried_for_its_length_and_nothing_else() -> None:
+    parts, findings = read({"key": "changeme" * 2})
+    assert (parts.tokens.key, findings) == ("changeme" * 2, ())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,10 @@ def test_what_is_said_of_an_agent() -> None:
     ("entry", "told"),
     [
         ({"allow": "builtin"}, "kitchen.allow must be a list of texts, not 'builtin'"),
-        ({"allow": ["a*"]}, "kitchen.allow.0 must be *, server.*, server.tool or agent:KEY, not 'a*'"),
+        (
+            {"allow": ["a*"]},
+            "kitchen.allow.0 must be *, server.*, server.tool, agent:KEY, tag:NAME or hint:NAME, not 'a*'",
+        ),
         ({"alow": ["a"], "name": "b"}, "kitchen must have only name, allow, deny, grace, not 'alow'"),
         ({"name": "a.b", "allow": ["a"]}, "kitchen.name must be 1 to 50 of A-Z a-z 0-9 _ - (no dot), not 'a.b'"),
         ({"name": 5}, "kitchen.name must be a text, not 5"),

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from isthmus.config.dialects.clients import CODEX
 from isthmus.config.dialects.dialect import OWN, STANDARD
 from isthmus.config.entries import entries_of, entry_of
 from isthmus.config.files import Document
@@ -286,8 +288,8 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
             "servers.a.headers.A must name a variable that is set, not env:GONE",
         ),
         (
-            {"url": URL, "headers": {"A": "keyring:hub"}},
-            "servers.a.headers.A must be literal, env:NAME or file:PATH, not keyring:, which comes later",
+            {"url": URL, "headers": {"A": "keyring:"}},
+            "servers.a.headers.A must be keyring:NAME or keyring:SERVICE/NAME, not keyring:",
         ),
     ],
 )
@@ -377,6 +379,45 @@ def test_what_the_operator_says_of_tools_becomes_rules() -> None:
         cache_seconds=5,
     )
     assert "hunter22" in server.secrets
+
+
+@pytest.mark.parametrize(
+    ("tags", "said"),
+    [
+        (["safe", "ours"], {"*": ("safe", "ours")}),
+        ({"read": ["safe"], "*": ["ours"], "none": []}, {"read": ("safe",), "*": ("ours",)}),
+        ([], {}),
+    ],
+)
+def test_what_the_operator_thinks_of_a_server_becomes_rules(tags: object, said: dict[str, tuple[str, ...]]) -> None:
+    server, findings = one({"command": "a", "trusted": True, "tags": tags})
+    assert findings == []
+    assert server is not None
+    assert server.rules == Rules(is_trusted=True, tags=said)
+    assert server.rules.changes_nothing
+
+
+def test_in_another_clients_file_a_server_is_not_called_trusted() -> None:
+    fields = {"command": "a", "trusted": True, "tags": ["safe"]}
+    entry = entry_of("a", fields, Place(FOLDER / "config.toml", "mcp_servers").at("a"), CODEX)
+    server, _ = read_server(entry, reading())
+    assert server is not None
+    assert server.rules == Rules()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"trusted": "very"}, "servers.a.trusted must be true or false, not 'very'"),
+        ({"tags": "safe"}, "servers.a.tags must be a list of texts, not 'safe'"),
+        ({"tags": {"read": "safe"}}, "servers.a.tags.read must be a list of texts, not 'safe'"),
+        ({"tags": [" safe"]}, "servers.a.tags must have only printable texts, not ' safe'"),
+    ],
+)
+def test_a_mistake_about_trust_costs_the_server(fields: dict[str, Any], said: str) -> None:
+    server, findings = one({"command": "a", **fields})
+    assert server is None
+    assert said in findings[0]
 
 
 def test_mistyped_keys_below_an_entry_are_told_of() -> None:
@@ -642,3 +683,31 @@ def test_what_is_no_regular_file_is_told_of_and_not_read() -> None:
         None,
         ["isthmus.toml: servers.a.env.A must name a readable file, not file:/dev/zero (Not a regular file)"],
     )
+
+
+def test_the_certificates_of_a_server_are_read_with_its_entry(tmp_path: Path) -> None:
+    text = trustme.CA().cert_pem.bytes().decode()
+    (tmp_path / "ca.pem").write_text(text)
+    for fields in ({"url": URL}, {"url": "wss://h/"}, {"rpc": URL}, {"agent": URL}):
+        server, findings = one({**fields, "ca": str(tmp_path / "ca.pem")})
+        assert server is not None
+        assert (server.ca, findings) == (text, [])
+        assert "CERTIFICATE" not in repr(server)
+
+
+def test_what_is_no_certificate_costs_the_server(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("x")
+    server, [told] = one({"url": URL, "ca": str(tmp_path / "ca.pem")})
+    assert (server, "ca must be a file of certificates in PEM form" in told) == (None, True)
+    server, [told] = one({"url": URL, "ca": "gone.pem"})
+    assert (server, "ca must be a file that can be read, not 'gone.pem'" in told) == (None, True)
+
+
+def test_in_another_clients_file_ca_is_somebody_elses_word() -> None:
+    entry = entry_of("a", {"url": URL, "ca": "gone.pem"}, Place(FOLDER / "config.toml", "mcp_servers.a"), CODEX)
+    server, findings = read_server(entry, reading())
+    assert server is not None
+    assert (server.ca, findings, server.extra) == ("", [], {"ca": "gone.pem"})
+    server, [told] = one({"command": "a", "ca": ""})
+    assert server is not None
+    assert "servers.a.ca has no effect beside command" in told

@@ -47,12 +47,12 @@ def test_the_defaults_listen_on_loopback() -> None:
         ({"log_level": "loud"}, "log_level must be one of debug, info, warning, error, not 'loud'"),
         ({"log_format": "xml"}, "log_format must be one of auto, json, console, not 'xml'"),
         (
-            {"allowed_hosts": ("hub.example", "*")},
-            "allowed_hosts.1 must be a host name, with its port if it has one, not '*'",
+            {"hosts": ("hub.example", "*")},
+            "hosts.1 must be a host name, with its port if it has one, not '*'",
         ),
         (
-            {"allowed_origins": ("https://a.example/path",)},
-            "allowed_origins.0 must be an origin like https://app.example, not 'https://a.example/path'",
+            {"origins": ("https://a.example/path",)},
+            "origins.0 must be an origin like https://app.example, not 'https://a.example/path'",
         ),
         ({"tools": ("gadgets", "lib/gadgets.py")}, "tools.1 must be package.module, not 'lib/gadgets.py'"),
     ],
@@ -74,6 +74,6 @@ def test_reasonable_values_are_accepted() -> None:
         port=0,
         public_url="https://hub.example/base",
         names="llm",
-        allowed_hosts=("hub.example", "hub.example:8443", "[::1]:8765"),
-        allowed_origins=("https://app.example", "http://localhost:3000", "vscode-webview://abc"),
+        hosts=("hub.example", "hub.example:8443", "[::1]:8765"),
+        origins=("https://app.example", "http://localhost:3000", "vscode-webview://abc"),
     )

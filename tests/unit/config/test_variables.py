@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_secret_comes_from_where_it_says(variables: Variables, tmp_path: Path)
         ("file:large", "key must name a short text file, not file:large"),
         ("file:binary", "key must name a short text file, not file:binary"),
         ("file:a\0b", "key must name a short text file, not file:a\0b"),
-        ("keyring:hub", "key must be literal, env:NAME or file:PATH, not keyring:, which comes later"),
+        ("keyring:", "key must be keyring:NAME or keyring:SERVICE/NAME, not keyring:"),
     ],
 )
 def test_a_secret_that_is_not_there_is_refused(variables: Variables, tmp_path: Path, text: str, message: str) -> None:
@@ -88,6 +89,51 @@ def test_a_secret_that_is_not_there_is_refused(variables: Variables, tmp_path: P
     with pytest.raises(ValueError, match="key must") as refused:
         variables.secret("key", text, Borrowed())
     assert str(refused.value) == message
+
+
+class Keyring:
+    """Stands in for the package of that name."""
+
+    def __init__(self, **entries: str) -> None:
+        self.entries = entries
+        self.is_locked = False
+
+    def get_password(self, service: str, name: str) -> str | None:
+        if self.is_locked:
+            raise RuntimeError("no")
+        return self.entries.get(f"{service}/{name}".replace("/", "_"))
+
+
+def test_a_secret_may_be_in_the_systems_keyring(variables: Variables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "keyring", Keyring(isthmus_search="one", corp_it_search="two"))
+    borrowed = Borrowed()
+    assert variables.secret("key", "keyring:search", borrowed) == "one"
+    assert variables.secret("key", "keyring:corp/it/search", borrowed) == "two"
+    assert borrowed.secrets == {"one", "two"}
+
+
+def test_what_is_not_in_the_keyring_is_told_with_how_to_put_it_there(
+    variables: Variables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyring = Keyring()
+    monkeypatch.setitem(sys.modules, "keyring", keyring)
+    with pytest.raises(
+        ValueError, match=r"in the keyring \(put it there with: keyring set isthmus search\), not keyring"
+    ):
+        variables.secret("key", "keyring:search", Borrowed())
+    keyring.is_locked = True
+    with pytest.raises(ValueError, match=r"in a keyring that opens, not keyring:search \(RuntimeError\)"):
+        variables.secret("key", "keyring:search", Borrowed())
+
+
+def test_without_the_package_the_keyring_is_told_to_be_an_extra(
+    variables: Variables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "keyring", None)
+    with pytest.raises(
+        ValueError, match=r"without the package keyring \(isthmus\[keyring\] has it\), not keyring:search"
+    ):
+        variables.secret("key", "keyring:search", Borrowed())
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.ports.recorder import Witness
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
@@ -165,11 +166,15 @@ class HeldPool(HeldLink):
 class Notes:
     """A recorder that writes everything down."""
 
+    witness: Witness | None = None
+
     def __init__(self) -> None:
         self.ends: list[tuple[str, ServerName | None, Outcome]] = []
         self.lates: list[ServerName] = []
 
-    def ended(self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+    def ended(
+        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
+    ) -> None:
         assert seconds >= 0
         self.ends.append((call.name, server, outcome))
 

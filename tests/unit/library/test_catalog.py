@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 
+from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import UniversalTool
 from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError
+from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from tests.unit.core.doubles import raw, tool
+from tests.unit.core.doubles import raw, ready, tool
 from tests.unit.library.catalogs import HUB, attached_to, catalog_of, routes_of, user
 
 SHELF = catalog_of("builtin.echo", "files.a.b", "files.read", "files.search", "my-web.search", "web.echo", "web.fetch")
@@ -173,6 +179,16 @@ def test_a_tool_is_shown_as_its_server_describes_it() -> None:
             "llm_name": "mcp_files_read",
         },
     )
+
+
+def test_a_tool_of_a_server_that_is_trusted_says_so() -> None:
+    def routes(*, is_trusted: bool) -> Mapping[str, Route]:
+        standing = ready(tool("read"), rules=Rules(is_trusted=is_trusted))
+        snapshot = Snapshot(1, {standing.server: standing}, CheckCache(limit_bytes=4096))
+        return snapshot.view(Grants(("*",)), EVERYTHING).routes
+
+    assert "trusted" not in Catalog({EVERYTHING: routes(is_trusted=False)}).resolve("read").tool.metadata
+    assert Catalog({EVERYTHING: routes(is_trusted=True)}).resolve("read").tool.metadata["trusted"] is True
 
 
 def test_the_digest_changes_with_what_is_said_of_a_tool() -> None:

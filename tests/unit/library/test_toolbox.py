@@ -193,9 +193,10 @@ async def test_a_server_that_is_not_there_keeps_nobody_from_the_others() -> None
         ({"readOnlyHint": False, "destructiveHint": True}, True),
     ],
 )
-def test_a_tool_may_destroy_unless_its_server_says_that_it_does_not(annotations: Any, expected: Any) -> None:
+def test_a_tool_may_destroy_unless_a_trusted_server_says_that_it_does_not(annotations: Any, expected: Any) -> None:
     metadata = {} if annotations is None else {"annotations": annotations}
-    assert is_destructive(UniversalTool("docs.erase", metadata=metadata), {}) is expected
+    assert is_destructive(UniversalTool("docs.erase", metadata={**metadata, "trusted": True}), {}) is expected
+    assert is_destructive(UniversalTool("docs.erase", metadata=metadata), {}) is True
 
 
 def test_what_was_not_approved_was_not_executed() -> None:

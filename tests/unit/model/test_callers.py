@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from isthmus.model.callers import Caller, Grants
+from isthmus.model.callers import FACES, Caller, Face, Grants, everywhere, narrowed_on
+
+OWN = Grants(("files.*",))
+TENANT = Grants(("*",), ("files.delete",))
+HELD = Caller("planner", "acme", OWN.bounded_by(TENANT), faces=(("mcp", Grants(("a",))), ("sse", Grants(("b",)))))
 
 
 def test_equal_grants_are_one_key_of_a_table() -> None:
     views = {Grants(("files.*",), ("files.delete",)): "compiled"}
     assert views[Grants(allow=("files.*",), deny=("files.delete",))] == "compiled"
+    assert Grants(("files.*",), within=TENANT) != Grants(("files.*",))
 
 
 def test_grants_deny_nothing_unless_said() -> None:
@@ -20,3 +26,84 @@ def test_a_caller_cannot_be_changed() -> None:
     caller = Caller("planner", "default", Grants(()))
     with pytest.raises(AttributeError):
         caller.name = "root"  # type: ignore[misc]
+
+
+def test_bounds_come_last_and_are_all_kept() -> None:
+    inner, outer = Grants(("b",)), Grants(("c",))
+    assert OWN.bounded_by(None) is OWN
+    assert OWN.bounded_by(inner).bounded_by(outer) == Grants(("files.*",), within=Grants(("b",), within=outer))
+
+
+@pytest.mark.parametrize(
+    ("grants", "is_unlimited"),
+    [
+        (Grants(("*",)), True),
+        (Grants(("*",), within=Grants(("*",))), True),
+        (Grants(("files",)), False),
+        (Grants(("*",), ("files",)), False),
+        (Grants(("*",), within=Grants(("files",))), False),
+        (Grants(("*",), within=Grants(("*",), ("files",))), False),
+    ],
+)
+def test_only_who_is_held_to_nothing_is_unlimited(grants: Grants, *, is_unlimited: bool) -> None:
+    assert grants.is_unlimited == is_unlimited
+
+
+# -- faces ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_caller_of_whom_nothing_is_said_is_the_same_everywhere() -> None:
+    caller = Caller("planner", "default", OWN)
+    assert all(caller.on(face) is caller for face in FACES)
+    assert everywhere([caller]) == {caller}
+
+
+@pytest.mark.parametrize(
+    ("face", "layers"),
+    [
+        ("mcp", [("a",), ("files.*",), ("*",)]),
+        ("sse", [("b",), ("a",), ("files.*",), ("*",)]),
+        ("a2a", [("files.*",), ("*",)]),
+        ("rest", [("files.*",), ("*",)]),
+    ],
+)
+def test_on_a_face_a_caller_is_held_to_what_is_said_of_it_and_sse_is_mcp_too(
+    face: Face, layers: list[tuple[str, ...]]
+) -> None:
+    found: list[tuple[str, ...]] = []
+    grants: Grants | None = HELD.on(face).grants
+    while grants is not None:
+        found.append(grants.allow)
+        grants = grants.within
+    assert found == layers
+    assert len(narrowed_on(HELD.on(face))) == len(layers) - 2
+
+
+def test_whoever_comes_by_a_face_owns_the_same_things_and_is_known_again_as_itself() -> None:
+    for face in FACES:
+        there = HELD.on(face)
+        assert (there.tenant, there.name, there.face) == (HELD.tenant, HELD.name, face)
+        assert there is HELD.on(face), "it is asked for with every request"
+        assert there.at_large == HELD
+    assert HELD.at_large is HELD
+    assert everywhere([HELD]) == {HELD, *map(HELD.on, FACES)}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "faces", "may"),
+    [
+        (None, (), True),
+        (Grants(("*",), ("files.delete",)), (), True),
+        (Grants(("files",)), (), False),
+        (Grants(()), (), False),
+        (None, (("a2a", Grants(("files",))),), False),
+        (None, (("rest", Grants(("files",))),), True),
+        (Grants(("*",)), (("a2a", Grants(("*",), ("files",))),), True),
+    ],
+)
+def test_who_is_held_to_less_than_everything_cannot_name_what_nobody_configured(
+    bounds: Grants | None, faces: tuple[tuple[Face, Grants], ...], *, may: bool
+) -> None:
+    caller = Caller("planner", "acme", Grants(()).bounded_by(bounds), may_name_targets=True, faces=faces)
+    assert caller.on("a2a").can_name_targets is may
+    assert not msgspec.structs.replace(caller, may_name_targets=False).on("a2a").can_name_targets

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.settings import Limits
@@ -23,6 +24,7 @@ from isthmus.model.faults import (
     Overloaded,
     ServerError,
     TimedOut,
+    TooManyCalls,
     UnknownTool,
 )
 from isthmus.model.names import FeatureName
@@ -414,6 +416,80 @@ async def test_those_that_are_held_back_go_to_the_next_link() -> None:
     assert back.sent == [pots[1]]
     pots[1].finish(DONE)
     assert back.sent == pots[1:]
+
+
+# -- calls of several tenants ------------------------------------------------------------------------------------------
+
+ELSA = Caller("elsa", "elsewhere", Grants(("*",)))
+
+
+def shared(limits: Limits) -> Stage:
+    stage = Stage(limits=limits)
+    stage.hub.tenants.know(NO_TENANTS, {"default", "elsewhere"})
+    return stage
+
+
+async def test_a_tenant_leaves_a_quarter_of_a_server_to_others() -> None:
+    stage = shared(Limits(max_calls=8))
+    greedy = [stage.start(call(caller=ANN))[0] for _ in range(8)]
+    assert (stage.link.sent, stage.lane.queued) == (greedy[:6], 2)
+    others = [stage.start(call(caller=ELSA))[0] for _ in range(2)]
+    assert stage.link.sent == [*greedy[:6], *others]
+    others[0].finish(DONE)
+    assert stage.lane.running == 7
+    greedy[0].finish(DONE)
+    assert stage.link.sent[-1] is greedy[6]
+
+
+async def test_a_tenant_leaves_a_quarter_of_the_queue_to_others() -> None:
+    stage = shared(Limits(max_calls=4, max_queued=4))
+    heard = [stage.start(call(caller=ANN))[1] for _ in range(7)]
+    assert (stage.lane.running, stage.lane.queued) == (3, 3)
+    assert isinstance(heard[6].fault, Overloaded)
+    assert not stage.start(call(caller=ELSA))[1].ends
+    assert not stage.start(call(caller=ELSA))[1].ends
+    assert (stage.lane.running, stage.lane.queued) == (4, 4)
+
+
+async def test_a_tenant_leaves_a_quarter_of_the_queue_to_others_while_the_server_is_away() -> None:
+    stage = shared(Limits(max_calls=4, max_queued=4))
+    stage.lane.grace = 60.0
+    stage.lane.detach("it is gone", is_failure=False)
+    heard = [stage.start(call(caller=ANN))[1] for _ in range(4)]
+    assert isinstance(heard[3].fault, Overloaded)
+    assert not stage.start(call(caller=ELSA))[1].ends
+    assert stage.lane.queued == 4
+
+
+async def test_the_only_tenant_has_the_whole_server() -> None:
+    stage = Stage(limits=FOUR)
+    assert [stage.start(call(caller=ANN))[0] for _ in range(4)] == stage.link.sent
+
+
+async def test_of_those_that_a_tenant_waits_with_none_is_forgotten() -> None:
+    stage = shared(FOUR)
+    greedy = [stage.start(call(caller=ANN))[0] for _ in range(6)]
+    elsas = [stage.start(call(caller=ELSA))[0] for _ in range(2)]
+    assert stage.link.sent == [*greedy[:3], elsas[0]]
+    greedy[0].finish(DONE)  # its next is called up, behind who waits already
+    assert stage.link.sent[-1] is elsas[1]
+    greedy[3].cancel("enough")
+    elsas[0].finish(DONE)
+    assert stage.link.sent[-1] is greedy[4]
+    for each in (greedy[1], greedy[2], greedy[4], elsas[1], greedy[5]):
+        each.finish(DONE)
+    assert (stage.lane.running, stage.lane.queued, len(stage.link.sent)) == (0, 0, 7)
+    assert stage.hub.tenants.under_way("default") == stage.hub.tenants.under_way("elsewhere") == 0
+
+
+async def test_a_tenant_with_as_many_calls_as_it_may_have_is_refused_whichever_server_it_calls() -> None:
+    stage = Stage(limits=FOUR)
+    stage.hub.tenants.know(Tenants({"default": TenantSettings(max_calls=1)}), set())
+    first, _ = stage.start(call(caller=ANN))
+    assert isinstance(stage.start(call(caller=BEN))[1].fault, TooManyCalls)
+    assert not stage.start(call(caller=ELSA))[1].ends
+    first.finish(DONE)
+    assert not stage.start(call(caller=BEN))[1].ends
 
 
 # -- calls that last ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ KEPT = ready(
     tool("read"),
     tool("write"),
     resources=[resource(NOTES), resource("file:///other")],
-    rules=Rules(cached=("read",), cache_seconds=10.0),
+    rules=Rules(cached=("read",), cache_seconds=10.0, is_trusted=True),
 )
 
 
@@ -180,6 +180,14 @@ async def test_what_is_public_is_given_to_everybody_who_may_read_it() -> None:
     assert not fresh(stage, read(caller=OTHER))
     limited = Caller("limited", "default", Grants(("files.read",)))
     assert stage.start(read(caller=limited))[1].fault.reason == "unknown_resource"
+
+
+async def test_what_a_server_calls_public_that_is_not_trusted_stays_its_callers_own() -> None:
+    stage = Stage.of(msgspec.structs.replace(KEPT, rules=Rules(cached=("read",), cache_seconds=10.0)))
+    for asked in (read(), call("files.read")):
+        answer(stage, asked, Result(raw({"contents": []}), ttl_seconds=60.0, is_public=True))
+        assert not fresh(stage, asked)
+        assert fresh(stage, msgspec.structs.replace(asked, caller=OTHER))
 
 
 async def test_a_callers_own_comes_before_what_is_everybodys() -> None:

@@ -17,7 +17,7 @@ from isthmus.core.catalog.view import ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Tool
-from isthmus.model.names import ServerName
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import NOTHING, Profile
 from tests.unit.core.doubles import prompt, raw, ready, resource, template, tool
 
@@ -404,3 +404,121 @@ def test_a_call_among_many_servers_does_not_have_all_of_them_compiled(monkeypatc
         taken.view(Grants((f"agent:{number}",)), Surface("own", WEB))
     assert taken.view(ALL, EVERYTHING) is whole
     assert len(taken._single) == snapshots.VIEWS_MAX
+
+
+# -- labels --------------------------------------------------------------------------------------------------------
+
+SAFE = {"fastmcp": {"tags": ["safe"]}}
+LABELLED = ready(
+    tool("read", _meta=SAFE, annotations={"readOnlyHint": True}),
+    tool("write"),
+    resources=[resource("note:one", _meta=SAFE), resource("note:two")],
+    prompts=[prompt("ask")],
+    templates=[template("secret:{name}")],
+)
+
+
+def labelled(**rules: Any) -> Snapshot:
+    return snapshot(msgspec.structs.replace(LABELLED, rules=Rules(**rules)), ready(tool("search", WEB), server=WEB))
+
+
+def test_a_label_lets_in_what_has_it_and_shows_no_other_server() -> None:
+    view = labelled(is_trusted=True).view(Grants(("tag:safe",)), EVERYTHING)
+    assert (names(view), list(view.resources), list(view.prompts)) == (["files.read"], ["note:one"], [])
+    assert list(view.servers) == [FILES]
+    assert names(labelled(is_trusted=True).view(Grants(("hint:read-only",)), EVERYTHING)) == ["files.read"]
+
+
+def test_what_only_its_server_says_lets_nothing_in_and_shows_no_server() -> None:
+    view = labelled().view(Grants(("tag:safe", "hint:read-only")), EVERYTHING)
+    assert (names(view), list(view.servers)) == ([], [])
+
+
+def test_tags_of_the_operator_let_in_one_tool_or_a_whole_server() -> None:
+    assert names(labelled(tags={"write": ("ok",)}).view(Grants(("tag:ok",)), EVERYTHING)) == ["files.write"]
+    view = labelled(tags={"*": ("ok",)}).view(Grants(("tag:ok",)), Surface("own", FILES))
+    assert (names(view), view.whole) == (["read", "write"], FILES)
+
+
+def test_who_is_denied_a_label_is_denied_it_by_any_server_and_has_no_server_whole() -> None:
+    view = labelled(is_trusted=True).view(Grants(("files",), ("hint:read-only",)), Surface("own", FILES))
+    assert (names(view), view.whole) == (["write"], None)
+    assert names(labelled().view(Grants(("files",), ("hint:destructive",)), EVERYTHING)) == []
+
+
+def test_a_resource_that_is_denied_by_a_label_is_not_had_by_a_template_or_unlisted() -> None:
+    open_to_all = msgspec.structs.replace(LABELLED, templates=(template("note:{name}"),))
+    view = snapshot(open_to_all).view(Grants(("files",), ("tag:safe",)), EVERYTHING)
+    assert list(view.resources) == ["note:two"]
+    assert view.find("resource", "note:one") is None
+    assert view.find("resource", "note:three") is not None
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 10_000])
+def test_what_a_denied_template_stands_for_is_not_read_as_something_unlisted(name: str) -> None:
+    denied = snapshot(LABELLED).view(Grants(("files",), ("files.secret:{name}",)), EVERYTHING)
+    assert denied.find("resource", f"secret:{name}") is None
+    assert snapshot(LABELLED).view(Grants(("files",)), EVERYTHING).find("resource", f"secret:{name}") is not None
+
+
+def test_a_server_of_which_something_is_withheld_is_not_whole() -> None:
+    """Nobody knows what its other methods would do with it."""
+    standing = msgspec.structs.replace(TWO[1], withheld=(FeatureName("pay"),))
+    assert snapshot(TWO[1]).view(ALL, Surface("own", FILES)).whole == FILES
+    assert snapshot(standing).view(ALL, Surface("own", FILES)).whole is None
+
+
+def test_rules_that_only_label_leave_a_server_whole() -> None:
+    view = labelled(is_trusted=True, tags={"read": ("a",)}).view(ALL, Surface("own", FILES))
+    assert view.whole == FILES
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+@pytest.mark.parametrize("tagged", ["secret:x", "secret:{name}"])
+def test_what_the_operator_tagged_is_denied_by_its_tag_though_the_server_does_not_list_it(
+    tagged: str, *, has_template: bool
+) -> None:
+    templates = [template("{+any}")] if has_template else []
+    standing = ready(templates=templates, resources=[resource("open:x")], rules=Rules(tags={tagged: ("ours",)}))
+    for grants in (Grants(("*",), ("tag:ours",)), Grants(("*",), within=Grants(("*",), ("tag:ours",)))):
+        view = snapshot(standing).view(grants, EVERYTHING)
+        assert view.find("resource", "secret:x") is None
+        assert (view.find("resource", "other:x") is not None) is has_template
+
+
+def test_a_resource_that_is_denied_where_others_are_listed_it_is_not_had_by_a_template() -> None:
+    secret = resource("secret:x", _meta={"fastmcp": {"tags": ["ours"]}})
+    others: Profile = frozenset({"roots"})
+    offer = Offer(templates=(template("secret:{name}"),), abilities=frozenset({"resources"}))
+    standing = msgspec.structs.replace(ready(resources=[secret]), variants={others: offer})
+    assert snapshot(standing).view(ALL, EVERYTHING, others).find("resource", "secret:x") is not None
+    assert (
+        snapshot(standing).view(Grants(("*",), ("tag:ours",)), EVERYTHING, others).find("resource", "secret:x") is None
+    )
+
+
+SPELLINGS = (
+    "docs://%73ecret",
+    "docs://%2573ecret",
+    "DOCS://secret",
+    "docs://Secret",
+    "docs://secret/",
+    "docs://./secret",
+    "docs://open/../secret",
+    "docs://open%2f..%2fsecret",
+    "docs://open\\..\\secret",
+    "docs:///secret",
+    "docs://secret?as=it",
+    "docs://secret#part",
+    "docs://secret%20",
+)
+
+
+@pytest.mark.parametrize("uri", SPELLINGS)
+def test_a_denied_uri_is_not_had_by_a_template_in_another_spelling(uri: str) -> None:
+    standing = ready(templates=[template("{+any}")], resources=[resource("docs://open")])
+    assert snapshot(standing).view(ALL, EVERYTHING).find("resource", uri) is not None
+    for denied in ("files.docs://secret", "files.docs://s{name}"):
+        view = snapshot(standing).view(Grants(("*",), (denied,)), EVERYTHING)
+        assert view.find("resource", uri) is None, denied
+        assert view.find("resource", "docs://other") is not None

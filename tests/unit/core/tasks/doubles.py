@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
+from isthmus.core.audit.facts import Fact
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.journal import Document, OnVerdict, Verdict
 from isthmus.core.tasks.draft import Draft
@@ -36,7 +37,7 @@ class HeldJournal(MemoryJournal):
         self.waiting: deque[tuple[Sequence[Document], OnVerdict]] = deque()
         self.is_held = True
 
-    def write(self, documents: Sequence[Document], done: OnVerdict) -> None:
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
         if self.is_held:
             self.waiting.append((documents, done))
         else:

@@ -13,7 +13,7 @@ from isthmus.core.settings import Limits
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK, Record, record_of
 from isthmus.core.tasks.waiting import Wait
-from isthmus.model.callers import Caller, Grants
+from isthmus.model.callers import Caller, Face, Grants
 from isthmus.model.calls import Call
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
@@ -294,6 +294,23 @@ async def test_who_may_not_call_any_more_has_nothing_sent(caller: Caller | None)
     assert found is not None
     assert found.record.ending is not None
     assert (found.record.ending.reason, found.record.ending.executed, after.sent) == ("unknown_tool", "no", [])
+
+
+@pytest.mark.parametrize(("face", "is_sent"), [("a2a", True), ("sse", False)])
+async def test_by_whichever_face_it_came_a_call_is_sent_if_its_caller_may_still_call_there(
+    face: Face, *, is_sent: bool
+) -> None:
+    now = replace(ANYONE, faces=(("sse", Grants((), ("files",))),))
+    shop = away()
+    came = replace(ANYONE, faces=(("sse", Grants(("files",))), ("a2a", Grants(("files",)))))
+    await shop.begin(replace(call(), caller=came.on(face)))
+    after = await next_hub(shop)
+    after.engine.waits.find_caller = lambda _: now.on("mcp")
+    after.engine.resume()
+    come_back(after)
+    async with asyncio.timeout(SECONDS):
+        await turns()
+        assert bool(after.sent) == is_sent
 
 
 async def test_what_a_caller_may_do_is_not_kept() -> None:

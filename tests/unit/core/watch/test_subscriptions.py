@@ -235,8 +235,14 @@ class Links:
         self.subscriptions = Subscriptions()
         self.subscriptions.attach(SERVER, self.common, self)
 
-    def __len__(self) -> int:
-        return len(self.links)
+    def __bool__(self) -> bool:
+        return bool(self.links)
+
+    def refusal(self, follower: Follower) -> Fault | None:
+        return None
+
+    def is_apart(self, follower: Follower) -> bool:
+        return False
 
     def own(self, follower: Follower) -> list[Server]:
         self.looked += 1

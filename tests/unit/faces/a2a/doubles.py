@@ -19,7 +19,7 @@ from isthmus.faces.a2a.pushing import Pushing
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.faces.http.gate import Fields, Gate
 from isthmus.faces.http.origin import OriginGuard
-from isthmus.model.callers import Caller, Grants
+from isthmus.model.callers import Caller, Grants, Unprovable
 from isthmus.model.outcomes import Result
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, Stage, raw, ready, tool
@@ -32,9 +32,10 @@ READ = tool("read", inputSchema={"type": "object", "properties": {"path": {"type
 OFFER = ready(READ, tool("write"), tool("hear"))
 
 
-def identify(fields: Fields) -> Caller | None:
+def identify(fields: Fields) -> Caller | Unprovable | None:
     """Everybody is one person, unless a key says otherwise."""
-    return CALLERS.get(fields.get(b"x-api-key", b"me"))
+    key = fields.get(b"x-api-key", b"me")
+    return Unprovable("Keys cannot be checked at the moment") if key == b"later" else CALLERS.get(key)
 
 
 class Post:
@@ -210,7 +211,8 @@ async def hall(
     office = Office(settings, journal)
     gate = Gate(OriginGuard(bind_host="127.0.0.1"), identify)
     address = "https://hub.example/"
-    cards = AgentCards(office.hub, office.settings, "1.2.3", lambda: address, lambda: needs_key, office.now)
+    wants_keys = lambda: needs_key  # noqa: E731
+    cards = AgentCards(office.hub, office.settings, "1.2.3", lambda: address, wants_keys, office.now, wants_keys)
     face = A2aHttp(office.desk, gate, cards)
     async with opened(face.serve) as (_, port):
         yield Hall(office, face, port)

@@ -162,10 +162,18 @@ async def test_how_to_prove_who_one_is_is_what_the_gate_takes() -> None:
         assert told["securityRequirements"] == [
             {"schemes": {"bearer": {"list": []}}},
             {"schemes": {"key": {"list": []}}},
+            {"schemes": {"oauth": {"list": []}}},
         ]
         assert told["securitySchemes"]["bearer"]["httpAuthSecurityScheme"]["scheme"] == "Bearer"
         assert told["securitySchemes"]["key"]["apiKeySecurityScheme"] == {"location": "header", "name": "X-Api-Key"}
-        assert (await card(here, PATHS[1]))["authentication"] == {"schemes": ["Bearer", "apiKey"]}
+        flow = told["securitySchemes"]["oauth"]["oauth2SecurityScheme"]["flows"]["clientCredentials"]
+        assert flow == {
+            "tokenUrl": f"{told['supportedInterfaces'][0]['url'].removesuffix('/a2a')}/oauth/token",
+            "scopes": {},
+        }
+        assert (await card(here, PATHS[1]))["authentication"] == {"schemes": ["Bearer", "apiKey", "oauth2"]}
+        [way] = [each for each in (await card(here, PATHS[2]))["authSchemes"] if each["scheme"] == "oauth2"]
+        assert way["tokenUrl"] == flow["tokenUrl"]
 
 
 async def test_the_first_generation_s_card_is_that_of_an_mcp_gateway() -> None:

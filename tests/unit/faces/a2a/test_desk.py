@@ -87,7 +87,7 @@ async def test_what_cannot_be_kept_is_told_as_our_own_problem() -> None:
     journal = HeldJournal()
     office = Office(journal=journal)
 
-    def refuse(documents: object, done: Any) -> None:
+    def refuse(documents: object, done: Any, facts: object = ()) -> None:
         office.engine._loop.call_soon(done, "refused")
 
     journal.write = refuse  # type: ignore[method-assign]

@@ -168,6 +168,9 @@ async def test_nobody_comes_in_without_a_key_and_nobody_sees_what_is_another_s()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await caller.ask("ListTasks", {}, x_api_key="nobody")
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as put_off:
+            await caller.ask("ListTasks", {}, x_api_key="later")
+        assert put_off.value.code() is grpc.StatusCode.UNAVAILABLE
         task = (await caller.ask("SendMessage", run()))["task"]
         assert await caller.refused("GetTask", {"id": task["id"]}, x_api_key="other") == (
             "NOT_FOUND",

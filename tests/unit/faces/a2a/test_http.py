@@ -158,6 +158,15 @@ async def test_who_has_no_key_is_told_what_is_needed() -> None:
         assert answer.header(b"www-authenticate") is not None
 
 
+async def test_who_cannot_be_known_just_now_is_told_to_come_back() -> None:
+    async with hall() as here:
+        answer = await here.post(envelope("ListTasks", {}), "X-Api-Key: later")
+        assert (answer.status, answer.header(b"retry-after")) == (503, b"5")
+        assert "cannot be checked" in json.loads(answer.body)["error"]["message"]
+        told = json.loads((await here.post(run(), "X-Api-Key: later", path="/a2a/rest/message:send")).body)["error"]
+        assert (told["code"], told["status"]) == (503, "UNAVAILABLE")
+
+
 async def test_cancelling_is_answered_once_it_is_done() -> None:
     async with hall() as here:
         task = await here.task("SendMessage", run(**NOW))

@@ -14,10 +14,12 @@ from msgspec.structs import replace
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.pushes import DELIVERY, delivery_of
 from isthmus.core.tasks.record import Ending, Recipient, Record, owner_of, record_of
+from isthmus.credentials.sealing import ProcessSealer
 from isthmus.faces.a2a.pushing import (
     RECIPIENTS_MAX,
     SECRET_LENGTH_MAX,
     URL_LENGTH_MAX,
+    Pushing,
     flaw_in,
     write_letters,
 )
@@ -76,6 +78,15 @@ async def test_who_is_given_no_id_has_that_of_the_task_and_takes_the_place_of_th
     await named(office, live, again)
     assert await office.pushing.get(ANYONE, GetPush(live.record.id)) == replace(again, id=live.record.id)
     assert await listed(office, live) == [live.record.id]
+
+
+async def test_of_two_who_are_named_at_once_in_one_place_both_were_and_the_last_stays() -> None:
+    office = Office()
+    live = await begun(office)
+    await turns()
+    first, last = PushTarget(URL, "c"), PushTarget("https://other.example/", "c")
+    assert [*await asyncio.gather(named(office, live, first), named(office, live, last))] == [first, last]
+    assert await office.pushing.get(ANYONE, GetPush(live.record.id, "c")) == last
 
 
 async def test_a_task_that_has_ended_can_have_recipients_too() -> None:
@@ -347,7 +358,11 @@ def letters(form: str, record: Record, *secrets: str) -> list[tuple[dict[str, st
 
 def test_since_1_0_each_change_is_told_as_a_stream_would() -> None:
     [(headers, first)] = letters("1.0", RECORD)
-    assert headers == {"content-type": "application/a2a+json", "x-a2a-notification-id": "mark-0"}
+    assert headers == {
+        "content-type": "application/a2a+json",
+        "x-a2a-notification-id": "mark-0",
+        "x-a2a-notification-time": "1970-01-01T00:00:01.000+00:00",
+    }
     assert list(first) == ["task"]
     (_, made), (second, status) = letters("1.0", DONE)
     assert made["artifactUpdate"]["artifact"]["parts"][0] == {"text": "done"}
@@ -368,9 +383,39 @@ def test_what_proves_that_it_comes_from_here_goes_with_it() -> None:
     [(headers, _)] = letters("0.3", DONE, "t", "Bearer", "c")
     assert (headers["x-a2a-notification-token"], headers["authorization"]) == ("t", "Bearer c")
     [(bare, _)] = letters("0.3", DONE, "", "Bearer", "")
-    assert bare.keys() == {"content-type", "x-a2a-notification-id"}
+    assert bare.keys() == {"content-type", "x-a2a-notification-id", "x-a2a-notification-time"}
 
 
 def test_a_generation_that_is_not_spoken_any_more_is_told_in_the_words_of_another() -> None:
     [(_, told)] = letters("0.0", DONE)
     assert told["kind"] == "task"
+
+
+# -- what is kept of it ------------------------------------------------------------------------------------------------
+
+
+async def test_what_proves_it_is_kept_sealed_and_told_to_its_caller_and_its_recipient_as_it_is() -> None:
+    office = Office()
+    pushing = Pushing(office.engine, office.courier, lambda _: False, ProcessSealer())
+    live = await begun(office)
+    assert await pushing.set(ANYONE, "1.0", SetPush(live.record.id, ANN)) == ANN
+    document = await office.journal.read("task", *live.key)
+    assert document is not None
+    assert b"a-token" not in (document.body or b"")
+    assert b"a-credential" not in (document.body or b"")
+    assert await pushing.get(ANYONE, GetPush(live.record.id, "ann")) == ANN
+    (kept,) = record_of(document).recipients
+    assert pushing.opened(kept) == KEPT
+
+
+def test_a_proof_that_was_moved_to_another_address_is_sent_nowhere() -> None:
+    office_less: Any = None
+    pushing = Pushing(office_less, office_less, lambda _: False, ProcessSealer())
+    kept = pushing.recipient(ANYONE, "1.0", ANN, "t")
+    moved = pushing.opened(replace(kept, url="https://eve.example/hook"))
+    assert (moved.token, moved.credentials) == ("", "")
+
+
+def test_what_an_earlier_hub_kept_as_it_was_is_sent_as_it_was() -> None:
+    office_less: Any = None
+    assert Pushing(office_less, office_less, lambda _: False, ProcessSealer()).opened(KEPT) == KEPT

@@ -330,6 +330,23 @@ async def test_a_connection_too_many_is_told_so() -> None:
         assert (await first.hear()).status == 200
 
 
+async def test_one_address_does_not_take_all_the_room() -> None:
+    async with opened(Echo(), max_connections_per_address=1) as (_, port), visiting(port) as first:
+        first.say(request("/1"))
+        assert (await first.hear()).status == 200
+        async with visiting(port) as second:
+            assert (await second.hear()).status == 503
+            assert await second.hear_rest() == b""
+        first.say(request("/2"))
+        assert (await first.hear()).status == 200
+        first.say(request("/3", b"", "Connection: close"))
+        assert (await first.hear()).status == 200
+        assert await first.hear_rest() == b""
+        async with visiting(port) as third:
+            third.say(request("/4"))
+            assert (await third.hear()).status == 200
+
+
 # Shape
 
 BEHIND = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"

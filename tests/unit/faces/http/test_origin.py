@@ -152,6 +152,11 @@ def test_the_public_url_adds_its_host_and_its_origin() -> None:
     assert status(PUBLISHED, "evil.test") == 421
 
 
+def test_a_name_that_was_made_to_lead_here_is_no_page_of_ours() -> None:
+    assert status(WIDE, "evil.test:8765") is None
+    assert status(WIDE, "evil.test:8765", "http://evil.test:8765") == 403
+
+
 def test_the_public_url_of_a_hub_on_the_network_adds_its_origin() -> None:
     guard = OriginGuard(bind_host="0.0.0.0", public_url="https://hub.example")
     assert status(guard, "10.0.0.1:8765", "https://hub.example") is None
@@ -160,7 +165,9 @@ def test_the_public_url_of_a_hub_on_the_network_adds_its_origin() -> None:
 
 def test_a_hub_on_the_network_answers_to_any_host_but_only_to_its_own_and_listed_pages() -> None:
     assert status(WIDE, "anything.example:8765") is None
-    assert status(WIDE, "hub.lan:8765", "http://hub.lan:8765") is None
+    assert status(WIDE, "10.0.0.1:8765", "http://10.0.0.1:8765") is None
+    assert status(WIDE, "[2001:db8::1]:8765", "http://[2001:db8::1]:8765") is None
+    assert status(NARROW, "hub.example", "https://hub.example") is None
     assert status(WIDE, "hub.lan:8765", "https://app.example:443") is None
     assert status(WIDE, "hub.lan:8765", "vscode-webview://panel") is None
     assert status(WIDE, "hub.lan:8765", "http://app.example") == 403

@@ -12,6 +12,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from isthmus.faces.http.turn import PEER, App, Message, Receive, Send, Turn
 from tests.unit.faces.http.visiting import Bell, Echo, opened, reply, request, visiting
 
+OK = b"HTTP/1.1 200 OK\r\nx-content-type-options: nosniff\r\n"
+
 
 class Line(asyncio.Transport):
     """A transport that only remembers having been cut."""
@@ -73,7 +75,7 @@ async def test_head_and_body_of_an_answer_leave_in_one_write() -> None:
     carrier = carrying()
     turn = turn_on(carrier)
     await reply(turn.send, b"hello")
-    assert carrier.writes == [b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\nhello"]
+    assert carrier.writes == [OK + b"content-type: text/plain\r\ncontent-length: 5\r\n\r\nhello"]
     assert carrier.completions == 1
 
 
@@ -85,7 +87,7 @@ async def test_an_empty_piece_sends_the_head_of_a_stream_ahead() -> None:
     await turn.send({"type": "http.response.body", "body": b"", "more_body": True})
     turn.push(b"event")
     await turn.send({"type": "http.response.body"})
-    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = OK + b"transfer-encoding: chunked\r\n\r\n"
     assert carrier.writes == [head, b"5\r\nevent\r\n", b"0\r\n\r\n"]
 
 
@@ -95,7 +97,7 @@ async def test_an_answer_of_known_length_may_come_in_pieces_and_is_not_chunked()
     await start(turn, (b"content-length", b"4"))
     await turn.send({"type": "http.response.body", "body": b"ab", "more_body": True})
     await turn.send({"type": "http.response.body", "body": b"cd"})
-    assert carrier.writes == [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab", b"cd"]
+    assert carrier.writes == [OK + b"content-length: 4\r\n\r\nab", b"cd"]
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 204), ("GET", 304)])
@@ -114,7 +116,7 @@ async def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_the_connection(
     turn = turn_on(carrier, version="1.0", is_kept_alive=False)
     await start(turn)
     await turn.send({"type": "http.response.body", "body": b"all"})
-    assert carrier.writes == [b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall"]
+    assert carrier.writes == [OK + b"connection: close\r\n\r\nall"]
 
 
 async def test_an_application_may_ask_to_close_and_it_is_said_once() -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.rules import Rules
 from isthmus.core.settings import Limits
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.faces.mcp import comebacks as module
@@ -123,7 +124,15 @@ class Desk:
         harmless = tool("look", annotations={"idempotentHint": True})
         odd = tool("odd", annotations=["idempotentHint"])
         self.stage = Stage.of(
-            ready(tool(), tool("write"), harmless, odd, prompts=[prompt()], resources=[resource("a:b")])
+            ready(
+                tool(),
+                tool("write"),
+                harmless,
+                odd,
+                prompts=[prompt()],
+                resources=[resource("a:b")],
+                rules=Rules(is_trusted=True),
+            )
         )
         self.comebacks = Comebacks(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
         self.dialogue = Dialogue(self.stage.hub, Implementation("isthmus", "1"), comebacks=self.comebacks)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.core.ports.announcer import Follower
 from isthmus.faces.mcp import interests as module
 from isthmus.faces.mcp.interests import Interests
@@ -35,6 +37,37 @@ async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
     interests, _ = wanting(hosted, Caller("limited", "default", Grants(("files.read",))))
     assert isinstance(await interests.follow(NOTES), UnknownResource)
     assert hosted.announcer.asked == []
+
+
+@pytest.mark.parametrize(
+    ("grants", "then"),
+    [
+        (Grants(("*",), ("tag:secret",)), Rules(tags={NOTES: ("secret",)})),
+        (Grants(("tag:open",)), Rules(tags={NOTES: ("secret",)})),
+        (Grants(("files.read", "tag:open")), NO_RULES),
+    ],
+)
+async def test_of_what_the_caller_may_see_no_more_no_update_is_told(grants: Grants, then: Rules) -> None:
+    hosted = Hosted()
+    standing = hosted.hub.snapshot.standings[SERVER]
+    hosted.hub.publish(msgspec.structs.replace(standing, rules=Rules(tags={NOTES: ("open",)})))
+    interests, told = wanting(hosted, Caller("limited", "default", grants))
+    assert await interests.follow(NOTES) is None
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES]
+    hosted.hub.publish(msgspec.structs.replace(standing, rules=then))
+    interests._feed._tick()
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES]
+
+
+async def test_of_what_is_not_listed_any_more_updates_are_told_as_before() -> None:
+    hosted = Hosted()
+    interests, told = wanting(hosted)
+    assert await interests.follow(NOTES) is None
+    hosted.hub.publish(msgspec.structs.replace(hosted.hub.snapshot.standings[SERVER], resources=()))
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES]
 
 
 async def test_the_callers_servers_are_those_that_it_may_see() -> None:

@@ -68,6 +68,23 @@ def test_a_session_is_found_by_its_caller_on_its_surface_only() -> None:
     assert sessions.find("another", ANYONE, EVERYTHING, 1.0) is None
 
 
+def test_a_namesake_of_another_tenant_has_sessions_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SESSIONS_MAX", 1)
+    sessions = Sessions()
+    namesake = Caller(ANYONE.name, "elsewhere", ANYONE.grants)
+    own, theirs = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(namesake, EVERYTHING, 0.0)
+    assert sessions.find(own.id, ANYONE, EVERYTHING, 1.0) is own, "nobody is crowded out by another tenant"
+    assert sessions.find(own.id, namesake, EVERYTHING, 1.0) is None
+    assert own.shelf is not theirs.shelf
+
+
+def test_nothing_is_left_of_who_has_no_session_any_more() -> None:
+    sessions = Sessions()
+    for number in range(100):
+        sessions.close(sessions.open(Caller(f"token-{number}", "default", ANYONE.grants), EVERYTHING, 0.0))
+    assert (sessions._of, sessions._shelves) == ({}, {})
+
+
 def test_ids_are_long_and_do_not_repeat() -> None:
     sessions = Sessions()
     ids = {sessions.open(ANYONE, EVERYTHING, 0.0).id for _ in range(100)}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 
+import msgspec
 from structlog.testing import capture_logs
 
+from isthmus.core.access.tenants import Tenants, TenantSettings
+from isthmus.core.catalog.rules import Rules
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.faces.relay.settings import RelaySettings
+from isthmus.model.callers import Grants
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import tool
@@ -56,6 +60,31 @@ async def test_everything_means_whatever_is_configured_and_not_what_dials_in_els
     assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["spy"]
     visit.agent.change(RelaySettings())
     assert visit.list_tools()["tools"] == []
+
+
+async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
+    room = Room()
+    room.sit("clock", "now", "set", is_own=False)
+    rules = Rules(tags={"now": ("safe",)})
+    clock = room.hub.snapshot.standings[ServerName("clock")]
+    room.hub.publish(msgspec.structs.replace(clock, rules=rules))
+    spy = Standing(room.sit("x", is_own=False).server, "ready", tools=(tool("now", "x"),), agent="bath", rules=rules)
+    room.hub.publish(spy)
+    visit = Visit(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("tag:safe",))}))
+    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["now"]
+
+
+async def test_an_agent_is_held_to_what_its_tenant_is() -> None:
+    room = Room()
+    room.sit("s1", "add", "sub")
+    room.sit("clock", "now", is_own=False)
+    bounds = TenantSettings(Grants(("*",), (f"{KITCHEN}_s1.sub", "clock")))
+    settings = RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))}, tenants=Tenants({"default": bounds}))
+    visit = Visit(room, settings)
+    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add"]
+    none = RelaySettings(tenants=Tenants({"default": TenantSettings(Grants(()))}))
+    visit.agent.change(none)
+    assert (visit.list_tools()["tools"], visit.agent.seats()) == ([], [])
 
 
 async def test_the_table_is_made_anew_only_when_something_in_it_changed() -> None:

@@ -13,7 +13,16 @@ from msgspec import Raw
 
 from isthmus.model.conversation import ABSENT, ArtifactUpdate, Data, File, Message, Part, StatusUpdate, Task, Text
 from isthmus.wire.a2a import rest, v0_3, v1_0
-from isthmus.wire.a2a.client import Asked, Client, EarlierClient, LatestClient, client_of, read_problem, read_status
+from isthmus.wire.a2a.client import (
+    Asked,
+    Client,
+    EarlierClient,
+    LatestClient,
+    client_of,
+    read_problem,
+    read_status,
+    segment_of,
+)
 from isthmus.wire.a2a.operations import Cancel, Dialect, Get, Problem, ProblemKind, Send, Subscribe
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import ODD, ids, messages_of, metadata, parts_of, some_json, some_object, steady
@@ -206,6 +215,13 @@ def test_data_of_an_agent_keeps_its_text() -> None:
 def test_there_is_a_client_for_each_version(version: str, kind: type) -> None:
     client = client_of(version)
     assert isinstance(client, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "step"), [("t-1", "t-1"), ("a/b", "a%2Fb"), ("..", "%252E%252E"), (".", "%252E"), ("..a", "..a")]
+)
+def test_what_an_agent_calls_its_things_is_one_step_of_a_path(text: str, step: str) -> None:
+    assert segment_of(text) == step
 
 
 def test_there_is_none_for_others() -> None:

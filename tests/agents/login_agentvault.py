@@ -1,0 +1,28 @@
+"""The client of AgentVault with its oauth2 credentials, in its usual variables: `login_agentvault URL TOKEN`.
+
+The client takes a key wherever a card offers one; who has client credentials keeps a card with that way in alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from agentvault import AgentVaultClient, fetch_agent_card_from_url
+
+from tests.agents.client_agentvault import pay
+
+
+async def main() -> None:
+    """Log in by the card's own word, and have something done."""
+    logging.disable()
+    url, token = sys.argv[1:]
+    card = await fetch_agent_card_from_url(f"{url}/agent-card.json")
+    [way] = [scheme for scheme in card.auth_schemes if scheme.scheme == "oauth2"]
+    async with AgentVaultClient() as client:
+        await pay(client, card.model_copy(update={"auth_schemes": [way]}), 3, token)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,344 @@
+"""Every way to call a tool, as one function each, and what is listed there; an answer without what is chance in it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf import json_format
+
+from isthmus.model.callers import Face
+from tests.face.test_a2a_grpc import address, call
+from tests.face.wire import BASE, Reply, Wire, connected, encoded, key_header, legacy, modern, modern_headers, until
+from tests.hubs import HubProcess
+from tests.security.permitted import SERVERS, TOOLS, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer as its caller sees it, without what is chance and without the name that it asked for."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: str
+    meant: frozenset[str] = field(default=frozenset(), compare=False)
+    """Other names that the answer offers instead."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a server did something for it."""
+        return "ran NAME" in self.body
+
+
+_CHANCE = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f-]{27}|[0-9a-f]{32}|\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)"
+    r"|the-\w+-\d{6}|[\w-]{32}\b"
+)
+
+
+_MEANT = re.compile(r"; did you mean (.*?)\?")
+
+
+def told(reply: Reply, *names: str) -> Told:
+    text = reply.body.decode()
+    # What was meant instead is guessed from the caller's own list and from what it wrote, and is as long as that.
+    told_apart = ("date", "content-length") if _MEANT.search(text) else ("date",)
+    headers = {name: value for name, value in reply.headers.items() if name not in told_apart}
+    return Told(reply.status, tuple(sorted(headers.items())), cleaned(text, *names), suggested(text))
+
+
+def lengthless(answer: Told) -> Told:
+    """The same answer whether or not something could have been meant instead."""
+    return replace(answer, headers=tuple(pair for pair in answer.headers if pair[0] != "content-length"))
+
+
+def suggested(text: str) -> frozenset[str]:
+    return frozenset(name for found in _MEANT.findall(text) for name in found.split(" or "))
+
+
+def cleaned(text: str, *names: str) -> str:
+    text = _MEANT.sub("", text)
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, "NAME")
+    return _CHANCE.sub("CHANCE", text)
+
+
+class Visit:
+    """One caller at the hub, with a connection for everything but streams."""
+
+    def __init__(self, hub: HubProcess, wire: Wire, caller: str, channel: Any) -> None:
+        self.hub = hub
+        self.wire = wire
+        self.caller = caller
+        self.channel = channel
+        self.key = key_header(key_of(caller))
+        self._ids = itertools.count()
+        self.session: list[tuple[str, str]] = []
+        self.sse: Sse | None = None
+
+    @property
+    def id(self) -> str:
+        return f"the-{'message'}-{next(self._ids):06d}"
+
+    async def post(self, body: Any, path: str = "/mcp", headers: Any = BASE, method: str = "POST") -> Reply:
+        content = b"" if body is None else encoded(body)
+        return await self.wire.request(content, [*headers, *self.key], path=path, method=method)
+
+    async def get(self, path: str) -> Reply:
+        return await self.wire.request(b"", [*BASE, *self.key], path=path, method="GET")
+
+    async def begin_session(self) -> None:
+        client = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        reply = await self.post(legacy("initialize", client))
+        self.session = [*BASE, ("mcp-session-id", reply.headers["mcp-session-id"])]
+        await self.post(legacy("notifications/initialized", id=None), headers=self.session)
+
+
+class Sse:
+    """The stream of the earlier transport."""
+
+    def __init__(self, wire: Wire, chunks: AsyncIterator[bytes]) -> None:
+        self.wire = wire
+        self._chunks = chunks
+        self._rest = b""
+        self.endpoint = ""
+
+    async def event(self) -> str:
+        while b"\n\n" not in self._rest.replace(b"\r\n", b"\n"):
+            async with asyncio.timeout(20):
+                self._rest += await anext(self._chunks)
+        event, _, self._rest = self._rest.replace(b"\r\n", b"\n").partition(b"\n\n")
+        data = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+        return b"".join(data).decode() if data else await self.event()
+
+
+@asynccontextmanager
+async def sse_of(visit: Visit) -> AsyncIterator[Sse]:
+    async with connected(visit.hub.port) as wire:
+        headers = [("host", "localhost"), ("accept", "text/event-stream"), *visit.key, ("content-length", "0")]
+        lines = "\r\n".join(["GET /sse HTTP/1.1", *(f"{name}: {value}" for name, value in headers), "", ""])
+        await wire.say(lines.encode())
+        await wire.head()
+        stream = Sse(wire, wire.chunks())
+        stream.endpoint = await stream.event()
+        yield stream
+
+
+Calling: TypeAlias = Callable[[Visit, str, str], Awaitable[Told]]
+"""Calls a tool of a server by a visit."""
+Listing: TypeAlias = Callable[[Visit], Awaitable[set[str]]]
+
+
+def names_in(reply: Reply, member: str = "tools", key: str = "name") -> set[str]:
+    body = reply.json.get("result", reply.json)
+    return {each[key] for each in body[member] if not each[key].startswith("builtin.")}
+
+
+async def modern_call(visit: Visit, server: str, tool: str) -> Told:
+    name = f"{server}.{tool}"
+    body = modern("tools/call", {"name": name, "arguments": {}})
+    return told(await visit.post(body, headers=modern_headers("tools/call", name)), name)
+
+
+async def modern_list(visit: Visit) -> set[str]:
+    return names_in(await visit.post(modern("tools/list"), headers=modern_headers("tools/list")))
+
+
+async def legacy_call(visit: Visit, server: str, tool: str) -> Told:
+    name = f"{server}.{tool}"
+    return told(await visit.post(legacy("tools/call", {"name": name, "arguments": {}})), name)
+
+
+async def legacy_list(visit: Visit) -> set[str]:
+    return names_in(await visit.post(legacy("tools/list")))
+
+
+async def own_call(visit: Visit, server: str, tool: str) -> Told:
+    body = legacy("tools/call", {"name": tool, "arguments": {}})
+    return told(await visit.post(body, path=f"/mcp/{server}"), f"{server}.{tool}", tool)
+
+
+async def own_list(visit: Visit) -> set[str]:
+    found: set[str] = set()
+    for server in SERVERS:
+        reply = await visit.post(legacy("tools/list"), path=f"/mcp/{server}")
+        found |= {f"{server}.{tool}" for tool in names_in(reply)} if reply.status == 200 else set()
+    return found
+
+
+async def session_call(visit: Visit, server: str, tool: str) -> Told:
+    name = f"{server}.{tool}"
+    reply = await visit.post(legacy("tools/call", {"name": name, "arguments": {}}), headers=visit.session)
+    return told(reply, name)
+
+
+async def session_list(visit: Visit) -> set[str]:
+    return names_in(await visit.post(legacy("tools/list"), headers=visit.session))
+
+
+async def task_call(visit: Visit, server: str, tool: str) -> Told:
+    """The same as a task of the earlier era, and then its result."""
+    name = f"{server}.{tool}"
+    body = legacy("tools/call", {"name": name, "arguments": {}, "task": {"ttl": 60_000}})
+    reply = await visit.post(body, headers=visit.session)
+    made = reply.json.get("result", {}).get("task")
+    if made is None:
+        return told(reply, name)
+    asked = legacy("tasks/result", {"taskId": made["taskId"]})
+    return told(await visit.post(asked, headers=visit.session), name)
+
+
+async def sse_call(visit: Visit, server: str, tool: str) -> Told:
+    assert visit.sse is not None
+    name = f"{server}.{tool}"
+    body = legacy("tools/call", {"name": name, "arguments": {}})
+    reply = await visit.post(body, path=visit.sse.endpoint)
+    return Told(reply.status, (), cleaned(await visit.sse.event(), name))
+
+
+async def sse_list(visit: Visit) -> set[str]:
+    assert visit.sse is not None
+    await visit.post(legacy("tools/list"), path=visit.sse.endpoint)
+    listed = json.loads(await visit.sse.event())["result"]["tools"]
+    return {each["name"] for each in listed if not each["name"].startswith("builtin.")}
+
+
+async def rest_call(visit: Visit, server: str, tool: str) -> Told:
+    name = f"{server}.{tool}"
+    return told(await visit.post({}, path=f"/v1/tools/{name}"), name)
+
+
+async def rest_list(visit: Visit) -> set[str]:
+    return names_in(await visit.get("/v1/tools"))
+
+
+async def rest_shown(visit: Visit) -> set[str]:
+    """What is shown one by one, by every name that there is."""
+    shown = [tool for tool in TOOLS if (await visit.get(f"/v1/tools/{tool.server}.{tool.name}")).status == 200]
+    return {f"{tool.server}.{tool.name}" for tool in shown}
+
+
+async def rest_by_server(visit: Visit) -> set[str]:
+    found: set[str] = set()
+    for server in SERVERS:
+        reply = await visit.get(f"/v1/tools?server={server}")
+        found |= names_in(reply) if reply.status == 200 else set()
+    return found
+
+
+V1 = [*BASE, ("a2a-version", "1.0")]
+
+
+async def card_list(visit: Visit) -> set[str]:
+    """The skills on the agent's card."""
+    card = (await visit.get("/.well-known/agent-card.json")).json
+    found = {skill["id"] for skill in card["skills"]}
+    return {name for name in found if name.partition(".")[0] in SERVERS}
+
+
+def a2a(form: str) -> Calling:
+    """A message with an instruction in one of its forms, as the newest generation writes it."""
+
+    async def run(visit: Visit, server: str, tool: str) -> Told:
+        name = f"{server}.{tool}"
+        forms: dict[str, dict[str, Any]] = {
+            "tool": {"parts": [{"data": {"tool": name, "arguments": {}}}]},
+            "text": {"parts": [{"text": json.dumps({"tool": name, "arguments": {}})}]},
+            "skill": {"parts": [{"data": {}}], "metadata": {"skill": name}},
+            "execute": {"parts": [{"data": {"target_mcp_server_id": server, "tool_name": tool, "arguments": {}}}]},
+            "command": {
+                "parts": [
+                    {"data": {"mcp_target_url": server, "mcp_method": "tools/call", "mcp_params": {"name": tool}}}
+                ]
+            },
+        }
+        message = {"messageId": visit.id, "role": "ROLE_USER", **forms[form]}
+        reply = await visit.post(legacy("SendMessage", {"message": message}), path="/a2a", headers=V1)
+        return told(reply, name, *([server, tool] if form in ("execute", "command") else []))
+
+    return run
+
+
+async def a2a_plain(visit: Visit, server: str, tool: str) -> Told:
+    name = f"{server}.{tool}"
+    message = {"messageId": visit.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
+    return told(await visit.post({"message": message}, path="/a2a/rest/message:send", headers=V1), name)
+
+
+async def a2a_0_3(visit: Visit, server: str, tool: str) -> Told:
+    name = f"{server}.{tool}"
+    part = {"kind": "data", "data": {"tool": name, "arguments": {}}}
+    message = {"kind": "message", "messageId": visit.id, "role": "user", "parts": [part]}
+    body = legacy("message/send", {"message": message, "configuration": {"blocking": True}})
+    return told(await visit.post(body, path="/a2a"), name)
+
+
+async def a2a_0_1(visit: Visit, server: str, tool: str) -> Told:
+    name = f"{server}.{tool}"
+    message = {"role": "user", "parts": [{"type": "data", "data": {"tool": name, "arguments": {}}}]}
+    return told(await visit.post(legacy("tasks/send", {"id": visit.id, "message": message}), path="/a2a"), name)
+
+
+async def agentvault(visit: Visit, server: str, tool: str) -> Told:
+    """Its answer is an id; how the task went is asked for."""
+    name = f"{server}.{tool}"
+    message = {"role": "user", "parts": [{"type": "data", "content": {"tool": name, "arguments": {}}}]}
+    sent = await visit.post(legacy("tasks/send", {"message": message}), path="/a2a")
+    reply = sent
+
+    async def is_over() -> bool:
+        nonlocal reply
+        reply = await visit.post(legacy("tasks/get", {"id": sent.json["result"]["id"]}), path="/a2a")
+        return reply.json["result"]["state"] in ("COMPLETED", "FAILED")
+
+    await until(is_over)
+    return told(reply, name)
+
+
+async def by_grpc(visit: Visit, server: str, tool: str) -> Told:
+    name = f"{server}.{tool}"
+    message = {"messageId": visit.id, "role": "ROLE_USER", "parts": [{"data": {"tool": name, "arguments": {}}}]}
+    answer = await call(visit.channel, "SendMessage", {"message": message}, key_of(visit.caller))
+    text = json_format.MessageToJson(answer)
+    return Told(0, (), cleaned(text, name), suggested(text))
+
+
+ENTRIES: dict[str, tuple[Face, Calling, Listing]] = {
+    "MCP, modern": ("mcp", modern_call, modern_list),
+    "MCP, legacy": ("mcp", legacy_call, legacy_list),
+    "MCP, a session": ("mcp", session_call, session_list),
+    "MCP, a task": ("mcp", task_call, session_list),
+    "MCP, one server": ("mcp", own_call, own_list),
+    "SSE": ("sse", sse_call, sse_list),
+    "REST": ("rest", rest_call, rest_list),
+    "REST, one by one": ("rest", rest_call, rest_shown),
+    "REST, by server": ("rest", rest_call, rest_by_server),
+    "A2A 1.0": ("a2a", a2a("tool"), card_list),
+    "A2A 1.0, as text": ("a2a", a2a("text"), card_list),
+    "A2A 1.0, a skill": ("a2a", a2a("skill"), card_list),
+    "A2A 1.0, execute": ("a2a", a2a("execute"), card_list),
+    "A2A 1.0, command": ("a2a", a2a("command"), card_list),
+    "A2A 1.0, plain": ("a2a", a2a_plain, card_list),
+    "A2A 0.3": ("a2a", a2a_0_3, card_list),
+    "A2A 0.1": ("a2a", a2a_0_1, card_list),
+    "AgentVault": ("a2a", agentvault, card_list),
+    "gRPC": ("a2a", by_grpc, card_list),
+}
+
+
+@asynccontextmanager
+async def visiting(hub: HubProcess, caller: str) -> AsyncIterator[Visit]:
+    async with AsyncExitStack() as stack:
+        wire = await stack.enter_async_context(connected(hub.port))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(await address(hub)))
+        visit = Visit(hub, wire, caller, channel)
+        await visit.begin_session()
+        visit.sse = await stack.enter_async_context(sse_of(visit))
+        yield visit

@@ -1,0 +1,203 @@
+"""A hub in this process with its real faces, visited without sockets by callers of three tenants.
+
+Every caller has a namesake in each other tenant. `World.visit` is one request; everything that one writes into the
+hub is marked with a word of its own, so that a leak is found by looking for others' words in an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from isthmus.app.hub import RunningHub
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.faces.a2a.cards import AgentCards
+from isthmus.faces.a2a.desk import Desk
+from isthmus.faces.a2a.http import A2aHttp
+from isthmus.faces.a2a.pushing import Pushing
+from isthmus.faces.http.gate import Fields, Gate
+from isthmus.faces.http.origin import OriginGuard
+from isthmus.faces.http.turn import PEER
+from isthmus.faces.mcp.http import McpHttp
+from isthmus.faces.mcp.sse import McpSse
+from isthmus.faces.rest.http import RestHttp
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING
+from tests.unit.faces.a2a.doubles import Post
+from tests.unit.faces.mcp.doubles import Client
+
+T = TypeVar("T")
+
+SECONDS = 20.0
+WORD = re.compile(r"word-\d+-x")
+ALL = Grants(("*",))
+
+
+class Peer(Client):
+    """A client that takes whatever it is answered."""
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """See `Client`; an empty body has no type."""
+        self.lines.append(lines)
+        self.answers.append((status, body))
+        self.heard.set()
+
+    def begin(self, status: int, lines: bytes) -> None:
+        """See `Client`."""
+        self.begun.append(lines)
+
+    def on_taken(self, callback: Any) -> None:
+        """All that is written has left at once."""
+        callback()
+
+    def abort(self) -> None:
+        """Nobody is cut."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was told anything."""
+        return bool(self.answers or self.pushed or self.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer, as far as it came."""
+
+    status: int
+    lines: bytes
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body; of a stream, its first message."""
+        text = self.body
+        if text.lstrip().startswith(b"{"):
+            return json.loads(text)
+        data = next(line[5:] for line in text.split(b"\n") if line.startswith(b"data:") and line[5:].strip())
+        return json.loads(data)
+
+    @property
+    def result(self) -> Any:
+        """What JSON-RPC has as the result; None if it is an error."""
+        return self.json.get("result") if self.body else None
+
+    def without(self, *words: str) -> tuple[int, bytes, bytes]:
+        """What a caller can tell of it, but for what it wrote itself."""
+        body = self.body
+        for word in words:
+            body = body.replace(word.encode(), b"*")
+        return self.status, self.lines, body
+
+
+class World:
+    """The hub. It is used from outside of its loop, a step at a time."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._callers: dict[bytes, Caller] = {}
+        self.words: dict[str, str] = {}
+        """Every word that was written, by whose it is."""
+        self.run(self._open())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let the hub do something, to its end."""
+        return self.loop.run_until_complete(asyncio.wait_for(work, SECONDS))
+
+    async def _open(self) -> None:
+        self.running = RunningHub(Configuration(None, HubSettings()), {})
+        running = self.running
+        gate = Gate(OriginGuard(bind_host="127.0.0.1"), self._identify)
+        self.mcp = McpHttp(running.dialogue(), gate)
+        self.sse = McpSse(running.dialogue(), gate, running.crew, EVERYTHING, "")
+        self.rest = RestHttp(running.hub, gate)
+        pushing = Pushing(running.tasks, Post(), lambda _: False)
+        settings = running.configuration.a2a
+        desk = Desk(running.hub, running.tasks, running.journal, settings, self.loop.time, pushing)
+        cards = AgentCards(
+            running.hub, settings, "1", lambda: "http://hub/", lambda: True, self.loop.time, lambda: False
+        )
+        self.agent = A2aHttp(desk, gate, cards)
+        await running.hub.settle(EVERYTHING)
+
+    def _identify(self, fields: Fields) -> Caller | None:
+        key = fields.get(b"x-api-key", b"")
+        if key not in self._callers:
+            tenant, _, name = key.decode().partition("/")
+            self._callers[key] = Caller(name, tenant, ALL)
+        return self._callers[key]
+
+    def close(self) -> None:
+        """End everything."""
+        self.mcp.end_streams()
+        self.run(self.running.aclose())
+        self.loop.close()
+
+    def word(self, whose: str) -> str:
+        """A word that nobody but its owner may ever hear."""
+        word = f"word-{len(self.words)}-x"
+        self.words[word] = whose
+        return word
+
+    def visit(
+        self, who: str, path: str, body: Any = None, *, method: str = "POST", headers: Mapping[str, str] | None = None
+    ) -> Said:
+        """One request of a caller, up to the first of its answer; who is then told more has left.
+
+        Raises:
+            AssertionError: the answer has a word of somebody else's in it.
+        """
+        said = self.run(self._visit(who, path, body, method, headers or {}))
+        for word in WORD.findall(said.body.decode()):
+            assert self.words[word] == who, f"{who} was told a word of {self.words[word]}: {path} {said.body!r}"
+        return said
+
+    async def _visit(self, who: str, path: str, body: Any, method: str, headers: Mapping[str, str]) -> Said:
+        peer = Peer(b"" if body is None else json.dumps(body).encode())
+        base = {"host": "localhost", "content-type": "application/json", "x-api-key": who}
+        base["accept"] = "application/json, text/event-stream"
+        path, _, query = path.partition("?")
+        peer.scope = {
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in {**base, **headers}.items()],
+            "extensions": {PEER: peer},
+        }
+        serving = asyncio.ensure_future(self._serve(path, peer))
+        while not peer.has_begun and not serving.done():
+            peer.heard.clear()
+            hearing = asyncio.ensure_future(peer.heard.wait())
+            await asyncio.wait({serving, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            hearing.cancel()
+        peer.leave()
+        serving.cancel()
+        await asyncio.wait({serving})
+        if peer.answers:
+            return Said(peer.answers[0][0], peer.lines[0], peer.answers[0][1])
+        return Said(200, b"".join(peer.begun), b"".join(peer.pushed + peer.ended))
+
+    async def _serve(self, path: str, peer: Peer) -> None:
+        if path == "/mcp":
+            if not self.mcp.take(EVERYTHING, peer):
+                await self.mcp.serve(EVERYTHING, peer.scope, _nothing, _nothing_sent)
+            else:
+                await peer.until(lambda: peer.has_begun)
+        elif path in ("/sse", "/messages"):
+            await self.sse.serve(peer.scope, _nothing, _nothing_sent)
+        elif path.startswith("/v1"):
+            await self.rest.serve(peer.scope, _nothing, _nothing_sent)
+        else:
+            await self.agent.serve(peer.scope, _nothing, _nothing_sent)
+
+
+async def _nothing() -> Any:
+    raise AssertionError("the body is there")
+
+
+async def _nothing_sent(_: Any) -> None:
+    raise AssertionError("faces answer by their peer")

@@ -1,0 +1,82 @@
+"""T01: a page of a foreign site, or a name that was pointed at this machine, makes a browser speak to the hub.
+
+`Host` and `Origin` are checked on every way in, before a key is looked at and before a socket is opened; what has no
+Origin is no page, and passes. What is published to everybody (cards, health) is not more to a page than to a stranger.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.faces.rest.http import is_rest
+from tests.conftest import Ledger
+from tests.face.wire import connected
+from tests.hubs import HubProcess
+from tests.security.doors import DOORS, KEY, NO_DOORS, Door, knock, known_paths, spelt_paths
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FOREIGN = {
+    "another site": ("http://evil.test",),
+    "a name that begins alike": ("http://localhost.evil.test",),
+    "null": ("null",),
+    "two": ("http://localhost", "http://evil.test"),
+    "a user that looks like a host": ("http://localhost:80@evil",),
+    "empty": ("",),
+}
+HOSTS = {
+    "another host": (("evil.test",), 421),
+    "a name that begins alike": (("localhost.evil.test",), 421),
+    "two": (("localhost", "evil.test"), 400),
+    "a user that looks like a host": (("localhost:80@evil",), 400),
+    "none": ((), 400),
+}
+
+
+def is_published(door: Door) -> bool:
+    """Whether it is for everybody to read; the relay's health is told to its manager, which is no page."""
+    return door.is_public and door.path != "/mcp_endpoint/health"
+
+
+@pytest.mark.parametrize("origin", FOREIGN)
+@pytest.mark.parametrize("name", DOORS)
+async def test_a_foreign_page_comes_in_nowhere_key_or_not(
+    guarded: tuple[HubProcess, Ledger], name: str, origin: str
+) -> None:
+    door = DOORS[name]
+    for key in (KEY, None):
+        async with connected(guarded[0].port) as wire:
+            reply = await knock(wire, door, [*door.lines(key), *(("origin", each) for each in FOREIGN[origin])])
+        assert reply.status == (200 if is_published(door) else 403)
+        assert b"raw" not in reply.body  # as strangers are told it, whatever key the page has got hold of
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", DOORS)
+async def test_no_other_name_of_this_machine_is_served(
+    guarded: tuple[HubProcess, Ledger], name: str, host: str
+) -> None:
+    door, (hosts, status) = DOORS[name], HOSTS[host]
+    async with connected(guarded[0].port) as wire:
+        reply = await knock(wire, door, door.lines(host=hosts))
+    assert reply.status in ((200, 400) if is_published(door) else (status,))
+    assert b"raw" not in reply.body
+
+
+@pytest.mark.parametrize("origin", [None, "http://localhost", "https://hub.example"])
+@pytest.mark.parametrize("name", DOORS)
+async def test_who_is_no_page_or_one_of_ours_gets_further(
+    guarded: tuple[HubProcess, Ledger], name: str, origin: str | None
+) -> None:
+    door = DOORS[name]
+    async with connected(guarded[0].port) as wire:
+        reply = await knock(wire, door, [*door.lines(), *([] if origin is None else [("origin", origin)])])
+    assert reply.status not in (403, 421)
+
+
+async def test_no_way_in_is_missing_here() -> None:
+    rows = {door.path for door in DOORS.values()}
+    assert known_paths() <= rows
+    assert {path for path in rows if is_rest(path)}
+    missing = {path for path in spelt_paths() - NO_DOORS.keys() if not any(row.startswith(path) for row in rows)}
+    assert not missing, "add a row to `doors.DOORS`, or say in `NO_DOORS` why it is no way in"

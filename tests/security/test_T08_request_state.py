@@ -1,0 +1,60 @@
+"""T08: what a caller carries for the hub between two rounds of a call (`requestState`) is changed, or used otherwise.
+
+Answer: it is sealed (AEAD) with a key of this process, bound to tenant, caller, way in, tool and arguments, ends
+after a time, and is good once unless a server that the operator trusts says that its tool may run twice. That it is
+refused over a socket with any byte changed, as another caller, on another tool, after its time and again, before the
+server sees anything, is shown in `tests/faults/test_questions.py` for servers of both eras; more odd forms are in
+`tests/unit/faces/mcp/test_comebacks.py`. Here: every single bit, and all of a race.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from isthmus.faces.mcp import comebacks
+from tests.unit.faces.mcp.test_comebacks import ACCEPTED, NAMESAKE, OTHER, Desk, is_refused
+
+
+def states_of(desk: Desk) -> list[str]:
+    """A state of a modern server's own, and one of a call that is parked."""
+    return [desk.required().state, desk.asked()[0].state]
+
+
+async def test_a_state_with_any_bit_changed_is_refused() -> None:
+    desk = Desk()
+    for state in states_of(desk):
+        sent, parked = len(desk.sent), len(desk.comebacks)
+        sealed = base64.urlsafe_b64decode(state)
+        for at in range(len(sealed) * 8):
+            changed = bytearray(sealed)
+            changed[at // 8] ^= 1 << at % 8
+            text = base64.urlsafe_b64encode(changed).decode()
+            assert is_refused(desk.visit(state=text, responses={"q1": ACCEPTED})), at
+        assert (len(desk.sent), len(desk.comebacks)) == (sent, parked)
+
+
+@pytest.mark.parametrize("caller", [OTHER, NAMESAKE], ids=["another", "a namesake of another tenant"])
+async def test_nobody_else_can_use_it_and_its_owner_still_can(caller: object) -> None:
+    desk = Desk()
+    for state in states_of(desk):
+        sent = len(desk.sent)
+        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, caller=caller))  # type: ignore[arg-type]
+        assert len(desk.sent) == sent
+        assert desk.visit(state=state, responses={"q1": ACCEPTED}).ends == []
+
+
+async def test_of_many_who_bring_it_back_at_once_one_is_taken() -> None:
+    desk = Desk()
+    for state in states_of(desk):
+        visits = [desk.visit(state=state, responses={"q1": ACCEPTED}) for _ in range(20)]
+        assert sum(not visit.ends for visit in visits) == 1
+        assert sum(is_refused(visit) for visit in visits if visit.ends) == 19
+
+
+async def test_it_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comebacks, "STATE_SECONDS", -1.0)
+    desk = Desk()
+    for state in states_of(desk):
+        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}))

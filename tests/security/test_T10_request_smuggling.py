@@ -1,0 +1,87 @@
+"""T10: one request that two readers cut in two places, so that the second one's rest is a request of its own.
+
+Whatever could be read in two ways is refused and its connection closed; nothing behind it is read. On the MCP door the
+same is shown by `tests/face/test_bad_input.py`; here it is every door that takes a body, since the next one is as good.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Ledger
+from tests.face.wire import connected
+from tests.hubs import HubProcess
+from tests.security.doors import KEY, POSTS, Door
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+INNER = (
+    b"POST /v1/tools/raw.pay HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Authorization: Bearer %b\r\nContent-Length: 2\r\n\r\n{}" % KEY.encode()
+)
+"""What would run a tool if it were read."""
+
+
+def spoilt(door: Door, *lines: bytes, body: bytes, end: bytes = b"\r\n") -> bytes:
+    """A door's request with these lines about its length, and the other one behind it."""
+    usual = [f"{name}: {value}".encode() for name, value in door.lines()]
+    head = [f"{door.method} {door.path} HTTP/1.1".encode(), *usual, *lines, b"", b""]
+    return end.join(head) + body
+
+
+def corpus(door: Door) -> dict[str, bytes]:
+    """Ways to say the length of a body that nobody agrees on."""
+    length = b"Content-Length: %d" % len(door.body)
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(door.body), door.body)
+    both = door.body + INNER
+    return {
+        "a length and chunks": spoilt(door, length, b"Transfer-Encoding: chunked", body=chunks + INNER),
+        "chunks and a length": spoilt(door, b"Transfer-Encoding: chunked", length, body=chunks + INNER),
+        "two lengths": spoilt(door, length, b"Content-Length: 0", body=both),
+        "the same length twice": spoilt(door, length, length, body=both),
+        "a list of lengths": spoilt(door, length + b", 0", body=both),
+        "a sign": spoilt(door, b"Content-Length: +%d" % len(door.body), body=both),
+        "a space before the colon": spoilt(door, b"Transfer-Encoding : chunked", body=chunks + INNER),
+        "a tab before chunked": spoilt(door, b"Transfer-Encoding:\x0bchunked", body=chunks + INNER),
+        "chunked twice": spoilt(door, b"Transfer-Encoding: chunked, chunked", body=chunks + INNER),
+        "chunked and another": spoilt(door, b"Transfer-Encoding: chunked, identity", body=chunks + INNER),
+        "chunked, then another line": spoilt(
+            door, b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity", body=chunks + INNER
+        ),
+        "a folded line": spoilt(door, b"Transfer-Encoding:\r\n chunked", body=chunks + INNER),
+        "a chunk size that overflows": spoilt(door, b"Transfer-Encoding: chunked", body=b"f" * 17 + b"\r\n" + INNER),
+        "a chunk size with a sign": spoilt(door, b"Transfer-Encoding: chunked", body=b"+2\r\n{}\r\n0\r\n\r\n" + INNER),
+        "a chunk size with 0x": spoilt(door, b"Transfer-Encoding: chunked", body=b"0x2\r\n{}\r\n0\r\n\r\n" + INNER),
+        "a chunk that is longer than it says": spoilt(
+            door, b"Transfer-Encoding: chunked", body=b"1\r\n{}\r\n0\r\n\r\n" + INNER
+        ),
+        "bare line feeds in the head": spoilt(door, length, body=both, end=b"\n"),
+        "a bare carriage return": spoilt(door, length + b"\rX: y", body=both),
+        "a NUL in a name": spoilt(door, b"Content-Length\0: 5", length, body=both),
+    }
+
+
+@pytest.mark.parametrize("label", corpus(next(iter(POSTS.values()))))
+@pytest.mark.parametrize("name", POSTS)
+async def test_what_two_readers_could_cut_differently_is_refused_with_all_that_follows(
+    guarded: tuple[HubProcess, Ledger], name: str, label: str
+) -> None:
+    hub, ledger = guarded
+    async with connected(hub.port) as wire:
+        await wire.say(corpus(POSTS[name])[label])
+        status, headers = await wire.head()
+        assert status in (400, 501)
+        assert headers["connection"] == "close"
+        await wire.reader.readexactly(int(headers["content-length"]))
+        assert await wire.is_closed()
+    assert "pay" not in ledger.ran()
+
+
+async def test_the_inner_request_would_run(guarded: tuple[HubProcess, Ledger]) -> None:
+    """Else the tests above could not fail."""
+    hub, ledger = guarded
+    before = len(ledger.lines())
+    async with connected(hub.port) as wire:
+        await wire.say(INNER)
+        assert (await wire.reply()).status == 200
+    assert len(ledger.lines()) > before

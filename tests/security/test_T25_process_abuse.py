@@ -1,0 +1,141 @@
+"""T25: a server that the hub started leaves processes behind, does not go, or takes the machine's resources.
+
+Answer: the child leads a group of its own, which is ended with it, within five seconds whatever it does; so is what
+left the group while its parent lived. It is reaped always. `[servers.NAME.limits]` bounds its memory, files,
+processes and processor time (`setrlimit`), and of its standard error only the end is kept. What starts a daemon by a
+double fork in a session of its own is not found again: such a server is to be run in a container or by
+`bwrap --unshare-pid`.
+
+`tests/unit/transport/test_process.py` shows double forks, deafness to SIGTERM and a hundred deaths without a zombie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from inspect import signature
+from pathlib import Path
+
+from isthmus.transport.bounds import ProcessLimits
+from isthmus.transport.process import ProcessChannel
+from tests.conftest import zombies
+from tests.faults.watching import is_alive, resident_bytes
+from tests.hubs import Raw, serving, stdio
+from tests.security.offspring import running
+
+CLOSE_SECONDS = 5.0
+
+STUBBORN_FAMILY = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+there, ready = os.pipe()
+first = os.fork()
+if not first:  # left the group, and its parent lives
+    os.setsid()
+    os.write(ready, b'!')
+    time.sleep(600)
+second = os.fork()
+if not second:  # a double fork within the group
+    grandchild = os.fork()
+    if not grandchild:
+        os.write(ready, b'!')
+        time.sleep(600)
+    os.write(ready, b'%d!' % grandchild)
+    os._exit(0)
+os.waitpid(second, 0)
+told = b''
+while told.count(b'!') < 3:
+    told += os.read(there, 64)
+print(first, int(told.replace(b'!', b' ').split()[0]), flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_family_that_will_not_go_is_gone_within_five_seconds() -> None:
+    async with running(STUBBORN_FAMILY) as child:
+        family = [child.channel.pid, *map(int, (await child.line()).split())]
+        assert all(is_alive(pid) for pid in family)
+        began = time.monotonic()
+        await child.channel.aclose(grace=0.2)
+        async with asyncio.timeout(CLOSE_SECONDS):
+            while any(is_alive(pid) for pid in family):  # noqa: ASYNC110 - nobody tells us of another's child
+                await asyncio.sleep(0.005)
+        assert time.monotonic() - began < CLOSE_SECONDS
+    assert child.channel.pid not in zombies(os.getpid())
+
+
+def test_the_grace_that_a_server_has_is_less_than_five_seconds() -> None:
+    """Both waits of `aclose` at their defaults, without waiting for them here."""
+    assert 2 * signature(ProcessChannel.aclose).parameters["grace"].default < CLOSE_SECONDS
+
+
+async def test_memory_beyond_the_limit_is_refused_by_the_system() -> None:
+    script = "import sys\nsys.stdin.readline()\nx = bytearray(4 << 30)\nprint('had it', flush=True)"
+    async with running(script, limits=ProcessLimits(memory_bytes=1 << 30)) as child:
+        child.channel.write(b"go\n")
+        assert await child.loss() == "exited with code 1"
+        assert "MemoryError" in child.channel.stderr_tail
+
+
+async def test_files_beyond_the_limit_are_refused_by_the_system() -> None:
+    script = (
+        "import os, sys\nsys.stdin.readline()\nopened = []\n"
+        "try:\n    opened += [os.open('/dev/null', 0) for _ in range(10_000)]\n"
+        "except OSError as error:\n    print(error.errno, flush=True)\n"
+    )
+    async with running(script, limits=ProcessLimits(files=64)) as child:
+        child.channel.write(b"go\n")
+        assert await child.line() == b"24"
+
+
+async def test_a_child_that_would_fork_for_ever_is_held_to_a_number() -> None:
+    """That it is set: the system counts the processes of a user, who has others here, and never those of root."""
+    script = (
+        "import os, resource, sys\nsys.stdin.readline()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NPROC)[0], flush=True)\nsys.stdin.readline()\n"
+    )
+    async with running(script, limits=ProcessLimits(processes=4000)) as child:
+        child.channel.write(b"go\n")
+        assert int(await child.line()) == min(4000, *[n for n in resource.getrlimit(resource.RLIMIT_NPROC) if n > 0])
+
+
+async def test_a_flood_of_errors_costs_the_hub_no_memory() -> None:
+    script = (
+        "import os\nfor _ in range(256): os.write(2, b'x' * (1 << 20))\n"
+        "os.write(2, b'the end')\nos.write(1, b'done\\n')\nos.read(0, 1)"
+    )
+    before = resident_bytes(os.getpid())
+    async with running(script) as child:
+        await child.line()
+        await child.channel.aclose(grace=10)
+        assert child.channel.stderr_tail.endswith("the end")
+        assert len(child.channel.stderr_tail) <= 64 * 1024
+    assert resident_bytes(os.getpid()) - before < 32 << 20
+
+
+async def test_limits_of_an_entry_hold_for_the_server_that_runs(tmp_path: Path) -> None:
+    server = tmp_path / "hungry.py"
+    server.write_text(
+        "import json, resource, sys\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    limits = [resource.getrlimit(getattr(resource, 'RLIMIT_' + n))[0] for n in ('AS', 'NOFILE', 'CORE')]\n"
+        "    said = {'initialize': {'protocolVersion': '2025-11-25', 'capabilities': {'tools': {}},\n"
+        "             'serverInfo': {'name': 'h', 'version': '1'}},\n"
+        "            'tools/list': {'tools': [{'name': 'limits', 'inputSchema': {'type': 'object'}}]},\n"
+        "            'tools/call': {'content': [{'type': 'text', 'text': json.dumps(limits)}]}}\n"
+        "    if 'id' in asked:\n"
+        "        known = asked['method'] in said\n"
+        "        end = {'result': said[asked['method']]} if known else {'error': {'code': -32601, 'message': 'no'}}\n"
+        "        print(json.dumps({'jsonrpc': '2.0', 'id': asked['id'], **end}), flush=True)\n"
+    )
+    limits = {"memory": "2GiB", "files": 128}
+    servers = {"hungry": stdio([sys.executable, str(server)], limits=limits)}
+    async with serving(tmp_path, servers, limits={"listing_seconds": 30.0}) as hub, Raw(hub.url) as caller:
+        assert "hungry.limits" in await caller.names()
+        answer = await caller.call("hungry.limits")
+        assert answer["result"]["content"][0]["text"] == f"[{2 << 30}, 128, 0]"

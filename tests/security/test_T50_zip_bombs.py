@@ -1,0 +1,95 @@
+"""T50: a few bytes that unfold to gigabytes: in a request, in a server's answer, in a WebSocket's frames.
+
+The hub unfolds nothing: compressed requests are refused, servers are asked for answers as they are and a compressed one
+is none, and no socket agrees to compression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Ledger
+from tests.face.wire import BASE, connected, encoded, key_header, legacy
+from tests.hubs import HubProcess, Raw, serving
+from tests.security.doors import DOORS, KEY, POSTS, knock
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BOMB = zlib.compress(b" " * 64 * 1024 * 1024, 9)
+GZIP = gzip.compress(b" " * 64 * 1024 * 1024, 9)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "x-gzip"])
+@pytest.mark.parametrize("name", POSTS)
+async def test_a_compressed_request_is_refused(guarded: tuple[HubProcess, Ledger], name: str, coding: str) -> None:
+    hub, _ = guarded
+    before = resident(hub.pid)
+    door = POSTS[name]
+    async with connected(hub.port) as wire:
+        reply = await knock(wire, door, [*door.lines(), ("content-encoding", coding)], GZIP[:100_000])
+    assert reply.status == 415
+    assert resident(hub.pid) - before < 32 * 1024 * 1024
+
+
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.is_socket])
+async def test_no_socket_agrees_to_compression(guarded: tuple[HubProcess, Ledger], name: str) -> None:
+    door = DOORS[name]
+    wish = ("sec-websocket-extensions", "permessage-deflate; client_max_window_bits")
+    async with connected(guarded[0].port) as wire:
+        reply = await knock(wire, door, [*door.lines(), wish])
+    assert "sec-websocket-extensions" not in reply.headers
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+async def test_a_server_that_compresses_is_not_understood_and_costs_nothing(tmp_path: Path, coding: str) -> None:
+    async with bombing(coding) as (port, heads):
+        entry = {"url": f"http://127.0.0.1:{port}/mcp", "type": "http"}
+        async with serving(tmp_path, {"bomb": entry}) as hub, Raw(hub.url) as raw:
+            before = resident(hub.pid)
+            async with asyncio.timeout(20):
+                while not heads:  # noqa: ASYNC110 - another process asks
+                    await asyncio.sleep(0.02)
+            assert (await raw.call("builtin.echo", {"text": "x"}))["result"]["content"][0]["text"] == "x"
+            assert not [name for name in await raw.names() if name.startswith("bomb.")]
+            assert resident(hub.pid) - before < 32 * 1024 * 1024
+        assert b"accept-encoding: identity" in heads[0].lower()
+
+
+@asynccontextmanager
+async def bombing(coding: str) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A server of which every answer is a bomb, and the heads of what it was asked."""
+    heads: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                heads.append(await reader.readuntil(b"\r\n\r\n"))
+                sent = b"content-type: application/json\r\ncontent-encoding: %b\r\n" % coding.encode()
+                writer.write(b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (sent, len(BOMB), BOMB))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], heads
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+async def test_what_is_not_compressed_is_taken(guarded: tuple[HubProcess, Ledger]) -> None:
+    """Else the tests above could not fail."""
+    async with connected(guarded[0].port) as wire:
+        headers = [*BASE, *key_header(KEY), ("content-encoding", "identity")]
+        assert (await wire.request(encoded(legacy("ping")), headers)).status == 200

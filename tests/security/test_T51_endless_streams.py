@@ -1,0 +1,88 @@
+"""T51: a server keeps a call open for ever, by comments, progress or tiny events, or sends an event without end.
+
+Answer: nothing that a server sends prolongs a call. It ends at its deadline (30 s unless its server says otherwise, ten
+minutes at most, whoever asks for more), with `executed: unknown`, and its slot is free again. An answer or an event of
+more than `reply_bytes` ends the call where it becomes too long. `tests/faults/test_flood.py` shows what floods cost
+others, and `test_bad_neighbours.py` the same over every carrier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from isthmus.core.settings import Limits
+from isthmus.model.faults import BadReply, TimedOut
+from isthmus.model.names import ServerName
+from tests.faults.scripted import EVENTS, Heard, Scripted, hub_of
+from tests.faults.watching import eventually, resident_bytes
+
+TIMEOUT = 0.4
+REPLY_BYTES = 1 << 20
+
+
+class Endless(Scripted):
+    """Answers a call with a stream that never comes to its end."""
+
+    def __init__(self, piece: bytes, pause: float = 0.005) -> None:
+        super().__init__()
+        self._piece = piece
+        self._pause = pause
+        self.sent = 0
+        self.ended = asyncio.Event()
+
+    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        token = str(heard.message["params"].get("_meta", {}).get("progressToken", 0))
+        out.write(EVENTS)
+        piece = self._piece.replace(b"TOKEN", token.encode())
+        try:
+            while not out.is_closing():
+                out.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                await out.drain()
+                self.sent += len(piece)
+                await asyncio.sleep(self._pause)
+        finally:
+            self.ended.set()
+
+
+PROGRESS = (
+    b'data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":TOKEN,"progress":1}}\n\n'
+)
+
+
+@pytest.mark.parametrize("piece", [b": still here\n\n", PROGRESS, b"data: 1\n\n", b"\n"], ids=repr)
+async def test_a_stream_that_never_ends_ends_at_the_deadline(tmp_path: Path, piece: bytes) -> None:
+    async with Endless(piece) as server, hub_of(tmp_path, {"a": {**server.entry, "timeout": TIMEOUT}}) as hub:
+        await hub.ready("a")
+        began = asyncio.get_running_loop().time()
+        _, ending = hub.start("a.t", wants_progress=True)
+        outcome = await asyncio.wait_for(ending.outcome, 10)
+        assert isinstance(outcome, TimedOut)
+        assert outcome.executed == "unknown"
+        assert asyncio.get_running_loop().time() - began < TIMEOUT + 5
+        assert hub.running.hub.lanes[ServerName("a")].running == 0
+        await asyncio.wait_for(server.ended.wait(), 10)  # and the server is let go
+
+
+async def test_an_event_of_gigabytes_ends_where_it_becomes_too_long(tmp_path: Path) -> None:
+    async with (
+        Endless(b"x" * (1 << 18), 0) as server,
+        hub_of(tmp_path, {"a": {**server.entry, "timeout": 30}}, limits={"reply_bytes": REPLY_BYTES}) as hub,
+    ):
+        await hub.ready("a")
+        before = resident_bytes(os.getpid())
+        outcome = await hub.call("a.t")
+        assert isinstance(outcome, BadReply)
+        await asyncio.wait_for(server.ended.wait(), 10)
+        assert server.sent < 64 * REPLY_BYTES
+        assert resident_bytes(os.getpid()) - before < 64 << 20
+        await eventually(lambda: hub.running.hub.lanes[ServerName("a")].running == 0, "its slot is free")
+
+
+def test_no_call_takes_longer_than_ten_minutes_whoever_says_so() -> None:
+    assert Limits().hard_seconds == 600
+    with pytest.raises(ValueError, match="hard_seconds must be at most 600"):
+        Limits(hard_seconds=601)

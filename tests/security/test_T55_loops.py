@@ -1,0 +1,113 @@
+"""T55: something leads back to where it began: a list to its first page, a question to itself, a hub to a hub.
+
+Answer: a list is read for a thousand pages and a thousand entries at most, and ends where a cursor comes again; a call
+is sent again with answers ten times at most; a hub that finds itself behind a server, by MCP or by A2A, does without
+that server and says why, and hubs that start each other by stdio do so eight times. Two hubs that are each other's
+servers: `tests/faults/test_circles.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
+from isthmus.core.crew import Crew
+from isthmus.core.settings import Limits
+from isthmus.core.watch.tasks import Tasks
+from isthmus.model.faults import Unanswered
+from isthmus.model.names import ServerName
+from isthmus.upstream.keeper import HOPS_MAX, circle_in
+from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.listing import PAGES_MAX
+from isthmus.upstream.rounds import ROUNDS_MAX
+from isthmus.upstream.settings import ServerSettings, StdioSettings
+from tests.faults.scripted import Heard, Scripted, hub_of, reply, tool
+from tests.faults.watching import eventually
+from tests.hubs import Raw, serving, write_config
+
+
+class Turning(Scripted):
+    """Has one more page whenever it is asked for one."""
+
+    def __init__(self, *, is_new: bool) -> None:
+        super().__init__()
+        self._is_new = is_new
+
+    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        if heard.method != "tools/list":
+            await super().on(heard, out)
+            return
+        at = self.count("tools/list")
+        out.write(reply(heard.result({"tools": [tool("t")], "nextCursor": str(at) if self._is_new else "again"})))
+
+
+@pytest.mark.parametrize(("is_new", "pages"), [(False, 2), (True, PAGES_MAX)])
+async def test_a_list_that_goes_on_for_ever_is_read_for_a_while(tmp_path: Path, *, is_new: bool, pages: int) -> None:
+    async with Turning(is_new=is_new) as server, hub_of(tmp_path, {"a": server.entry}) as hub:
+        await hub.ready("a")
+        assert server.count("tools/list") == pages
+        standing = hub.running.hub.snapshot.standings[ServerName("a")]
+        assert [each.name for each in standing.tools] == ["t"]
+        assert standing.notes
+
+
+class Asking(Scripted):
+    """A server of the modern era that answers every call with another wish to be called again."""
+
+    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        if heard.method == "server/discover":
+            info = {"name": "x", "version": "1"}
+            told = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "serverInfo": info}
+            out.write(reply(heard.result(told)))
+        else:
+            await super().on(heard, out)
+
+    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        state = str(self.count("tools/call"))
+        out.write(reply(heard.result({"resultType": "input_required", "requestState": state})))
+
+
+async def test_a_server_that_wants_to_be_asked_again_for_ever_is_asked_ten_times(tmp_path: Path) -> None:
+    async with Asking() as server, hub_of(tmp_path, {"a": {**server.entry, "era": "modern"}}) as hub:
+        await hub.ready("a")
+        outcome = await hub.call("a.t")
+        assert isinstance(outcome, Unanswered)
+        assert f"after {ROUNDS_MAX} rounds" in outcome.message
+        assert server.count("tools/call") == 1 + ROUNDS_MAX
+
+
+async def test_a_hub_that_is_its_own_server_or_its_own_agent_does_without(tmp_path: Path) -> None:
+    async with serving(tmp_path, {}) as hub:
+        own: dict[str, Any] = {"me": {"url": hub.url}, "agent": {"agent": f"http://127.0.0.1:{hub.port}"}}
+        write_config(tmp_path, own)
+
+        async def reasons() -> dict[str, str]:
+            async with Raw(hub.url) as caller:
+                meta = (await caller.ask("tools/list"))["result"].get("_meta", {})
+            return {server: how["reason"] for server, how in meta.get("isthmus/missing", {}).items()}
+
+        async def is_known() -> bool:
+            return await reasons() == dict.fromkeys(own, "it is this hub itself")
+
+        await eventually(is_known, "the hub knows itself by both", within=30.0)
+
+
+def test_a_hub_behind_others_is_known_too() -> None:
+    assert circle_in({"other": 0, "own": 1}, "own") == "it leads back to this hub"
+    assert circle_in({"other": 0}, "own") is None
+
+
+async def test_hubs_start_each_other_eight_times(tmp_path: Path) -> None:
+    crew = Crew()
+    server = ServerSettings(ServerName("a"), StdioSettings("/bin/cat"))
+    links = Links(Limits(), {HOPS_VARIABLE: str(HOPS_MAX)}, crew, Tasks(asyncio.get_running_loop().time))
+    try:
+        with pytest.raises(ConnectFailed, match=f"{HOPS_MAX} hubs have started each other"):
+            await links.connect(server, "auto")
+    finally:
+        await crew.aclose()
+    assert (HOPS_MAX, hops_in({HOPS_VARIABLE: "7"}), hops_in({HOPS_VARIABLE: "9" * 99})) == (8, 7, 0)

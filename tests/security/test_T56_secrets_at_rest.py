@@ -1,0 +1,249 @@
+"""T56: whoever gets hold of the disk, a backup of it or a file of the hub must not find a credential there.
+
+Logins at servers are sealed by ChaCha20-Poly1305, one file each, under a key that has an id; what a file is of (its id,
+tenant, caller, server and key) is bound to it. Files are 0600 in a folder that is 0700, the key may be kept elsewhere
+(`[credentials] key`), and all are sealed anew while the hub runs. What callers prove themselves with is kept as
+a digest, if at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import shutil
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from isthmus.app.login import Wanted, log_in
+from isthmus.cli.main import main
+from isthmus.credentials.tokens import Client, Kept, Token
+from isthmus.credentials.vault import Slot, Vault, VaultDamaged, VaultSettings
+from tests.faults.scripted import hub_of
+from tests.faults.watching import eventually
+from tests.hubs import serving
+from tests.security.authority import Authority, Protected, entry_of, visit
+
+CANARY = "canary-5f0c1e7a9b"
+TENANT_SLOT = Slot("search", "acme", "planner")
+
+
+def found_in(folder: Path, canary: str = CANARY) -> list[str]:
+    """What `grep -a` would find in a folder, in whichever spelling a file may have it."""
+    plain = canary.encode()
+    spellings = {plain, plain.hex().encode(), base64.b64encode(plain)[:-4], base64.b64encode(b"x" + plain)[4:-4]}
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert files
+    return [str(file) for file in files if any(spelling in file.read_bytes() for spelling in spellings)]
+
+
+def modes_of(folder: Path) -> set[int]:
+    return {stat.S_IMODE(os.stat(file).st_mode) for file in folder.iterdir()}
+
+
+def test_nothing_of_what_is_put_in_can_be_found_on_the_disk(tmp_path: Path) -> None:
+    vault = Vault(tmp_path)
+    vault.put(Slot("search"), f"a {CANARY}".encode())
+    vault.put(TENANT_SLOT, f"b {CANARY}".encode())
+    vault.put(Slot("search"), f"c {CANARY}".encode())
+    shutil.copytree(tmp_path, tmp_path / "backup")
+    assert found_in(tmp_path) == []
+    assert Vault(tmp_path).get(Slot("search")) == f"c {CANARY}".encode()
+    assert modes_of(tmp_path / "credentials") == {0o600}
+    assert stat.S_IMODE(os.stat(tmp_path / "credentials").st_mode) == 0o700
+    assert len(list((tmp_path / "credentials").iterdir())) == 3, "no draft is left"
+
+
+@pytest.mark.parametrize("member", ["server", "tenant", "caller", "key", "sealed", "id"])
+def test_a_file_is_bound_to_what_it_is_of(tmp_path: Path, member: str) -> None:
+    vault = Vault(tmp_path)
+    vault.put(TENANT_SLOT, b"secret")
+    file = tmp_path / "credentials" / f"{TENANT_SLOT.id}.sealed"
+    row = json.loads(file.read_text())
+    row[member] = {"sealed": row["sealed"][:-8] + "AAAAAAA="}.get(member, "x" + row[member])
+    file.write_text(json.dumps(row))
+    if member == "id":  # it is not believed, but made of the others
+        assert vault.get(TENANT_SLOT) == b"secret"
+        return
+    with pytest.raises(VaultDamaged) as damaged:
+        vault.get(TENANT_SLOT)
+    assert "secret" not in str(damaged.value)
+
+
+def test_one_callers_login_put_in_anothers_place_opens_nothing(tmp_path: Path) -> None:
+    vault = Vault(tmp_path)
+    other = Slot("search", "acme", "other")
+    vault.put(TENANT_SLOT, b"secret")
+    folder = tmp_path / "credentials"
+    shutil.copy(folder / f"{TENANT_SLOT.id}.sealed", folder / f"{other.id}.sealed")
+    with pytest.raises(VaultDamaged):
+        vault.get(other)
+    row = json.loads((folder / f"{other.id}.sealed").read_text())
+    (folder / f"{other.id}.sealed").write_text(json.dumps({**row, "caller": "other", "id": other.id}))
+    with pytest.raises(VaultDamaged):
+        vault.get(other)
+
+
+def test_every_byte_of_a_sealed_login_counts(tmp_path: Path) -> None:
+    vault = Vault(tmp_path)
+    vault.put(Slot("s"), b"secret")
+    file = tmp_path / "credentials" / f"{Slot('s').id}.sealed"
+    row = json.loads(file.read_text())
+    for place in range(len(row["sealed"]) - 2):
+        letter = "A" if row["sealed"][place] != "A" else "B"
+        changed = row["sealed"][:place] + letter + row["sealed"][place + 1 :]
+        file.write_text(json.dumps({**row, "sealed": changed}))
+        with pytest.raises(VaultDamaged):
+            vault.get(Slot("s"))
+
+
+def test_keys_are_changed_while_somebody_reads(tmp_path: Path) -> None:
+    """Another process, such as the hub, goes on reading with what it knows of the keys; the old key ends with it."""
+    reader, writer = Vault(tmp_path), Vault(tmp_path)
+    slots = [Slot(f"s{number}") for number in range(5)]
+    for slot in slots:
+        writer.put(slot, slot.server.encode())
+    assert reader.get(slots[0]) == b"s0"
+    before = {file.name: json.loads(file.read_text())["key"] for file in (tmp_path / "credentials").glob("*.sealed")}
+    old_key = (tmp_path / "credentials" / "key").read_text()
+    assert writer.rotate() == 5
+    assert [reader.get(slot) for slot in slots] == [slot.server.encode() for slot in slots]
+    after = {file.name: json.loads(file.read_text())["key"] for file in (tmp_path / "credentials").glob("*.sealed")}
+    assert before.keys() == after.keys()
+    assert not set(before.values()) & set(after.values())
+    assert json.loads(old_key)[0][1] not in (tmp_path / "credentials" / "key").read_text()
+    assert modes_of(tmp_path / "credentials") == {0o600}
+
+
+def test_keys_are_changed_while_somebody_writes(tmp_path: Path) -> None:
+    """Nothing is sealed under a key that is about to go, and nothing newer replaced by what was read before."""
+    slot, kept = Slot("s"), []
+    Vault(tmp_path).put(slot, b"old")
+    writer = threading.Thread(target=lambda: kept.append(Vault(tmp_path).replace(slot, b"old", b"new")))
+
+    class Rotating(Vault):
+        def _write(self, slot: Slot, content: bytes) -> None:
+            writer.start()  # when it has read what it is about to write
+            writer.join(0.1)
+            super()._write(slot, content)
+
+    Rotating(tmp_path).rotate()
+    writer.join()
+    assert kept == [True]
+    assert Vault(tmp_path).get(slot) == b"new"
+
+
+def test_what_is_there_now_is_not_replaced_by_who_knows_only_what_was(tmp_path: Path) -> None:
+    vault, slot = Vault(tmp_path), Slot("s")
+    assert not vault.replace(slot, b"old", b"new"), "somebody has logged out"
+    assert vault.get(slot) is None
+    vault.put(slot, b"another")
+    assert not vault.replace(slot, b"old", b"new"), "somebody has logged in"
+    assert vault.get(slot) == b"another"
+
+
+def test_who_was_ended_while_it_wrote_leaves_no_key_behind(tmp_path: Path) -> None:
+    vault = Vault(tmp_path)
+    vault.put(Slot("s"), b"secret")
+    draft = tmp_path / "credentials" / ".key.0123"
+    draft.write_bytes((tmp_path / "credentials" / "key").read_bytes())
+    vault.rotate()
+    assert not draft.exists()
+    assert vault.get(Slot("s")) == b"secret"
+
+
+def test_the_operators_own_key_takes_over_and_gives_way_to_the_next(tmp_path: Path) -> None:
+    first, second = "first-key-of-sixteen", "second-key-of-sixteen"
+    Vault(tmp_path).put(Slot("s"), b"secret")
+    own = Vault(tmp_path, VaultSettings(first))
+    assert own.get(Slot("s")) == b"secret"
+    own.rotate()
+    os.unlink(tmp_path / "credentials" / "key")
+    with pytest.raises(VaultDamaged):
+        Vault(tmp_path, VaultSettings(second)).get(Slot("s"))
+    following = Vault(tmp_path, VaultSettings(second, (first,)))
+    assert following.get(Slot("s")) == b"secret"
+    following.rotate()
+    assert Vault(tmp_path, VaultSettings(second)).get(Slot("s")) == b"secret"
+    assert found_in(tmp_path, first) == found_in(tmp_path, second) == []
+
+
+async def test_a_hub_that_logs_in_and_renews_leaves_no_token_anywhere(tmp_path: Path) -> None:
+    people: list[asyncio.Task[int]] = []
+    state = tmp_path / "state"
+    async with Authority() as authority, Protected(authority) as server:
+        authority.prefix = f"{CANARY}-"
+        async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
+            settings = hub.running.configuration.servers[0]
+            await eventually(lambda: hub.state("s") == "login", "the hub says that it wants a login")
+            vault = Vault(state)
+            show = lambda shown: people.append(asyncio.create_task(visit(shown.address)))  # noqa: E731
+            kept = await log_in(Wanted(settings, within=5.0), vault, show)
+            assert CANARY in kept.token.access
+            await hub.ready("s")
+            assert any(CANARY in shown for shown in server.shown)
+            Vault(state).rotate()
+            assert msgspec.json.decode(Vault(state).get(Slot("s")) or b"", type=Kept).token == kept.token
+            assert found_in(tmp_path) == []
+        assert CANARY not in repr(kept)
+        await asyncio.gather(*people)
+
+
+class Anything(set[str]):
+    """Holds every token."""
+
+    def __contains__(self, token: object) -> bool:
+        return isinstance(token, str) and bool(token) and "token" in token
+
+
+async def test_what_callers_show_and_servers_are_shown_is_in_no_file_of_a_hub(tmp_path: Path) -> None:
+    """With a journal, a caller's key, a server's header and a variable that is a secret, and a copy of it all."""
+    env = {"CALLER_KEY": f"{CANARY}-caller-key", "HEADER": f"Bearer {CANARY}-header"}
+    state = tmp_path / "state"
+    config = tmp_path / "config"
+    config.mkdir()
+    async with Authority() as authority, Protected(authority) as server:
+        authority.good = Anything()
+        entry = {**server.entry, "headers": {"Authorization": "env:HEADER"}}
+        callers = {"c": {"key": "env:CALLER_KEY", "allow": ["*"]}}
+        async with serving(config, {"s": entry}, env=env, callers=callers, hub={"state": str(state)}):
+            pass
+    for file in list(state.rglob("*.db")):
+        with sqlite3.connect(file) as source, sqlite3.connect(tmp_path / f"{file.name}.backup") as target:
+            source.backup(target)
+    assert found_in(tmp_path) == []
+
+
+def test_the_command_line_lists_logins_without_what_is_secret_in_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`isthmus login --list`, `isthmus credentials rotate` and `isthmus logout`, one after the other."""
+    token = Token(f"{CANARY}-access", 4e9, 1.0, f"{CANARY}-refresh", "read")
+    client = Client("id", f"{CANARY}-secret")
+    kept = Kept(token, client, "https://a.example", "https://a.example/t", "https://s.example", "https://s.example/mcp")
+    config = tmp_path / "isthmus.toml"
+    config.write_text(f'[hub]\nstate = "{tmp_path / "state"}"\n[servers.search]\nurl = "https://s.example/mcp"\n')
+    Vault(tmp_path / "state").put(Slot("search"), msgspec.json.encode(kept))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main([*words, "--config", str(config)])
+        said = capsys.readouterr()
+        assert CANARY not in said.out + said.err
+        return code, said.out, said.err
+
+    code, out, _ = run("login", "--list")
+    assert code == 0
+    assert re.search(r"search +- +https://a.example +2096-\S+ \S+ UTC +True +read", out)
+    assert json.loads(run("login", "--list", "--json")[1])["logins"][0]["server"] == "search"
+    assert run("credentials", "rotate") == (0, "", "Sealed 1 login under a new key.\n")
+    assert run("logout", "search")[0] == 0
+    assert run("logout", "search")[0] == 2
+    assert run("login", "--list") == (0, "", "Nobody has logged in anywhere.\n")
+    assert found_in(tmp_path) == []

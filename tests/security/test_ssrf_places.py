@@ -1,0 +1,166 @@
+"""Every place in the package that can hold an address is known here, with what keeps it from being dialled unasked.
+
+Found by walking the package: fields of values, and names of members that are read by hand. A new one fails this test
+until somebody has said what it is, and put it into the matrix if callers or servers write it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from types import ModuleType
+
+import msgspec
+
+import isthmus
+from tests.security.source import strings, with_words
+from tests.security.test_ssrf_matrix import FIELDS, WAYS
+from tests.security.vectors import listed
+
+ADDRESS = re.compile(
+    r"url|uri|endpoint|href|jwks|issuer|location|webhook|origin|(?<!per_)address|resource_metadata|hosts?$",
+    re.IGNORECASE,
+)
+MEMBER = re.compile(r"[A-Za-z_-]*(?:[uU]r[il]|URI|URL|endpoint|href|jwks|issuer|webhook)s?|location|refresh")
+READERS = ("wire", "faces", "upstream", "credentials", "identity")
+"""The rooms that read what others write."""
+
+OPERATORS = listed("""
+    app.dial.Plan.address app.dial_address.HubAddress.origin app.reload.Source.host
+    cli.dial.Wanted.url cli.token.Wanted.url config.settings.Configuration.issuers config.settings.HubSettings.host
+    config.settings.HubSettings.hosts config.settings.HubSettings.origins config.settings.HubSettings.public_url
+    faces.a2a.grpc.GrpcSettings.host faces.a2a.settings.A2aSettings.grpc_url faces.http.settings.DoorSettings.host
+    faces.oauth.documents.Trusted.issuer identity.settings.IssuerSettings.issuer identity.settings.IssuerSettings.jwks
+    library.servers.MCPServerConfig.endpoint library.servers.MCPServerConfig.url
+    model.credentials.OAuthSettings.authorization_endpoint model.credentials.OAuthSettings.device_endpoint
+    model.credentials.OAuthSettings.issuer model.credentials.OAuthSettings.origins
+    model.credentials.OAuthSettings.token_endpoint storage.settings.StorageSettings.url
+    upstream.settings.AgentSettings.origins upstream.settings.AgentSettings.url upstream.settings.HttpSettings.url
+    upstream.settings.RpcSettings.url upstream.settings.SocketSettings.url
+""")
+"""Said by whoever runs the hub: exempt from the deny table, and dialled as it was resolved (T14)."""
+
+CALLERS = {
+    "core.ports.targets.Named.url": "mcp_target_url",
+    "upstream.settings.NamedSettings.url": "mcp_target_url",
+    "upstream.targets.addresses.Address.origin": "mcp_target_url",
+    "upstream.targets.addresses.Pattern.address": "mcp_target_url",
+    "upstream.targets.temporary.Aim.address": "mcp_target_url",
+    "core.tasks.record.Recipient.url": "push",
+    "core.tasks.outbox._Due.host": "push",
+    "core.tasks.pushes.Delivery.host": "push",
+    "wire.a2a.operations.PushTarget.url": "push",
+    "wire.a2a.v0_1._Push.url": "push, 0.1",
+    "wire.a2a.v0_3.Push.url": "push, 0.3",
+    "wire.a2a.v0_3_rest._Push.url": "push, 0.3",
+    "wire.a2a.v1_0._Push.url": "push, 1.0",
+    "model.conversation.File.url": "file part",
+    "wire.a2a.agentvault._Artifact.url": "file part",
+    "wire.a2a.agentvault._File.url": "file part",
+    "wire.a2a.negotiate._Part.url": "file part",
+    "wire.a2a.shapes_v0_3.WireFileContent.uri": "file part, 0.3",
+    "wire.a2a.shapes_v1_0.WirePart.url": "file part, 1.0",
+    "wire.a2a.v0_1._FileContent.uri": "file part",
+    "wire.a2a.v0_3_rest._File.fileWithUri": "file part",
+    "wire.a2a.v0_3_rest._File.file_with_uri": "file part",
+}
+"""Written by callers: by the beginning of the field's name in the matrix."""
+
+SERVERS = {
+    "upstream.agent.contacts.Contact.origin": "card",
+    "wire.a2a.cards.Interface.url": "card",
+    "credentials.challenge.Challenge.resource_metadata": "challenge",
+}
+"""Written by servers, and believed only within their own origin: by their name in the matrix."""
+
+FETCHED = listed("""
+    app.issuers._Metadata.issuer app.issuers._Metadata.jwks_uri
+    credentials.discovery.ServerMetadata.authorization_endpoint credentials.discovery.ServerMetadata.issuer
+    credentials.discovery.ServerMetadata.device_authorization_endpoint
+    credentials.discovery.ServerMetadata.registration_endpoint credentials.discovery.ServerMetadata.token_endpoint
+    credentials.tokens.Kept.issuer credentials.tokens.Kept.token_endpoint credentials.tokens.Kept.url
+""")
+"""Written by authorization servers, and fetched by a `Fetcher`, whose rules the matrix shows."""
+
+UNTOUCHED = listed("""
+    app.login.Shown.address cli.show.Shown.origin config.settings.Configuration.origins core.tasks.draft.Draft.origin
+    core.tasks.login._Visit.url core.tasks.record.Record.origin credentials.device.Device.verification_uri
+    credentials.device.Device.verification_uri_complete faces.a2a.contents._Block.uri
+    faces.a2a.contents._Resource.uri identity.issuers.Unproven.is_issuer_away library.forms.ToolDef.origin
+    config.dialects.dialect.Dialect.bare_url upstream.settings.DialledInSettings.url
+    wire.a2a.cards.Card.documentation_url wire.a2a.cards.Card.icon_url wire.a2a.cards.Extension.uri
+    wire.a2a.cards.OAuth.authorization_url
+    wire.a2a.cards.OAuth.metadata_url wire.a2a.cards.OAuth.token_url wire.a2a.cards.OpenId.url
+    wire.a2a.cards.Provider.url wire.a2a.read_cards._Extension.uri wire.mcp.modern.Wanted.uris
+    credentials.clients._Registered.token_endpoint_auth_method
+    credentials.discovery.ServerMetadata.token_endpoint_auth_methods_supported
+""")
+"""Shown to people, compared or passed on, and never dialled; T17 has those that come from servers."""
+
+GUARDED = ["transport.egress.Origin.host", "transport.websocket.Endpoint.origin"]
+"""What the guard itself is given."""
+
+KNOWN = {*OPERATORS, *CALLERS, *SERVERS, *FETCHED, *UNTOUCHED, *GUARDED}
+
+WORDS = listed("""
+    authorizationUrl authorization_endpoint device_authorization_endpoint documentationUrl endpoint grpc_url iconUrl
+    issuer jwks jwks_uri location mcp_target_url openIdConnectUrl redirect_uri redirect_uris registration_endpoint
+    tokenUrl token_endpoint uri url verification_uri webhookUrl
+""")
+"""Members that are read or written by hand."""
+
+
+def modules() -> Iterator[ModuleType]:
+    """All of the package, but for what needs a framework that is not installed here."""
+    for found in pkgutil.walk_packages(isthmus.__path__, "isthmus."):
+        if not found.name.startswith("isthmus.integrations") and not found.name.endswith("__main__"):
+            yield importlib.import_module(found.name)
+
+
+def fields_of(kind: type) -> list[str]:
+    """The names of what a value holds."""
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    if issubclass(kind, msgspec.Struct):
+        return list(kind.__struct_fields__)
+    return list(getattr(kind, "_fields", ())) if issubclass(kind, tuple) else []
+
+
+def places() -> set[str]:
+    """Every field that could hold an address, by its name."""
+    found = set()
+    for module in modules():
+        for name, kind in vars(module).items():
+            if inspect.isclass(kind) and kind.__module__ == module.__name__:
+                room = module.__name__.removeprefix("isthmus.")
+                found |= {f"{room}.{name}.{field}" for field in fields_of(kind) if ADDRESS.search(field)}
+    return found
+
+
+def test_every_field_that_could_hold_an_address_is_known() -> None:
+    assert places() - KNOWN == set(), "say in this file what they are, and put them into the matrix"
+
+
+def test_what_callers_and_servers_write_is_in_the_matrix() -> None:
+    for place, start in CALLERS.items():
+        assert any(field.startswith(start) for field in FIELDS), place
+    assert set(SERVERS.values()) <= set(WAYS)
+
+
+def members() -> set[str]:
+    """Texts in the rooms that read others' words which look like the name of a member with an address."""
+    return {
+        text
+        for name, found in with_words(f"[\"']{MEMBER.pattern}[\"']")
+        if name.partition("/")[0] in READERS
+        for text in strings(found)
+        if MEMBER.fullmatch(text)
+    }
+
+
+def test_every_member_that_could_hold_an_address_is_known() -> None:
+    assert members() - set(WORDS) == set(), "say in this file what they are, and put them into the matrix"

@@ -1,0 +1,101 @@
+"""A hub that trusts one issuer on this machine, and has one caller with a key; for the tests of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.face.wire import until
+from tests.hubs import PATIENT, TRUSTED, HubProcess, serving
+from tests.issuer import Issuer, issuing
+
+HUB = "https://hub.example"
+KEY = "canary-0123456789-key-of-planner"
+
+
+@dataclass
+class Tap:
+    """Passes bytes on to a server, and keeps what it was sent."""
+
+    port: int
+    sent: bytearray = field(default_factory=bytearray)
+    own_port: int = 0
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_kept: bool) -> None:
+        while chunk := await reader.read(65536):
+            if is_kept:
+                self.sent += chunk
+            writer.write(chunk)
+        writer.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self.port)
+        ways = (self._pump(reader, back, is_kept=True), self._pump(there, writer, is_kept=False))
+        await asyncio.gather(*ways, return_exceptions=True)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Tap]:
+        server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        self.own_port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Trusting:
+    """A running hub and the issuer that it trusts."""
+
+    hub: HubProcess
+    issuer: Issuer
+    http: httpx2.AsyncClient
+    public: str = ""
+    """Where it says it is, if that is another address."""
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.hub.port}"
+
+    def token(self, **claims: Any) -> str:
+        """A token that the hub accepts, but for what is claimed otherwise."""
+        return self.issuer.token(**{"aud": HUB, **claims})
+
+    async def ask(self, token: str, path: str = "/v1/tools") -> httpx2.Response:
+        """Come with a token."""
+        return await self.http.get(self.base + path, headers={"authorization": f"Bearer {token}"})
+
+
+@asynccontextmanager
+async def trusting(
+    folder: Path, servers: Mapping[str, Any] | None = None, hub: Mapping[str, Any] | None = None, **entry: Any
+) -> AsyncIterator[Trusting]:
+    """Run both until the hub has the issuer's keys; `entry` replaces members of what it is told of the issuer."""
+    with issuing() as issuer:
+        given = {"issuer": issuer.url, "audience": HUB, "allow": ["*"], **entry}
+        corp = {key: value for key, value in given.items() if value is not None}
+        callers = {"planner": {"key": KEY, "allow": ["*"]}}
+        tables: dict[str, Any] = {
+            "issuers": {"corp": corp},
+            "callers": callers,
+            "limits": PATIENT,
+            "hub": dict(hub or {}),
+        }
+        async with (
+            serving(folder, servers, **tables) as running,
+            httpx2.AsyncClient(verify=TRUSTED, timeout=30.0) as http,
+        ):
+            both = Trusting(running, issuer, http)
+
+            async def has_keys() -> bool:
+                # Whatever else is wrong with it: as long as there are no keys, nobody can tell.
+                return (await both.ask(both.token())).status_code != 503
+
+            await until(has_keys)
+            yield both

@@ -1,0 +1,139 @@
+"""`python -m tests.supply.audit [--strict]`: are there known vulnerabilities in what is pinned?
+
+pip-audit, which is in the same environment, asks the package index and then the OSV database about each pin of each
+requirement file. Ends with 1 when something that is shipped has one; of what only tests run on it is told. pip-audit
+takes a package that nobody could be asked about for a sound one; here that is told, loudly, and ends with 2 if
+`--strict` is given: whoever releases says so, and who has no way to the index can still work. `make audit`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.supply.pins import FOLDER, SHIPPED, Pin, pins_of
+
+SERVICES = ("pypi", "osv")
+ASK_SECONDS = 300
+STALL_SECONDS = 10
+NAMED_MAX = 5
+"""Of more packages that nobody could be asked about, these are named."""
+
+NOT_AUDITED = "NOT AUDITED"
+"""What a line begins with that nobody should overlook; CI repeats it at its end."""
+
+Ask = Callable[[Sequence[Pin], str], str]
+"""What pip-audit writes as JSON of these, by one of the services; empty if it failed."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What is known of the packages of one file."""
+
+    file: str
+    unknown: set[str]
+    """Packages about which nobody answered."""
+    known: set[str] = field(default_factory=set)
+    flaws: dict[str, str] = field(default_factory=dict)
+    """By the package, its version and the id of a vulnerability: these and what mends it."""
+
+
+def ask(pins: Sequence[Pin], service: str) -> str:
+    """Have pip-audit ask."""
+    options = [f"--vulnerability-service={service}", f"--timeout={STALL_SECONDS}"]
+    options += ["--disable-pip", "--require-hashes", "--format=json", "--progress-spinner=off"]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+        # Without the markers of the pins: what is for other systems is shipped too.
+        file.writelines(f"{pin.name}=={pin.version} --hash=sha256:{pin.hashes[0]}\n" for pin in pins)
+        file.flush()
+        command = [sys.executable, "-m", "pip_audit", "--requirement", file.name, *options]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_SECONDS).stdout
+        except subprocess.TimeoutExpired:
+            return ""
+
+
+def look_at(files: Sequence[Path], ask: Ask = ask) -> list[Told]:
+    """Ask about every pin of these files, until somebody has answered of each; who answers nothing is asked no more."""
+    services = list(SERVICES)
+    found: list[Told] = []
+    for file in files:
+        pins = pins_of(file)
+        told = Told(file.name, {_called(pin) for pin in pins})
+        for service in list(services):
+            missing = _rounds([pin for pin in pins if _called(pin) in told.unknown])
+            answered = [_take(told, ask(each, service)) for each in missing]
+            if missing and not any(answered):
+                services.remove(service)
+        found.append(told)
+    return found
+
+
+def _called(pin: Pin) -> str:
+    return f"{pin.name} {pin.version}"
+
+
+def _rounds(pins: Sequence[Pin]) -> list[list[Pin]]:
+    """These pins in as few lists as may be: none may have a package twice, which markers may tell apart."""
+    rounds: list[dict[str, Pin]] = []
+    for pin in pins:
+        fitting = next((each for each in rounds if pin.name not in each), None)
+        if fitting is None:
+            rounds.append(fitting := {})
+        fitting[pin.name] = pin
+    return [list(each.values()) for each in rounds]
+
+
+def _take(told: Told, answer: str) -> bool:
+    """Note what was answered; return whether that was anything."""
+    try:
+        dependencies = json.loads(answer)["dependencies"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    answered = [each for each in dependencies if "vulns" in each]  # the others have a `skip_reason` in its place
+    for each in answered:
+        called = f"{each['name']} {each['version']}"
+        told.unknown.discard(called)
+        told.known.add(called)
+        for flaw in each["vulns"]:
+            mended = " or ".join(flaw["fix_versions"]) or "no release yet"
+            told.flaws[f"{called} {flaw['id']}"] = f"{called} ({flaw['id']}), mended by {mended}"
+    return bool(answered)
+
+
+def report(found: Sequence[Told], *, is_strict: bool) -> tuple[list[str], int]:
+    """What to say, and how to end."""
+    lines = [line for told in found for line in _lines(told)]
+    is_shipped = any(told.flaws for told in found if told.file == f"{SHIPPED}.txt")
+    if is_shipped:
+        lines.append("What is shipped has known vulnerabilities: make lock takes the newest versions.")
+    elif any(told.flaws for told in found):
+        lines.append("Only tests run on what has known vulnerabilities.")
+    is_unknown = any(told.unknown for told in found)
+    return lines, 1 if is_shipped else 2 if is_unknown and is_strict else 0
+
+
+def _lines(told: Told) -> list[str]:
+    lines = [f"{told.file}: {len(told.known)} packages asked about, {len(told.flaws)} known vulnerabilities"]
+    lines += [f"  {flaw}" for flaw in sorted(told.flaws.values())]
+    if told.unknown:
+        some = ", ".join(sorted(told.unknown)[:NAMED_MAX]) + (" …" if len(told.unknown) > NAMED_MAX else "")
+        lines.append(f"{NOT_AUDITED}: nobody could be asked about {len(told.unknown)} packages of {told.file}: {some}")
+    return lines
+
+
+def main(arguments: Sequence[str], ask: Ask = ask) -> int:
+    """Look at every file, what is shipped first."""
+    files = sorted(FOLDER.glob("*.txt"), key=lambda file: (file.stem != SHIPPED, file.stem))
+    lines, code = report(look_at(files, ask), is_strict="--strict" in arguments)
+    print("\n".join(lines))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""What is installed is what was pinned: every package by the hashes of its files, and from no address of ours."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.supply.pins import FOLDER, ROOT, SHIPPED, file_of, pins_of
+
+PINNED = sorted(FOLDER.glob("*.txt"))
+WISHES = sorted(FOLDER.glob("*.in"))
+LOCKS = [ROOT / place / "package-lock.json" for place in ("tests/peers/npm", "tests/conformance/npm")]
+
+ADDRESS = re.compile(r"--(?:extra-)?index-url|--find-links|--trusted-host|--index\b|\w+://|\bfile:| @ ", re.IGNORECASE)
+# In two parts, so that this file has none either.
+REGISTRIES = [f"{name}.{end}" for name, end in (
+    ("pypi", "org"), ("pythonhosted", "org"), ("registry.npmjs", "org"), ("yarnpkg", "com"), ("pypi", "python.org"),
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", PINNED, ids=lambda file: file.stem)
+def test_every_pin_has_hashes_and_whoever_asked_for_it(file: Path) -> None:
+    pins = pins_of(file)  # refuses every line that is no pin, hash or reason
+    assert pins
+    assert all(pin.hashes and pin.whose for pin in pins)
+    assert len({(pin.name, pin.marker) for pin in pins}) == len(pins)
+
+
+@pytest.mark.parametrize("file", [*PINNED, *WISHES], ids=lambda file: file.name)
+def test_no_requirement_file_says_where_to_fetch_from(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")] if file.suffix == ".in" else [text]
+    assert not [found for line in lines for found in ADDRESS.findall(line)]
+
+
+@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.parent.parent.name)
+def test_every_package_from_npm_has_a_hash_and_no_address(file: Path) -> None:
+    packages = json.loads(file.read_text(encoding="utf-8"))["packages"]
+    fetched = {name: said for name, said in packages.items() if name and not said.get("link")}
+    assert fetched
+    assert not [name for name, said in fetched.items() if not said.get("integrity", "").startswith("sha512-")]
+    assert not [name for name, said in fetched.items() if "resolved" in said]
+
+
+def test_no_file_of_the_repository_names_a_registry() -> None:
+    """Who builds elsewhere gets the same packages, by their hashes, from whichever index is configured there."""
+    words = [option for host in REGISTRIES for option in ("-e", host)]
+    command = ["git", "grep", "--untracked", "-l", "-i", "-F", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
+def test_few_packages_are_shipped() -> None:
+    """Each is code that runs beside everybody's credentials. A hub with all its extras stands on these."""
+    assert len(pins_of(file_of(SHIPPED))) <= 35
+    direct = [pin for pin in pins_of(file_of("serve")) if any(who.startswith("isthmus") for who in pin.whose)]
+    assert len(direct) <= 15
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "click>=8\n",
+        "click==8 --hash=md5:00\n",
+        "click==8 \\\n    --hash=sha256:00\n",
+        "-r other.txt\n",
+        "click @ git+ssh\n",
+    ],
+)
+def test_what_is_no_pin_is_noticed(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "odd.txt"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"not a pin|neither a hash"):
+        pins_of(file)

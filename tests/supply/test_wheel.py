@@ -1,0 +1,110 @@
+"""What people install is this source and nothing else.
+
+Others were robbed by a release whose repository was clean: the wheel had one file more, a `.pth`, which Python runs at
+every start.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from isthmus import __version__
+from tests.supply.building import built, copied
+from tests.supply.pins import ROOT
+
+INFO = f"isthmus-{__version__}.dist-info"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    return zipfile.ZipFile(built(ROOT, folder / "first"))
+
+
+@pytest.fixture(scope="module")
+def other_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the same sources by somebody else, somewhere else, some other day."""
+    folder = tmp_path_factory.mktemp("other")
+    checkout = copied(folder / "checkout", at=1_700_000_000.0, mode=0o600)
+    return built(checkout, folder / "second", TZ="Pacific/Kiritimati", LC_ALL="C", PYTHONHASHSEED="7")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(built(ROOT, folder, "sdist")) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / f"isthmus-{__version__}"
+
+
+def test_it_holds_the_package_and_what_is_said_of_it_and_nothing_more(wheel: zipfile.ZipFile) -> None:
+    names = {PurePosixPath(name) for name in wheel.namelist()}
+    said = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    sources = {path.relative_to(ROOT / "src") for path in (ROOT / "src" / "isthmus").rglob("*.py")}
+    assert {str(name) for name in names} == {str(path) for path in sources} | {"isthmus/py.typed"} | said
+
+
+def test_python_runs_nothing_of_it_unasked(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    assert not [name for name in names if name.endswith((".pth", ".so", ".pyd", ".dll", ".pyc", ".egg-link"))]
+    assert not [name for name in names if PurePosixPath(name).name in ("sitecustomize.py", "usercustomize.py")]
+    assert not [name for name in names if ".data/" in name]  # what is there lands in other folders
+
+
+def test_every_file_is_the_one_in_the_repository(wheel: zipfile.ZipFile) -> None:
+    for name in wheel.namelist():
+        if not name.startswith(INFO):
+            assert wheel.read(name) == (ROOT / "src" / name).read_bytes(), name
+
+
+def test_its_record_vouches_for_every_file(wheel: zipfile.ZipFile) -> None:
+    rows = {row[0]: row[1] for row in csv.reader(io.StringIO(wheel.read(f"{INFO}/RECORD").decode()))}
+    assert rows.keys() == set(wheel.namelist())
+    for name, said in rows.items():
+        if not name.endswith("RECORD"):
+            digest = base64.urlsafe_b64encode(hashlib.sha256(wheel.read(name)).digest()).rstrip(b"=")
+            assert said == f"sha256={digest.decode()}", name
+
+
+def test_it_brings_one_command_and_no_entry_point_that_others_load(wheel: zipfile.ZipFile) -> None:
+    said = wheel.read(f"{INFO}/entry_points.txt").decode()
+    assert said.split() == ["[console_scripts]", "isthmus", "=", "isthmus.cli.main:program"]
+
+
+def test_what_it_needs_is_named_and_never_fetched_from_an_address(wheel: zipfile.ZipFile) -> None:
+    needed = Parser().parsestr(wheel.read(f"{INFO}/METADATA").decode()).get_all("Requires-Dist") or []
+    assert needed
+    assert not [line for line in needed if "@" in line or "://" in line]
+
+
+def test_two_builds_of_the_same_sources_are_equal_byte_for_byte(wheel: zipfile.ZipFile, other_wheel: Path) -> None:
+    assert _digest(wheel) == hashlib.sha256(other_wheel.read_bytes()).hexdigest()
+
+
+def test_the_sdist_makes_the_same_wheel(wheel: zipfile.ZipFile, unpacked: Path, tmp_path: Path) -> None:
+    assert _digest(wheel) == hashlib.sha256(built(unpacked, tmp_path).read_bytes()).hexdigest()
+
+
+def test_the_sdist_has_nothing_that_git_would_not(unpacked: Path) -> None:
+    found = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
+    private = {".env", "isthmus.toml", "mcp.json", ".coverage"}
+    assert not [path for path in found if path.name in private and path.parts[0] not in ("tests", "examples")]
+    assert not [path for path in found if path.suffix in (".pth", ".pyc", ".db", ".so")]
+    assert not [
+        path for path in found if any(part.startswith(".venv") or part == "node_modules" for part in path.parts)
+    ]
+
+
+def _digest(wheel: zipfile.ZipFile) -> str:
+    assert wheel.filename is not None
+    return hashlib.sha256(Path(wheel.filename).read_bytes()).hexdigest()

@@ -1,0 +1,156 @@
+"""What a new configuration means at the door, and what is said of who may come in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Container
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from isthmus.app.access import Access
+from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.identity import ANYONE
+from isthmus.config.findings import ConfigError
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.faces.http.gate import Denied, Gate
+from isthmus.identity.keys import digest_of
+from isthmus.model.callers import Caller, Grants
+
+KEY = "k3y-of-the-planner-0123456789"
+PLANNER = Caller("planner", "default", Grants(("*",)))
+HOST = {b"host": b"127.0.0.1"}
+
+
+class Face:
+    """Remembers whom it was told to keep."""
+
+    def __init__(self) -> None:
+        self.kept: Container[Caller] = ()
+
+    def retain(self, callers: Container[Caller]) -> None:
+        self.kept = callers
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Configuration:
+    return Configuration(None, HubSettings(state=str(tmp_path / "state")))
+
+
+@pytest.fixture
+def closed(opened: Configuration) -> Configuration:
+    return replace(opened, callers=((digest_of(KEY), PLANNER),))
+
+
+@pytest.fixture
+async def running(opened: Configuration) -> AsyncIterator[RunningHub]:
+    made = RunningHub(opened, {})
+    yield made
+    await made.aclose()
+
+
+def admitted(gate: Gate, key: str | None = None, host: bytes = b"127.0.0.1") -> Caller | Denied:
+    return gate.admit({b"host": host, **({} if key is None else {b"x-api-key": key.encode()})}, "mcp")
+
+
+async def test_a_new_configuration_holds_for_the_next_request(
+    running: RunningHub, opened: Configuration, closed: Configuration
+) -> None:
+    access, face = Access(opened), Face()
+    gate = access.open()
+    access.follow(running, [face])
+    assert admitted(gate) == LOCAL
+    access.change(replace(closed, hub=replace(closed.hub, hosts=("hub.example",))))
+    assert isinstance(admitted(gate), Denied)
+    found = admitted(gate, KEY, b"hub.example")
+    assert isinstance(found, Caller)
+    assert (found.name, found.grants) == (PLANNER.name, PLANNER.grants)
+    assert found in face.kept
+    assert LOCAL not in face.kept
+    assert running.callers is access.identities
+
+
+@pytest.mark.parametrize(
+    "hub", [{"host": "0.0.0.0"}, {"hosts": ("a:b:c",)}, {"log_file": "/proc/no/such.log"}], ids=str
+)
+async def test_one_that_cannot_be_taken_changes_nothing(
+    running: RunningHub, opened: Configuration, hub: dict[str, Any]
+) -> None:
+    access, face = Access(opened), Face()
+    gate = access.open()
+    access.follow(running, [face])
+    with pytest.raises((ConfigError, ValueError)):
+        access.change(replace(opened, hub=replace(opened.hub, **hub)))
+    assert admitted(gate) == LOCAL
+    assert face.kept == ()
+
+
+async def test_a_hub_that_wants_keys_is_not_opened_by_a_file(
+    running: RunningHub, opened: Configuration, closed: Configuration
+) -> None:
+    access, face = Access(closed), Face()
+    gate = access.open()
+    access.follow(running, [face])
+    with pytest.raises(ConfigError, match="restart the hub if it is to be open"):
+        access.change(opened)
+    assert isinstance(admitted(gate), Denied)
+    assert face.kept == ()
+
+
+async def test_logging_is_set_up_anew_only_if_it_changed(
+    opened: Configuration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, str, str | None]] = []
+    monkeypatch.setattr("isthmus.telemetry.logs.configure", lambda *given: asked.append(given))
+    access = Access(opened)
+    access.open()
+    access.change(opened)
+    assert asked == []
+    file = str(tmp_path / "hub.log")
+    access.change(replace(opened, hub=replace(opened.hub, log_level="debug", log_file=file)))
+    assert asked == [("debug", "auto", file)]
+
+
+def told(configuration: Configuration, *, is_insecure: bool = False) -> list[str]:
+    with structlog.testing.capture_logs() as logs:
+        Access(configuration, is_insecure=is_insecure).open()
+    return [line["event"] for line in logs if line["log_level"] == "warning"]
+
+
+def test_a_hub_that_is_open_says_so_once(opened: Configuration, closed: Configuration) -> None:
+    (said,) = told(opened)
+    assert said.startswith("open: every program on this machine may call everything")
+    assert told(closed) == []
+
+
+def test_a_hub_that_is_open_to_a_network_was_told_to_be_and_says_so(opened: Configuration) -> None:
+    everywhere = replace(opened, hub=replace(opened.hub, host="0.0.0.0"))
+    with pytest.raises(ConfigError, match="isthmus token create"):
+        Access(everywhere).open()
+    (said,) = told(everywhere, is_insecure=True)
+    assert said.startswith("INSECURE: everybody who can reach this address may call everything")
+    gate = Access(everywhere, is_insecure=True).open()
+    assert admitted(gate) is ANYONE
+
+
+def test_who_asks_for_an_open_hub_with_callers_is_told_that_it_is_not(closed: Configuration) -> None:
+    (said,) = told(closed, is_insecure=True)
+    assert said.startswith("--insecure has no effect")
+
+
+async def test_it_is_logged_whose_keys_come_and_go(
+    running: RunningHub, opened: Configuration, closed: Configuration
+) -> None:
+    access = Access(opened)
+    access.open()
+    access.follow(running, [])
+    with structlog.testing.capture_logs() as logs:
+        access.change(closed)
+        access.change(closed)
+    assert [(line["event"], line["caller"]) for line in logs] == [
+        ("a key is good no more", "local"),
+        ("a key is good from now on", "planner"),
+    ]
+    assert KEY not in str(logs)

@@ -1,0 +1,155 @@
+"""The audit log of a hub: what it looks like when it is opened, and what it is told of besides calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.app.audit import AuditLog, close_audit, open_audit, states_of
+from isthmus.app.journals import open_journal
+from isthmus.config.findings import ConfigError
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.audit.chain import CUT
+from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN
+from isthmus.identity.store import mint
+from isthmus.model.callers import Grants
+from isthmus.storage import log_sqlite
+from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.sqlite import FILE
+from isthmus.telemetry.settings import AuditMode
+
+
+def configured(state: Path, audit: AuditMode = "batched") -> Configuration:
+    return Configuration(None, HubSettings(state=str(state), audit=audit))
+
+
+@asynccontextmanager
+async def opened(state: Path, audit: AuditMode = "batched", *, ends_well: bool = True) -> AsyncIterator[AuditLog]:
+    configuration = configured(state, audit)
+    journal = await open_journal(configuration)
+    log = await open_audit(configuration, journal)
+    assert log is not None
+    try:
+        yield log
+    finally:
+        if ends_well:
+            await close_audit(log, journal)
+        else:
+            await log.audit.aclose()
+            await journal.aclose()
+            log.close()
+
+
+async def told(state: Path) -> list[dict[str, Any]]:
+    async with log_sqlite.reading(state / FILE) as log:
+        return [msgspec.json.decode(row.content) async for row in log.rows()]
+
+
+async def events(state: Path) -> list[str]:
+    return [each["event"] for each in await told(state)]
+
+
+async def test_a_log_begins_and_ends_with_its_hub(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with opened(tmp_path):
+            pass
+    assert await events(tmp_path) == [STARTED, STOPPED] * 2
+
+
+async def test_an_end_that_did_not_come_is_noted_by_the_next_hub(tmp_path: Path) -> None:
+    async with opened(tmp_path, ends_well=False):
+        pass
+    async with opened(tmp_path):
+        pass
+    assert await events(tmp_path) == [STARTED, UNCLEAN, STARTED, STOPPED]
+
+
+async def test_those_who_were_turned_away_at_the_end_are_told_before_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
+        log.audit.turned_away("mcp", 401)
+    assert await events(tmp_path) == [STARTED, "caller.refused", STOPPED]
+
+
+@pytest.mark.parametrize("how", ["gone", "forged"])
+async def test_a_checkpoint_that_is_not_good_is_noted(tmp_path: Path, how: str) -> None:
+    async with opened(tmp_path):
+        pass
+    file = tmp_path / "audit" / "checkpoint"
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes().replace(b'"number":', b'"number":1'))
+    async with opened(tmp_path):
+        pass
+    assert await events(tmp_path) == [STARTED, STOPPED, CUT, STARTED, STOPPED]
+
+
+async def test_without_a_place_that_lasts_strict_does_not_start_and_batched_does_without(tmp_path: Path) -> None:
+    assert await open_audit(configured(tmp_path), MemoryJournal()) is None
+    with pytest.raises(ConfigError, match="nothing that this hub keeps outlasts it"):
+        await open_audit(configured(tmp_path, "strict"), MemoryJournal())
+    assert await open_audit(configured(tmp_path, "off"), MemoryJournal()) is None
+
+
+async def test_a_damaged_key_is_as_no_place(tmp_path: Path) -> None:
+    async with opened(tmp_path):
+        pass
+    (tmp_path / "audit" / "key").write_text("none")
+    journal = await open_journal(configured(tmp_path))
+    assert await open_audit(configured(tmp_path), journal) is None
+    with pytest.raises(ConfigError, match="does not hold the key"):
+        await open_audit(configured(tmp_path, "strict"), journal)
+
+
+async def test_what_becomes_of_keys_is_told(tmp_path: Path) -> None:
+    _, key = mint("planner", Grants(("*",)), "acme", targets=False, now=0.0, expires_at=None)
+    _, other = mint("other", Grants(("*",)), "acme", targets=False, now=0.0, expires_at=None)
+    replace = msgspec.structs.replace
+    async with opened(tmp_path) as log:
+        for keys in (
+            (key,),
+            (key, other),
+            (replace(key, rotated_at=1.0), other),
+            (replace(key, revoked_at=2.0), replace(other, expires_at=3.0)),
+            (replace(key, revoked_at=2.0), replace(other, expires_at=3.0)),
+        ):
+            log._compare_keys(keys)
+    found = [(each["event"], each["caller"]) for each in await told(tmp_path) if each["event"].startswith("key.")]
+    assert found == [
+        ("key.created", "planner"),
+        ("key.created", "other"),
+        ("key.rotated", "planner"),
+        ("key.revoked", "planner"),
+        ("key.expired", "other"),
+    ]
+    assert states_of((key,), 0.0)[key.id][0] == "good"
+
+
+async def test_what_the_configuration_is_now_is_told_by_a_digest(tmp_path: Path) -> None:
+    file = tmp_path / "isthmus.toml"
+    file.write_text("one")
+    state = tmp_path / "state"
+    async with opened(state) as log:
+        first = log.digest_of([file, tmp_path / "none"])
+        log.reloaded(Configuration(file, HubSettings(), files=(file,)))
+        file.write_text("two")
+        assert log.digest_of([file]) != first
+    assert [each["configuration"] for each in await told(state) if each["event"] == "configuration.reloaded"] == [first]
+
+
+async def test_old_records_are_taken_away_while_the_hub_runs(tmp_path: Path) -> None:
+    async with opened(tmp_path, ends_well=False) as log:
+        log.audit.note("old")
+        log.audit.flush()
+        running = asyncio.ensure_future(log.retain(lambda: -100.0))
+        async with asyncio.timeout(5):
+            while len(await told(tmp_path)) != 1:  # noqa: ASYNC110 - another thread writes, and cannot wake us
+                await asyncio.sleep(0.005)
+        running.cancel()
+    assert await events(tmp_path) == ["old"]

@@ -1,0 +1,136 @@
+"""`isthmus audit`: what it prints of a log, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from isthmus.app.audit import close_audit, open_audit
+from isthmus.app.journals import open_journal
+from isthmus.cli.audit import show_tail
+from isthmus.cli.main import main
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.audit.chain import START, Point, follow
+from isthmus.storage.sqlite import FILE
+from tests.unit.core.doubles import DONE, SERVER, call
+
+
+async def write(state: Path) -> None:
+    """A log with a call and an event in it."""
+    configuration = Configuration(None, HubSettings(state=str(state)))
+    journal = await open_journal(configuration)
+    log = await open_audit(configuration, journal)
+    assert log is not None
+    log.audit.add((time.time(), call("=cmd|'/c calc'"), SERVER, DONE, 0.5, True, ""))
+    log.audit.note("definition.changed", server="files", tool="read\x1b[2J\n")
+    await close_audit(log, journal)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    asyncio.run(write(tmp_path / "state"))
+    file = tmp_path / "isthmus.toml"
+    file.write_text(f"[hub]\nstate = {json.dumps(str(tmp_path / 'state'))}")
+    return file
+
+
+def run(config: Path, *words: str) -> int:
+    return main(["audit", *words, "--config", str(config)])
+
+
+def test_a_log_that_is_whole_is_said_to_be(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, "verify") == 0
+    said = capsys.readouterr().out
+    assert "The audit log is whole: 4 records, 1 to 4." in said
+    assert run(config, "verify", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["good"], told["records"], told["first"], told["last"], told["bad"]) == (True, 4, 1, 4, None)
+    assert told["digest"] in said
+    assert told["key"] in said
+
+
+def test_the_first_bad_record_is_named_and_the_command_ends_with_one(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config.parent / "state" / FILE).unlink()
+    for file in (config.parent / "state").glob(f"{FILE}-*"):
+        file.unlink()
+    assert run(config, "verify") == 1
+    assert "record 1: it is missing at the end" in capsys.readouterr().err
+
+
+def test_where_there_is_no_log_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "isthmus.toml"
+    file.write_text(f"[hub]\nstate = {json.dumps(str(tmp_path / 'none'))}")
+    for words in (["tail"], ["export"]):
+        assert run(file, *words) == 1
+        assert "there is no journal at" in capsys.readouterr().err
+    assert run(file, "verify") == 1
+    assert "its key is missing" in capsys.readouterr().err
+
+
+def test_the_end_of_it_is_shown_for_people(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, "tail", "-n", "3") == 0
+    called, changed, ended = capsys.readouterr().out.splitlines()
+    assert "default/anyone by the hub  =cmd|'/c calc'  result, executed: yes, 0.5 s" in called
+    assert "definition.changed  server=files tool=read\\u001b[2J\\u000a" in changed
+    assert ended.rstrip().endswith("hub.stopped")
+    assert run(config, "tail", "-n", "0") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_an_export_can_be_followed_without_the_hub(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, "export") == 0
+    point = START
+    for line in capsys.readouterr().out.splitlines():
+        told = json.loads(line)
+        content = line.partition('"record":')[2].removesuffix("}").encode()
+        point = follow(point, content)
+        assert point == Point(told["number"], bytes.fromhex(told["digest"]))
+    assert point.number == 4
+
+
+def test_an_export_for_spreadsheets_has_no_formulas(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, "export", "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["event"] for row in rows] == ["hub.started", "call", "definition.changed", "hub.stopped"]
+    assert rows[1]["name"] == "'=cmd|'/c calc'"
+    assert json.loads(rows[2]["other"])["tool"] == "read\x1b[2J\n"
+
+
+def test_a_time_narrows_an_export(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, count in (
+        (["--since", "1h"], 4),
+        (["--until", "1h"], 0),
+        (["--since", "2020-01-01"], 4),
+        (["--until", "2020-01-01T00:00:00Z"], 0),
+    ):
+        assert run(config, "export", *words) == 0
+        assert len(capsys.readouterr().out.splitlines()) == count
+    assert run(config, "export", "--since", "yesterday") == 2
+    assert "--since must be a time like" in capsys.readouterr().err
+
+
+async def test_the_end_can_be_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isthmus.cli.audit.FOLLOW_SECONDS", 0.005)
+    await write(tmp_path / "state")
+    file = tmp_path / "isthmus.toml"
+    file.write_text(f"[hub]\nstate = {json.dumps(str(tmp_path / 'state'))}")
+    following = asyncio.ensure_future(show_tail(file, 0, follows=True, is_json=True))
+    await asyncio.sleep(0)
+    await write(tmp_path / "state")
+    seen: list[str] = []
+    async with asyncio.timeout(5):
+        while len(seen) < 4:
+            await asyncio.sleep(0.005)
+            seen += capsys.readouterr().out.splitlines()
+    following.cancel()
+    assert [json.loads(line)["number"] for line in seen][-4:] == [5, 6, 7, 8]

@@ -1,0 +1,199 @@
+"""The books of lanes and tenants after whatever may happen to calls, in any order: no slot is lost or made up.
+
+Each program starts, answers, withdraws and lets expire calls of three tenants at two servers, which come and go, with
+limits and tenants that change meanwhile. After every step the counts are worked out anew from the calls themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.lane import Lane
+from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Call
+from isthmus.model.faults import Lost
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome, Result
+from tests.unit.core.doubles import HeldLink, Listener, Notes, call, raw, ready, tool
+
+PROGRAMS = (*range(4_000),) if "ISTHMUS_SOAK" in os.environ else (*range(60), 3530)
+"""By their numbers; the last once held calls back that nobody called up again."""
+STEPS = 60
+SERVERS = (ServerName("files"), ServerName("web"))
+TENANTS = ("a", "b", "c")
+DONE = Result(raw({}))
+KNOWN = (
+    NO_TENANTS,
+    Tenants({"a": TenantSettings(max_calls=3)}),
+    Tenants({"a": TenantSettings(max_calls=1), "b": TenantSettings()}),
+)
+
+
+class Waiter(Listener):
+    """An exchange that would rather wait itself, now and then."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+        self.has_it_back = False
+
+    def put_back(self, inflight: InFlight) -> bool:
+        self.has_it_back = self._chance.random() < 0.3
+        return self.has_it_back
+
+
+class SlowWitness:
+    """Writes when it is told to."""
+
+    def __init__(self) -> None:
+        self.unwritten: list[Callable[[], None]] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self.unwritten)
+
+    def begin(self, inflight: InFlight, send: Callable[[InFlight], None]) -> None:
+        self.unwritten.append(lambda: send(inflight))
+
+    def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
+        self.unwritten.append(lambda: inflight.tell(outcome))
+
+    def begun(self, call: Call, id: str) -> msgspec.Raw:
+        raise AssertionError("nobody keeps tasks here")
+
+
+class Program:
+    """A hub, its calls, and one step after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        notes = Notes()
+        self.witness = SlowWitness() if self.chance.random() < 0.3 else None
+        notes.witness = self.witness  # type: ignore[assignment]
+        self.hub = Hub(Limits(tenant_calls=8), notes)
+        self.tenants = self.chance.choices(TENANTS, k=4)
+        """Some call more than others."""
+        self.calls: list[tuple[InFlight, Waiter]] = []
+        for server in SERVERS:
+            self.open(server)
+
+    def open(self, server: ServerName) -> None:
+        lane = Lane(server, self.hub.limits, max_calls=self.chance.choice([1, 2, 4, 5]), max_queued=8)
+        lane.grace = self.chance.choice([0.0, 60.0])
+        lane.attach(HeldLink(self.at_once))
+        self.hub.open_lane(lane, ready(tool("read", server), server=server))
+
+    def at_once(self, inflight: InFlight) -> None:
+        if self.chance.random() < 0.1:
+            inflight.finish(Lost(inflight.target.feature.server, "it broke", executed="unknown"))
+        elif self.chance.random() < 0.005:
+            raise RuntimeError("a defect in a link")
+
+    @property
+    def open_calls(self) -> list[InFlight]:
+        """Those that count: neither over, nor over for their server, nor given back."""
+        return [each for each, _ in self.calls if each.outcome is None and not each.is_sealed]
+
+    def step(self) -> None:
+        steps = (self.start, self.start, self.start, self.end, self.end, self.come_or_go, self.change, self.write)
+        self.chance.choice(steps)()
+
+    def start(self) -> None:
+        caller = Caller(self.chance.choice("xy"), self.chance.choice(self.tenants), Grants(("*",)))
+        asked = call(f"{self.chance.choice(SERVERS)}.read", caller=caller)
+        kind = self.chance.random()
+        asked = msgspec.structs.replace(asked, lasts=kind < 0.2, sharer=self.chance.choice("st") if kind > 0.8 else "")
+        waiter = Waiter(self.chance)
+        inflight = self.hub.start(asked, waiter)
+        assert inflight.lane is None or inflight.counted_by is not None or not self.hub.tenants.are_several
+        self.calls.append((inflight, waiter))
+
+    def end(self) -> None:
+        if not (running := self.open_calls):
+            return
+        inflight = self.chance.choice(running)
+        match self.chance.randrange(4):
+            case 0:
+                inflight.cancel("enough")
+            case 1:
+                inflight.expire()
+            case 2 if inflight.link is not None and inflight.lane is not None:
+                if not inflight.lane.let_last(inflight) or self.chance.random() < 0.5:
+                    inflight.finish(DONE)
+            case _:
+                if inflight.link is not None:
+                    inflight.finish(DONE)
+
+    def come_or_go(self) -> None:
+        server = self.chance.choice(SERVERS)
+        lane = self.hub.lanes[server]
+        if not lane.has_link:
+            lane.attach(HeldLink(self.at_once))
+        elif self.chance.random() < 0.3:
+            self.open(server)
+        elif self.chance.random() < 0.5:
+            lane.detach("it is gone", is_failure=False)
+
+    def change(self) -> None:
+        self.hub.tenants.know(self.chance.choice(KNOWN), set(self.chance.sample(TENANTS, 1)))
+
+    def write(self) -> None:
+        if self.witness is not None and self.witness.unwritten:
+            self.witness.unwritten.pop(0)()
+
+    def finish(self) -> None:
+        """Let everything end that still can."""
+        while self.open_calls or (self.witness is not None and self.witness.unwritten):
+            for inflight in self.open_calls:
+                inflight.cancel("enough")
+            self.write()
+
+    # -- the books -----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        running = self.open_calls
+        counted = Counter(each.call.caller.tenant for each in running if each.counted_by is not None)
+        assert self.hub.tenants._under_way == counted
+        assert all((each.outcome is None) is not bool(waiter.ends or waiter.has_it_back) for each, waiter in self.calls)
+        lanes = {each.lane for each in running if each.lane is not None} | set(self.hub.lanes.values())
+        for lane in lanes:
+            self.check_lane(lane, [each for each in running if each.lane is lane])
+
+    def check_lane(self, lane: Lane, calls: list[InFlight]) -> None:
+        sent = [each for each in calls if each.link is not None]
+        assert lane.running == len(sent)
+        assert lane._tenants == Counter(each.call.caller.tenant for each in sent if each.counted_by is not None)
+        assert lane._shares == Counter(each.call.sharer for each in sent if each.call.sharer)
+        assert set(lane._lasting) <= set(sent)
+        waiting = [*lane._queue, *lane._held]
+        assert len(set(waiting)) == len(waiting)
+        assert set(waiting) <= {each for each in calls if each.link is None}
+        if self.witness is None:
+            assert len(waiting) == sum(each.link is None for each in calls), "a call waits nowhere"
+        if lane.has_link and lane.running < lane.max_calls:
+            assert not lane._queue, "a call waits beside a free slot"
+            assert all(map(lane._is_held_back, lane._held)), "a call is held back for nothing"
+
+
+async def test_the_books_of_lanes_and_tenants_are_right_after_every_step() -> None:
+    for seed in PROGRAMS:
+        program = Program(seed)
+        try:
+            for _ in range(STEPS):
+                program.step()
+                program.check()
+            program.finish()
+            program.check()
+        except AssertionError as error:
+            raise AssertionError(f"program {seed}: {error}") from error
+        assert not program.open_calls
+        assert all(lane.running == lane.queued == 0 for lane in program.hub.lanes.values())

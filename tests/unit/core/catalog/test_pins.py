@@ -1,0 +1,90 @@
+"""Which tools are withheld: what is known of each, to whom it is listed, and how much is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from isthmus.core.catalog import pins as module
+from isthmus.core.catalog.pins import Key, Pinning, Pins, Sighting, canonical, fingerprint_of
+from isthmus.model.features import Tool
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.questions import Profile
+
+SERVER = ServerName("s")
+SOME: Profile = frozenset({"sampling"})
+OTHERS: Profile = frozenset({"elicitation"})
+
+
+def tool(description: str, name: str = "t", server: str = SERVER) -> Tool:
+    definition = {"description": msgspec.Raw(msgspec.json.encode(description))}
+    return Tool.of(ServerName(server), FeatureName(name), definition)
+
+
+class Watched:
+    """Pins, and what they told."""
+
+    def __init__(self, mode: Pinning = "strict", known: Mapping[Key, bytes] | None = None, *waiting: Key) -> None:
+        self.mode: Pinning = mode
+        self.told: list[Sighting] = []
+        self.pins = Pins(known or {}, lambda _: self.mode, self.told.append, waiting)
+
+
+def test_a_change_is_withheld_and_told_once() -> None:
+    seen = Watched()
+    assert seen.pins.passes(tool("a"))
+    assert [seen.pins.passes(tool("b")) for _ in range(3)] == [False, False, False]
+    assert [(each.is_change, each.is_withheld) for each in seen.told] == [(False, False), (True, True)]
+
+
+def test_what_looks_as_it_did_again_waits_no_more() -> None:
+    """Else its operator would approve of what is gone, and with that withhold what is there."""
+    seen = Watched()
+    for description in "aba":
+        seen.pins.passes(tool(description))
+    assert [each.is_withheld for each in seen.told] == [False, True, False]
+    assert not seen.told[-1].is_change
+    assert not seen.pins.passes(tool("b"))
+    assert seen.told[-1].is_withheld
+
+
+def test_and_so_it_does_after_a_restart() -> None:
+    key = (SERVER, "", FeatureName("t"))
+    seen = Watched("strict", {key: fingerprint_of(canonical(tool("a")))}, key)
+    assert seen.pins.passes(tool("a"))
+    assert [each.is_withheld for each in seen.told] == [False]
+
+
+def test_what_was_listed_to_some_alone_is_a_change_if_it_looks_otherwise_to_all() -> None:
+    seen = Watched()
+    assert seen.pins.passes(tool("a"), SOME)
+    assert not seen.pins.passes(tool("b"))
+    assert not seen.pins.passes(tool("b"), OTHERS)
+    assert seen.pins.passes(tool("a"))
+
+
+def test_one_server_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PINS_PER_SERVER_MAX", 3)
+    seen = Watched()
+    passed = [seen.pins.passes(tool("a", f"t{number}")) for number in range(5)]
+    assert passed == [True, True, True, False, False]
+    assert seen.pins.passes(tool("a", "t0", "other"))
+    seen.pins.approve(SERVER, "", FeatureName("t4"), fingerprint_of(canonical(tool("a", "t4"))))
+    assert seen.pins.passes(tool("a", "t4")), "what was approved is remembered though there is no room"
+
+
+@pytest.mark.parametrize("mode", ["warn", "approve"])
+def test_what_cannot_be_remembered_is_not_told_for_ever(mode: Pinning, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PINS_PER_SERVER_MAX", 3)
+    seen = Watched(mode)
+    for number in range(10):
+        assert seen.pins.passes(tool("a", f"t{number}")) is (mode == "warn")
+    assert len(seen.told) == 3
+
+
+@pytest.mark.parametrize("raw", [b'{"a": "\xff"}', b"[" * 3000 + b"]" * 3000, b'{"a": 1' + b"0" * 5000 + b"}"])
+def test_what_no_parser_takes_has_a_definition_that_can_be_shown(raw: bytes) -> None:
+    shown = canonical(Tool.of(SERVER, FeatureName("t"), {"inputSchema": msgspec.Raw(raw)}))
+    assert msgspec.json.decode(msgspec.json.format(shown))
