@@ -6,6 +6,8 @@
 PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 2
+SECONDS_EACH ?= 60
+EXAMPLES ?= 50
 
 VENV := .venv
 MCP1 := .venv-mcp1
@@ -13,6 +15,8 @@ A2A10 := .venv-a2a10
 A2A03 := .venv-a2a03
 VAULT := .venv-agentvault
 FRAMEWORKS := .venv-frameworks
+FUZZ := .venv-fuzz
+AUDIT := .venv-audit
 SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready $(FRAMEWORKS)/.ready
 NPM := tests/peers/npm
 SUITE := tests/conformance/npm
@@ -20,7 +24,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo devices test conformance soak cover lint format bench agents crowd relayed library gate resolve lock clean
+.PHONY: help serve demo devices test conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit sbom lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -41,8 +45,9 @@ test: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run 
 conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite against the hub
 	$(VENV)/bin/python -m tests.conformance.run $(ARGS)
 
-soak: $(VENV)/.test ## cut the wire at every byte instead of every 16th (about eight minutes)
+soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the security tests at their full numbers (about half an hour)
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
+	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/security --timeout 3600 $(ARGS)
 
 cover: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
@@ -50,7 +55,7 @@ cover: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run
 lint: $(VENV)/.test ## check style, format, types and who imports whom
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy --strict src tests bench
+	$(VENV)/bin/mypy --strict src tests bench fuzz
 	$(VENV)/bin/lint-imports --no-logo
 
 format: $(VENV)/.test ## put the code into the project's format
@@ -72,27 +77,41 @@ relayed: $(VENV)/.test ## measure calls over the relay beside a direct WebSocket
 library: $(VENV)/.test ## measure calls by the library beside those by the official SDK's client
 	$(VENV)/bin/python -m bench.library $(ARGS)
 
+trust: $(VENV)/.test ## measure what identity, permission and audit cost a call; fail above 25 µs
+	$(VENV)/bin/python -m bench.trust $(ARGS)
+
+fuzz: $(FUZZ)/.ready ## give every door and parser made-up input; SECONDS_EACH=600 for long, ARGS="mcp relay" for some
+	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz --seconds $(SECONDS_EACH) --jobs $(WORKERS) $(ARGS)
+	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.openapi --examples $(EXAMPLES)
+
 gate: $(VENV)/.test ## fail when a call has become 15 % dearer than the committed baseline
 	$(VENV)/bin/python -m bench.gate $(ARGS)
 
 resolve: $(VENV)/.test ## install the hub with each framework, which must not get older by it (one to two minutes; asks the package index)
 	$(VENV)/bin/python -m tests.frameworks.resolve $(ARGS)
 
+audit: $(AUDIT)/.ready ## ask after known vulnerabilities of what is pinned; ARGS=--strict also fails if nobody answers
+	$(AUDIT)/bin/python -m tests.supply.audit $(ARGS)
+
+sbom: $(AUDIT)/.ready ## list everything that a hub runs on, as CycloneDX, in dist/isthmus.cdx.json
+	$(AUDIT)/bin/python -m tests.supply.bill dist/isthmus.cdx.json
+
 lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/image.in --constraint requirements/serve.txt --output-file requirements/image.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/test.in --constraint requirements/image.txt --output-file requirements/test.txt
-	for sdk in mcp1 a2a10 a2a03 agentvault; do \
+	for sdk in mcp1 a2a10 a2a03 agentvault audit; do \
 	  $(COMPILE) --upgrade requirements/$$sdk.in --output-file requirements/$$sdk.txt || exit 1; \
 	done
 	$(COMPILE) --upgrade pyproject.toml requirements/frameworks.in --output-file requirements/frameworks.txt
+	$(COMPILE) --upgrade pyproject.toml requirements/fuzz.in --constraint requirements/serve.txt --output-file requirements/fuzz.txt
 	cd $(NPM) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 	cd $(SUITE) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 
 clean: ## remove the environments and every cache
-	rm -rf $(VENV) $(dir $(SDKS)) $(NPM)/node_modules $(SUITE)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) $(FUZZ) $(AUDIT) $(dir $(SDKS)) fuzz/findings $(NPM)/node_modules $(SUITE)/node_modules build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
-	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench fuzz -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps. test.txt is image.txt and more, at the same versions, so one environment serves both.
 
@@ -109,7 +128,7 @@ $(VENV)/.test: $(VENV)/.made requirements/test.txt pyproject.toml
 	@touch $(VENV)/.serve $@
 
 # An SDK whose versions fit no other environment: .venv-x holds what requirements/x.txt names.
-$(SDKS): .venv-%/.ready: .venv-%/.made requirements/%.txt
+$(SDKS) $(FUZZ)/.ready $(AUDIT)/.ready: .venv-%/.ready: .venv-%/.made requirements/%.txt
 	@echo "installing the SDK of $*.txt into .venv-$* …"
 	@.venv-$*/bin/python $(PIP_INSTALL) --require-hashes -r requirements/$*.txt
 	@touch $@

@@ -1,0 +1,61 @@
+"""What proves who somebody is, and what says how: tokens, sets of keys, challenges, metadata. Called by `fuzz.targets`.
+
+They come from callers and from servers on the network. Each is read, or refused in the way that its reader says.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from isthmus.credentials.challenge import read_challenge
+from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded
+from isthmus.credentials.fetching import Fetched, FetchFailed
+from isthmus.credentials.grants import GrantRefused, _read, _refusal
+from isthmus.identity.jwt import looks_signed, read_keys, read_token
+from isthmus.identity.keys import KeyRing, credential_of
+from isthmus.identity.settings import Algorithm
+
+ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "PS256", "ES256", "ES384", "EdDSA")
+
+KEYS = b"""{"keys":[{"kty":"EC","crv":"P-256","alg":"ES256","kid":"e",
+"x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}"""
+
+_KNOWN = read_keys(KEYS, ("ES256",))
+_RING = KeyRing(())
+
+
+class Believed(AssertionError):
+    """Something that nobody signed was taken for signed."""
+
+
+def tokens(data: bytes) -> None:
+    """A credential is no key of anybody, and no token that a key of ours has signed."""
+    looks_signed(data)
+    token = read_token(data)
+    if not isinstance(token, str):
+        for key in _KNOWN.for_token(token):
+            if key.has_signed(token):
+                raise Believed(repr(data))
+    if _RING.caller_of(data) is not None:
+        raise Believed(repr(data))
+    credential_of({b"authorization": data, b"x-api-key": data})
+
+
+def key_sets(data: bytes) -> None:
+    """A set of keys is read, or refused with a `ValueError`."""
+    with suppress(ValueError):
+        if not len(read_keys(data, ALGORITHMS)):
+            raise Believed("a set without keys")
+
+
+def metadata(data: bytes) -> None:
+    """What authorization servers and resources say of themselves, and how they answer for tokens."""
+    read_challenge(data.decode("latin-1"))
+    said = Fetched(200, {}, data)
+    with suppress(DiscoveryFailed):
+        _decoded(said, ResourceMetadata, "it")
+    with suppress(DiscoveryFailed):
+        _decoded(said, ServerMetadata, "it")
+    with suppress(FetchFailed, GrantRefused):
+        _read(said)
+    _refusal(Fetched(400, {}, data), ["s"])
