@@ -2,9 +2,9 @@
 
 The same client program sends the same messages to each. The hub keeps its tasks on SQLite, synced before they are
 acknowledged, the SDK's agent in its own store on SQLite or in memory. Both echo by themselves; one row more shows the
-hub with a tool on an MCP server, which takes a call over HTTP besides. Ends with 1 when the hub breaks its promise, 2
-when it could not be measured. The SDK has an environment of its own (`.venv-a2a10`, or the interpreter that
-`ISTHMUS_A2A10_PYTHON` names).
+hub with a tool on an MCP server, which takes a call over HTTP besides. Nobody keeps an audit log. Ends with 1 when the
+hub breaks its promise, 2 when it could not be measured. The SDK has an environment of its own (`.venv-a2a10`, or the
+interpreter that `ISTHMUS_A2A10_PYTHON` names).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def set_stage(held: ExitStack, folder: Path, connections: int) -> list[Target]:
         held.enter_context(Program("bench.sdk_agent", place, python=python))
         for place in (str(folder / "sdk.db"), "memory")
     )
-    hub = start_hub(held, direct_port, folder)
+    hub = start_hub(held, direct_port, folder, "off")
     return [
         ready(HUB, *hub, connections),
         ready(HUB_WITH_SERVER, *hub, connections),

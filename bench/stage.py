@@ -1,7 +1,8 @@
 """The cast of one bench run: servers, relay and hub as processes, and what each scenario sends to whom.
 
 Called by `python -m bench`. A scenario that the hub serves differs from another only in the tool it names
-and in how it asks; all of them go through the same hub process, with a caller's key and permissions on.
+and in how it asks; all of them go through the same hub process, with a caller's key and permissions on and without an
+audit log, as the relay that it is compared with keeps none. One goes through a second hub that keeps it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from bench.processes import PORT_LOGGED, PORT_PRINTED, NotStarted, Program
 READY_SECONDS = 10.0
 """Time for the hub to reach its servers; on loopback it needs a fraction of a second."""
 
+HUBS = {"hub": "off", "audited": "batched"}
+"""The hubs there are, by what their audit is set to."""
+
 KEY = "a-bench-key-that-protects-nothing"
 HUB_MODULE = "isthmus"
 HUB_CONFIG = """
 [hub]
 state = "state"
+audit = "{audit}"
 
 [servers.modern]
 url = "http://127.0.0.1:{modern}/mcp"
@@ -74,7 +79,7 @@ class Scenario:
     @property
     def needs_hub(self) -> bool:
         """Say whether the hub must be running for it."""
-        return self.measured == "hub"
+        return self.measured in HUBS
 
 
 SCENARIOS = (
@@ -87,6 +92,7 @@ SCENARIOS = (
     Scenario("hub, SSE server", "hub", "events.echo"),
     Scenario("hub, socket server", "hub", "socket.echo"),
     Scenario("hub, rpc server", "hub", "plain.echo"),
+    Scenario("hub, audit log", "audited", "modern.echo"),
 )
 """All rows, in the order of the table; `direct` and `relay` are what the others are compared with."""
 
@@ -108,27 +114,28 @@ def set_stage(held: ExitStack, scenarios: Sequence[Scenario], *, connections: in
     Raises:
         NotStarted: a program did not start, or the hub did not reach its servers.
     """
-    programs = start_programs(held, with_hub=any(scenario.needs_hub for scenario in scenarios))
+    hubs = {scenario.measured for scenario in scenarios if scenario.needs_hub}
+    programs = start_programs(held, [name for name in HUBS if name in hubs])
     return [ready(scenario, *programs[scenario.measured], connections, asks_each) for scenario in scenarios]
 
 
-def start_programs(held: ExitStack, *, with_hub: bool) -> dict[str, tuple[Program, int]]:
-    """Start server, relay and perhaps the hub; return each with its port."""
+def start_programs(held: ExitStack, hubs: Sequence[str]) -> dict[str, tuple[Program, int]]:
+    """Start server, relay and these hubs; return each with its port."""
     direct = held.enter_context(Program("bench.direct"))
     direct_port = direct.port(PORT_PRINTED)
     relay = held.enter_context(Program("bench.relay", str(direct_port)))
     programs = {"direct": (direct, direct_port), "relay": (relay, relay.port(PORT_PRINTED))}
-    if with_hub:
+    for name in hubs:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        programs["hub"] = start_hub(held, direct_port, folder)
+        programs[name] = start_hub(held, direct_port, folder, HUBS[name])
     return programs
 
 
-def start_hub(held: ExitStack, modern_port: int, folder: Path) -> tuple[Program, int]:
+def start_hub(held: ExitStack, modern_port: int, folder: Path, audit: str) -> tuple[Program, int]:
     """Start the hub on a configuration of its own, which is written to `folder`, as is what it keeps."""
     ports = {"modern": modern_port, **{name: start_server(held, name) for name in ("legacy", "sse", "socket")}}
     config = folder / "isthmus.toml"
-    config.write_text(hub_config(ports))
+    config.write_text(hub_config(ports, audit))
     serve = ("serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0")
     hub = held.enter_context(Program(HUB_MODULE, *serve, env={"BENCH_KEY": KEY}))
     return hub, hub.port(PORT_LOGGED, besides=tuple(ports.values()))
@@ -140,11 +147,11 @@ def start_server(held: ExitStack, name: str) -> int:
     return held.enter_context(Program("bench.direct", "--era", "legacy", *carrier)).port(PORT_PRINTED)
 
 
-def hub_config(ports: Mapping[str, int]) -> str:
+def hub_config(ports: Mapping[str, int], audit: str) -> str:
     """Return the hub's configuration file; JSON strings are TOML strings too."""
     quoted = {"python": sys.executable, "folder": str(Path(__file__).parent.parent)}
     texts = {key: msgspec.json.encode(value).decode() for key, value in quoted.items()}
-    return HUB_CONFIG.format(**ports, **texts)
+    return HUB_CONFIG.format(**ports, **texts, audit=audit)
 
 
 def ready(scenario: Scenario, program: Program, port: int, connections: int, asks_each: int) -> Target:
