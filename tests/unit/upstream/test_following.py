@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from isthmus.core.crew import Crew
 from isthmus.core.ports.announcer import Announcer, Follower
+from isthmus.model.faults import Fault
 from isthmus.upstream import following as module
 from isthmus.upstream.following import Following
 from tests.unit.core.doubles import ANYONE, Stage
@@ -32,8 +33,14 @@ class Followed:
         self.mine: list[str] = []
         self.others: list[str] = []
 
-    def __len__(self) -> int:
-        return 1
+    def __bool__(self) -> bool:
+        return True
+
+    def refusal(self, _: Follower) -> Fault | None:
+        return None
+
+    def is_apart(self, _: Follower) -> bool:
+        return False
 
     def own(self, follower: Follower) -> list[Scripted]:
         return [self.link] if follower == ME else []
