@@ -5,7 +5,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 SECONDS_EACH ?= 60
 EXAMPLES ?= 50
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.faults.oracle import read_ledger
@@ -37,6 +38,14 @@ POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
 LEFTOVER_SECONDS = 20.0
 """How long processes and descriptors of a finished test may take to go."""
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Whoever runs a command in the tests' own process has it say less from then on, to whichever test comes next."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from websockets.typing import Subprotocol
 
 from isthmus.model.relay import MUX_SUBPROTOCOL
 from isthmus.upstream.dialin.settings import DialInSettings
+from tests.faults.watching import eventually
 from tests.hubs import META, HubProcess, Raw, environment, isthmus, serving, write_config
 from tests.relay.dialling import PATIENCE, DialProcess, child, dialling, write_servers
 from tests.relay.peers import agent_url, device
@@ -350,6 +352,13 @@ async def hub_at(folder: Path, port: int) -> AsyncIterator[HubProcess]:
     await drained
 
 
+def is_remembered(file: Path, tool: bytes) -> bool:
+    """Whether a hub has kept what a server listed; it does so beside the calls, which do not wait for it."""
+    with closing(sqlite3.connect(file)) as journal:
+        found = journal.execute("SELECT 1 FROM documents WHERE instr(body, ?) LIMIT 1", (tool,))
+        return found.fetchone() is not None
+
+
 async def test_a_hub_that_is_killed_or_restarts_has_its_servers_back_and_they_do_not_notice(tmp_path: Path) -> None:
     async with hub_at(tmp_path, 0) as hub:
         port = hub.port
@@ -357,6 +366,7 @@ async def test_a_hub_that_is_killed_or_restarts_has_its_servers_back_and_they_do
             await offered(dial, "robot_dial_child")
             async with Raw(hub.url) as caller:
                 pid = await says(caller, "robot_dial_child.pid")
+            await eventually(lambda: is_remembered(tmp_path / "state" / "journal.db", b"pid"), "it is written down")
             hub.process.kill()
             await hub.process.wait()
             await dial.told("hub not connected")
