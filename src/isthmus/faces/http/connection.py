@@ -11,8 +11,7 @@ import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple, NoReturn, cast
-from urllib.parse import unquote
+from typing import Any, Literal, NoReturn, cast
 
 import httptools
 import structlog
@@ -22,6 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from isthmus.faces.http.gate import Denied
+from isthmus.faces.http.heads import HEADS_MAX, SeenHead, remembered
+from isthmus.faces.http.refusals import NO_TARGET, refusal_for, refuse_now, split_target
 from isthmus.faces.http.settings import Addresses, DoorSettings
 from isthmus.faces.http.turn import App, AtOnce, Message, Turn, call_contained, render_error
 from isthmus.faces.http.upgrade import Agreement, OnUpgrade, shake_hands
@@ -62,15 +63,6 @@ BLANKS = b" \t"
 _SPACE = ord(" ")
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
-
-
-class Refused(Exception):
-    """What arrives is not to be served; raised in parser callbacks, because that stops the parser at once."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
 
 
 class DoorState(ServerState):
@@ -117,8 +109,10 @@ class Connection(HttpToolsProtocol):
         self._window_bytes = 0
         self._body_bytes = 0
         self._watched: dict[bytes, bytes] = {}
-        self._target = _NO_TARGET  # Of the request before, which is mostly the next one's too.
+        self._target = NO_TARGET  # Of the request before, which is mostly the next one's too.
         self._announced_bytes = 0
+        self._scope: Message | None = None  # Of the latest request, if its head alone may tell what follows it.
+        self._seen: tuple[SeenHead, ...] = ()
         self._written_bytes = 0
         self._stalled_since: float | None = None
         self._stall_goal_bytes = 0
@@ -138,6 +132,9 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        is_next = self._phase == "between"
+        if is_next and self._seen and self._is_taken_again(data):
+            return
         self._received_bytes += len(data)
         try:
             self._parse(data)
@@ -146,6 +143,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(refused.status, refused.sentence)
         else:
             self._check_unfinished()
+            if is_next and self._scope is not None:
+                self._remember(data, self._scope)
 
     def eof_received(self) -> None:
         # Who stops sending is taken to have gone: to wait for half-closed clients would hide every departure.
@@ -187,6 +186,30 @@ class Connection(HttpToolsProtocol):
                 self._switch_to_websocket(data[upgrade.args[0] :])
             else:
                 self._parse_without_upgrade(data[upgrade.args[0] :])
+
+    def _is_taken_again(self, data: bytes) -> bool:
+        """Take a whole request whose head is one of those seen before."""
+        for seen in self._seen:
+            body = seen.body_in(data)
+            if body is not None:
+                break
+        else:
+            return False
+        if len(self._waiting) >= MAX_PIPELINED or not 0 < len(body) <= self._settings.max_body_bytes:
+            return False
+        self._watched = {}
+        self._announced_bytes = self._body_bytes = len(body)
+        turn = self._make_turn(seen.scope_for(body), is_kept_alive=True)
+        self._admit(turn)
+        turn.add_body(body)
+        self.on_message_complete()
+        return True
+
+    def _remember(self, data: bytes, scope: Message) -> None:
+        self._scope = None
+        if self._phase == "between" and len(self._seen) < HEADS_MAX:
+            seen = remembered(data, self._announced_bytes, scope)
+            self._seen = self._seen if seen is None else (*self._seen, seen)
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Read a request again as if it had not asked for a protocol that is not offered here.
@@ -263,7 +286,7 @@ class Connection(HttpToolsProtocol):
             value = value.strip(BLANKS)
         if name in WATCHED_HEADERS:
             if name in self._watched:
-                _refuse_now(400, f"The header {name.decode()} is there twice.")
+                refuse_now(400, f"The header {name.decode()} is there twice.")
             self._watched[name] = value
         self.headers.append((name, value))
 
@@ -278,11 +301,15 @@ class Connection(HttpToolsProtocol):
         self._phase = "body"
         self._since = self.loop.time()
         self._received_bytes = self._window_bytes = self._body_bytes = 0
-        self._admit(self._make_turn(scope))
+        is_kept_alive = version == "1.1" and self.parser.should_keep_alive()
+        # Kept alive, with a length and nothing else that decides how its body is read.
+        is_plain = is_kept_alive and self._announced_bytes > 0 and len(self._watched) == 1
+        self._scope = scope if is_plain and len(self._seen) < HEADS_MAX else None
+        self._admit(self._make_turn(scope, is_kept_alive=is_kept_alive))
 
     def _make_scope(self, version: str, method: str) -> Message:
         if self.url != self._target.whole:
-            self._target = _split_target(self.url)
+            self._target = split_target(self.url)
         target = self._target
         return {
             "type": "http",
@@ -303,11 +330,11 @@ class Connection(HttpToolsProtocol):
         if self._received_bytes > self._settings.max_head_bytes:
             head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if head_bytes > self._settings.max_head_bytes:
-                _refuse_now(431, "The request's head is too long.")
+                refuse_now(431, "The request's head is too long.")
         if method == "CONNECT":
-            _refuse_now(400, "This is not a proxy.")
+            refuse_now(400, "This is not a proxy.")
         if version not in ("1.1", "1.0"):
-            _refuse_now(505, f"HTTP {version} is not spoken here.")
+            refuse_now(505, f"HTTP {version} is not spoken here.")
         if self._watched:
             self._check_watched(version)
 
@@ -319,21 +346,20 @@ class Connection(HttpToolsProtocol):
         if len(watched) == 1 and self._announced_bytes:
             return  # as nearly every request: a length, and nothing else that could matter
         if watched.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-            _refuse_now(415, "Request bodies must not be compressed.")
+            refuse_now(415, "Request bodies must not be compressed.")
         if watched.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
-            _refuse_now(501, "Request bodies may be chunked and nothing else.")
+            refuse_now(501, "Request bodies may be chunked and nothing else.")
         if b"transfer-encoding" in watched and (b"content-length" in watched or version == "1.0"):
-            _refuse_now(400, "A body has a length or, from HTTP 1.1 on, is chunked.")
+            refuse_now(400, "A body has a length or, from HTTP 1.1 on, is chunked.")
 
     def _refuse_long_body(self) -> NoReturn:
-        _refuse_now(413, f"The request's body is longer than {self._settings.max_body_bytes} bytes.")
+        refuse_now(413, f"The request's body is longer than {self._settings.max_body_bytes} bytes.")
 
-    def _make_turn(self, scope: Message) -> Turn:
-        is_staying = self.server_state.idle_until is None
+    def _make_turn(self, scope: Message, *, is_kept_alive: bool) -> Turn:
         return Turn(
             self,
             scope,
-            is_kept_alive=is_staying and scope["http_version"] == "1.1" and self.parser.should_keep_alive(),
+            is_kept_alive=is_kept_alive and self.server_state.idle_until is None,
             owes_continue=self._watched.get(b"expect", b"").lower() == b"100-continue",
             is_short=self.server_state.at_once is not None and self._is_body_short(),
         )
@@ -344,7 +370,7 @@ class Connection(HttpToolsProtocol):
 
     def _admit(self, turn: Turn) -> None:
         if len(self._waiting) >= MAX_PIPELINED:
-            _refuse_now(503, "Too many requests are waiting on this connection.")
+            refuse_now(503, "Too many requests are waiting on this connection.")
         self._arriving = turn
         if self._running is None:
             self._start(turn)
@@ -631,21 +657,6 @@ class Connection(HttpToolsProtocol):
         return False
 
 
-def _refuse_now(status: int, sentence: str) -> NoReturn:
-    raise Refused(status, sentence)
-
-
-def refusal_for(error: httptools.HttpParserError) -> Refused:
-    """What to answer when the parser stopped: what our callback said, or that this is not HTTP."""
-    cause = error.__context__
-    if isinstance(cause, Refused):
-        return cause
-    # What was read again without its wish for another protocol fails within that wish.
-    if cause is not None and not isinstance(cause, httptools.HttpParserUpgrade):
-        log.error("the door failed to read a request", exc_info=cause)
-    return Refused(400, "This is not a valid HTTP request.")
-
-
 def has_hung_up(transport: asyncio.Transport) -> bool:
     """Whether a client has closed its side, whatever of its bytes is still unread; only Linux tells."""
     if sys.platform != "linux":
@@ -653,25 +664,3 @@ def has_hung_up(transport: asyncio.Transport) -> bool:
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
-
-
-class _Target(NamedTuple):
-    """What a request is for, taken apart."""
-
-    whole: bytes
-    path: str
-    raw_path: bytes
-    query: bytes
-
-
-_NO_TARGET = _Target(b"", "/", b"/", b"")
-
-
-def _split_target(target: bytes) -> _Target:
-    try:
-        url = httptools.parse_url(target)
-    except httptools.HttpParserInvalidURLError:
-        _refuse_now(400, "The request's target is not a path.")
-    raw_path = url.path or b"/"
-    path = raw_path.decode("ascii")
-    return _Target(target, unquote(path) if "%" in path else path, raw_path, url.query or b"")

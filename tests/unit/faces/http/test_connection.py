@@ -10,8 +10,9 @@ import httptools
 import pytest
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from isthmus.faces.http.connection import LINGER_SECONDS, MAX_PIPELINED, MAX_WAITING, refusal_for
+from isthmus.faces.http.connection import LINGER_SECONDS, MAX_PIPELINED, MAX_WAITING
 from isthmus.faces.http.door import DoorSettings
+from isthmus.faces.http.refusals import refusal_for
 from isthmus.faces.http.turn import Message, Receive, Send
 from tests.unit.faces.http.visiting import (
     LONG,
