@@ -32,6 +32,7 @@ from mcp_types import CallToolResult, TextContent
 
 from bench.processes import PORT_PRINTED, NotStarted, Program
 from isthmus.library import MCPManager, ToolDef, ToolRegistry, ToolRequest, ToolService, ToolStatus, tool
+from isthmus.library import run as run_on_hub
 
 CHECKOUT = Path(__file__).parent.parent
 STDIO = ["-m", "bench.direct", "--era", "legacy", "--carrier", "stdio"]
@@ -356,13 +357,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.library", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default 5)")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of each half of a turn (default 0.5)")
+    parser.add_argument("--on-hub", action="store_true", help="call from the hub's own loop, by `isthmus.library.run`")
     options = parser.parse_args()
+    begin = run_on_hub if options.on_hub else asyncio.run
     logging.getLogger("isthmus").setLevel(logging.WARNING)
     try:
         with ExitStack() as held:
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
             port = held.enter_context(Program("bench.direct", "--era", "legacy")).port(PORT_PRINTED)
-            return asyncio.run(run(port, folder, rounds=options.rounds, seconds=options.seconds))
+            return begin(run(port, folder, rounds=options.rounds, seconds=options.seconds))
     except (NotStarted, WrongAnswer, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2

@@ -48,6 +48,7 @@ from isthmus.library.forms import ToolDef
 from isthmus.library.functions import NoAnswerError, ToolContext, tool
 from isthmus.library.loader import MCPConfigLoader
 from isthmus.library.manager import MCPManager
+from isthmus.library.program import run
 from isthmus.library.questions import Questions
 from isthmus.library.registry import ToolRegistry
 from isthmus.library.resolver import ToolResolver
@@ -111,6 +112,7 @@ __all__ = [
     "WrongThreadError",
     "create_task_request",
     "is_destructive",
+    "run",
     "tool",
 ]
 

@@ -81,14 +81,22 @@ class _Delivery:
 
     def put(self, function: Callable[[Any], None], value: Any) -> None:
         """Have a function called on the loop; from any thread."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:  # it is given by a thread without a loop
+            here = None
+        if here is self.loop:
+            function(value)
+            return
         with self._lock:
             self._items.append((function, value))
             is_first = len(self._items) == 1
-        if is_first:
-            try:
-                asyncio.get_running_loop().call_soon(self._wake)
-            except RuntimeError:  # it is given by a thread without a loop
-                self._wake()
+        if not is_first:
+            return
+        if here is None:
+            self._wake()
+        else:
+            here.call_soon(self._wake)
 
     def _wake(self) -> None:
         if self._bell is not None:

@@ -105,6 +105,17 @@ class Owner:
         except RuntimeError as error:
             raise ServiceClosedError(ENDING) from error
 
+    def enter(self, function: Callable[[], object]) -> None:
+        """Have a function called on the loop: at once where this is it, else soon.
+
+        Raises:
+            ServiceClosedError: as `post`.
+        """
+        if self.is_here():
+            function()
+        else:
+            self.post(function)
+
     def check(self) -> None:
         """Refuse what was inherited by a fork.
 
