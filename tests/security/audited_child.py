@@ -1,8 +1,9 @@
 """Hubs with a strict audit log that are killed: `python -m tests.security.audited_child`.
 
-For each line on standard input, `FOLDER SEED SECONDS`, a child is forked that calls as fast as it can, and is killed
-with SIGKILL after that time; then `done` is printed. To fork is what makes a thousand of them affordable: what a hub
-imports takes longer than it lives here.
+For each line on standard input, `FOLDER SEED SECONDS`, two children are forked that call as fast as they can, and are
+killed with SIGKILL so long after each has ended a call, every fourth time after they were forked; then `done` is
+printed. One keeps its tasks in the folder, the other in memory and only its log there, beside the first. To fork is
+what makes a thousand of them affordable: what a hub imports takes longer than it lives here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.ports.journal import OpenJournal
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.draft import Draft
 from isthmus.core.tasks.engine import Engine
@@ -36,6 +38,7 @@ from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import OnReply, Question
+from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry import logs
 from isthmus.telemetry.counters import Counters
 
@@ -47,6 +50,8 @@ LEDGER = "ledger"
 """What ran, as the server has it."""
 TOLD = "told"
 """What callers were told to have ended."""
+BESIDE = "-beside"
+"""What both files of the hub are called by that is beside the other."""
 
 
 class Line:
@@ -111,20 +116,20 @@ def nonce_of(call: Call) -> str:
     return read["nonce"]
 
 
-async def run(folder: Path, seed: int) -> None:
-    """Call until killed: some calls as they are, some as tasks."""
-    chance = random.Random(seed)
+async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
+    """Call until killed: some calls as they are, some as tasks. Whoever waits for `begun` is told of the first end."""
+    chance = random.Random(f"{seed}{beside}")
     configuration = Configuration(None, HubSettings(state=str(folder), audit="strict"))
-    journal = await open_journal(configuration)
+    journal: OpenJournal = MemoryJournal() if beside else await open_journal(configuration)
     opened = await open_audit(configuration, journal)
     assert opened is not None
     hub = Hub(Limits(), opened.audit.over(Counters()))
     lane = Lane(SERVER, hub.limits)
-    lane.attach(Bank(Line(folder / LEDGER), chance))
+    lane.attach(Bank(Line(folder / f"{LEDGER}{beside}"), chance))
     tools = (Tool.of(SERVER, FeatureName("pay"), {}),)
     hub.open_lane(lane, Standing(SERVER, "ready", tools=tools, is_settled=True))
     engine = Engine(hub, journal, time.time)
-    told = Line(folder / TOLD)
+    told = Line(folder / f"{TOLD}{beside}")
 
     async def call_on(number: int) -> None:
         for count in range(1_000_000):
@@ -137,6 +142,8 @@ async def run(folder: Path, seed: int) -> None:
             else:
                 hub.start(call, waiting)
             await waiting.over
+            if not number and not count:
+                os.write(begun, b".")
 
     await asyncio.gather(*(call_on(number) for number in range(CALLERS)))
 
@@ -146,14 +153,26 @@ def main() -> None:
     logs.configure("error", "json")
     for line in sys.stdin:
         folder, seed, seconds = line.split()
-        child = os.fork()
-        if not child:
-            asyncio.run(run(Path(folder), int(seed)))
-            os._exit(1)
+        begun, told = os.pipe()
+        children = [forked(Path(folder), int(seed), beside, told) for beside in ("", BESIDE)]
+        os.close(told)
+        for _ in children if int(seed) % 4 else ():
+            os.read(begun, 1)
         time.sleep(float(seconds))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        os.close(begun)
         print("done", flush=True)
+
+
+def forked(folder: Path, seed: int, beside: str, begun: int) -> int:
+    """A child that calls."""
+    child = os.fork()
+    if not child:
+        asyncio.run(run(folder, seed, beside, begun))
+        os._exit(1)
+    return child
 
 
 if __name__ == "__main__":

@@ -28,24 +28,42 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from isthmus.app.audit import close_audit, open_audit
+from isthmus.app.journals import open_journal
 from isthmus.cli.audit import verify_log
 from isthmus.cli.exits import CommandFailed
 from isthmus.cli.main import main
-from isthmus.core.audit.chain import Row, Verification
+from isthmus.cli.sources import configuration_of
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.audit.chain import Point, Row, Verification, follow
 from isthmus.core.audit.facts import Scribe
 from isthmus.storage import log_sqlite
-from isthmus.storage.seals import read_checkpoint, read_keys
+from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.seals import SERVED, read_checkpoint, read_keys
+from isthmus.storage.seats import file_of, seats_of
 from isthmus.storage.sqlite import FILE
 from tests.conftest import Ledger
 from tests.databases import running as database_running
 from tests.face.wire import until
-from tests.hubs import CHECKOUT, TRUSTED, HubProcess, Raw, environment, serving, started, stdio, write_config
+from tests.hubs import (
+    CHECKOUT,
+    PATIENT,
+    TRUSTED,
+    HubProcess,
+    Raw,
+    environment,
+    isthmus,
+    serving,
+    started,
+    stdio,
+    write_config,
+)
 from tests.peers.launch import command
-from tests.security.audited_child import LEDGER, TOLD
+from tests.security.audited_child import BESIDE, LEDGER, TOLD
 
 SOAK = bool(os.environ.get("ISTHMUS_SOAK"))
 KILLS = 1_000 if SOAK else 20
-SECONDS_MAX = 0.12
+SECONDS_MAX = 0.06
 """How long a hub lives at most before it is killed: some die while they open their log, the others in mid-call."""
 
 STRICT = {"hub": {"audit": "strict"}}
@@ -71,8 +89,8 @@ async def paying(hub: HubProcess) -> None:
     await until(is_there)
 
 
-async def rows_of(state: Path) -> list[Row]:
-    async with log_sqlite.reading(state / FILE) as log:
+async def rows_of(state: Path, seat: int = SERVED) -> list[Row]:
+    async with log_sqlite.reading(file_of(state, seat) if seat else state / FILE) as log:
         return [row async for row in log.rows()]
 
 
@@ -146,6 +164,12 @@ TAMPERINGS: dict[str, tuple[tuple[str, ...], int]] = {
     "reordered": ((f"{SWAP} WHERE number IN (4, 5)",), 4),
     "added": (("INSERT INTO audit SELECT number + 1000, at, content, digest FROM audit WHERE number = 2",), 0),
     "given another time": (("UPDATE audit SET at = at + 1 WHERE number = 5",), 5),
+    "edited as a text": (("UPDATE audit SET content = replace(content, 'yes', 'not') WHERE number = 3",), 3),
+    "made a number": (("UPDATE audit SET content = 5 WHERE number = 3",), 3),
+    "made no record": (("UPDATE audit SET content = x'227bff22' WHERE number = 3",), 3),
+    "given a text for a digest": (("UPDATE audit SET digest = 'abc' WHERE number = 3",), 3),
+    "given a time that is none": (("UPDATE audit SET at = 1e300 WHERE number = 3",), 3),
+    "given an anchor of texts": (("INSERT INTO audit_anchor VALUES (1, 2, 'a', 1.0, 'b')",), 3),
     "given a forged anchor": (
         (
             "INSERT INTO audit_anchor SELECT 1, number, digest, at, x'00' FROM audit WHERE number = 2",
@@ -166,6 +190,29 @@ def test_what_was_changed_in_the_database_is_named(
     code, told = verify(tampered, capsys)
     assert (code, told["good"]) == (1, False)
     assert told["bad"]["record"] == (number or before["last"] + 1)
+    for words in (["tail", "-n", "99"], ["export"], ["export", "--format", "csv"]):
+        assert main(["audit", *words, "--config", str(tampered / "isthmus.json")]) == 0, "the rest is still shown"
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_somebody_else_wrote_at_the_end_is_not_said_to_be_signed(
+    tampered: Path, capsys: pytest.CaptureFixture[str], *, is_whole: bool
+) -> None:
+    """The chain goes on without the hub's key; how far the hub vouches for it does not."""
+    _, before = verify(tampered, capsys)
+    head = Point(before["last"], bytes.fromhex(before["digest"]))
+    forged = {"at": 1.0, "event": "call", "tenant": "t", "caller": "eve", "face": "mcp", "name": "bank.pay"}
+    content = msgspec.json.encode(forged if is_whole else {"at": 1.0, "event": "call", "name": "bank.pay"})
+    point = follow(head, content)
+    connection = sqlite3.connect(tampered / "state" / FILE, isolation_level=None)
+    connection.execute("INSERT INTO audit VALUES (?, 1.0, ?, ?)", (point.number, content, point.digest))
+    connection.close()
+    code, told = verify(tampered, capsys)
+    assert (code, before["unsigned"], told["unsigned"]) == (0, 0, 1)
+    assert main(["audit", "verify", "--config", str(tampered / "isthmus.json")]) == 0
+    assert "the last 1 are not signed" in capsys.readouterr().out
+    assert main(["audit", "tail", "-n", "99", "--config", str(tampered / "isthmus.json")]) == 0
 
 
 def test_a_tail_that_was_cut_off_is_named(tampered: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +322,10 @@ def test_no_call_ran_or_was_told_that_is_not_in_the_log_though_the_hub_was_kille
         for number in range(KILLS):
             kill(f"{tmp_path} {number} {chance.random() * SECONDS_MAX:.4f}")
             if number % 100 == 99 or number == KILLS - 1:
-                asyncio.run(check(tmp_path, number))
+                asyncio.run(check(tmp_path, number, SERVED))
+                asyncio.run(check(tmp_path, number, 1))
+    assert seats_of(tmp_path) == [1], "what the system freed was taken again"
+    asyncio.run(check_ends(tmp_path))
 
 
 @contextmanager
@@ -298,11 +348,11 @@ def killing(words: list[str], env: dict[str, str]) -> Iterator[Callable[[str], N
         assert process.wait(20) == 0
 
 
-async def check(state: Path, kills: int) -> None:
+async def check(state: Path, kills: int, seat: int) -> None:
     """Every call that ran has begun in the log, and every one that anybody was told of has ended there."""
-    keys = read_keys(state)
-    verification = Verification(None, read_checkpoint(state, keys), keys.is_signed)
-    rows = await rows_of(state)
+    keys = read_keys(state, seat)
+    verification = Verification(None, read_checkpoint(state, keys, seat), keys.is_signed)
+    rows = await rows_of(state, seat)
     for row in rows:
         verification.take(row)
     assert verification.end() is None
@@ -312,15 +362,27 @@ async def check(state: Path, kills: int) -> None:
     scribe = Scribe(keys.digesting)
 
     def digests(file: str) -> list[str]:
-        lines = (state / file).read_text().split()
+        lines = (state / f"{file}{BESIDE if seat else ''}").read_text().split()
         return [scribe.digest(msgspec.json.encode({"nonce": nonce})) for nonce in lines]
 
     ran = digests(LEDGER)
-    assert len(ran) > kills, "there must be something to lose"
+    assert len(ran) > kills / 2, "there must be something to lose"
     assert set(ran) <= begun
     assert set(digests(TOLD)) <= ended
     assert max(Counter(ran).values()) == 1
     assert "hub.unclean" in {each["event"] for each in told}
+
+
+async def check_ends(state: Path) -> None:
+    """Once a hub has started and ended, every call that began has one end: its own, or that it was lost."""
+    configuration = Configuration(None, HubSettings(state=str(state), audit="strict"))
+    for seat, journal in ((SERVED, await open_journal(configuration)), (1, MemoryJournal())):
+        await close_audit(await open_audit(configuration, journal), journal)
+        told = records(await rows_of(state, seat))
+        begun = Counter(each["id"] for each in told if each["event"] == "call.begun")
+        ended = Counter(each["id"] for each in told if each["event"] in ("call", "call.lost") and each.get("id"))
+        assert begun == ended
+        assert "call.lost" in {each["event"] for each in told}, "there must have been something to close"
 
 
 @contextmanager
@@ -375,3 +437,72 @@ async def test_where_the_log_cannot_be_written_batched_goes_on_and_writes_later(
             await until(is_said)
     digest = Scribe(read_keys(state).digesting).digest(b'{"nonce":"meanwhile"}')
     assert [each["outcome"] for each in records(await rows_of(state)) if each.get("arguments") == digest] == ["result"]
+
+
+# -- beside the hub that serves --------------------------------------------------------------------------------------
+
+
+class OverStreams:
+    """A hub over standard streams, and the one program that calls it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, config: Path) -> OverStreams:
+        pipe = asyncio.subprocess.PIPE
+        words = isthmus("stdio", "--config", str(config))
+        process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=-3, env=environment())
+        streams = cls(process)
+        streams.ask(1, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=WHO)
+        await streams.hear()
+        return streams
+
+    def ask(self, id: int, method: str, **params: Any) -> None:
+        assert self.process.stdin is not None
+        message = {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
+        self.process.stdin.write(msgspec.json.encode(message) + b"\n")
+
+    def pay(self, id: int, nonce: str, mode: str = "echo") -> None:
+        self.ask(id, "tools/call", name="bank.pay", arguments={"nonce": nonce, "mode": mode})
+
+    async def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(30):
+            told: dict[str, Any] = msgspec.json.decode(await self.process.stdout.readline())
+        return told
+
+
+WHO = {"name": "test", "version": "1"}
+
+
+async def test_a_hub_over_standard_streams_is_audited_and_what_it_left_open_when_killed_is_ended_by_the_next(
+    tmp_path: Path, ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, {"bank": payer(ledger.path)}, hub={"audit": "strict"}, limits=PATIENT)
+    configuration = configuration_of(config)
+    hub = await OverStreams.start(config)
+    hub.pay(2, "one")
+    assert "result" in await hub.hear()
+    hub.pay(3, "hangs", "drop")
+
+    async def has_run() -> bool:
+        return "hangs" in ledger.ran()
+
+    await until(has_run)
+    beside, journal = MemoryJournal(), MemoryJournal()
+    other = await open_audit(configuration, beside)  # while the first runs
+    hub.process.kill()
+    await hub.process.wait()
+    assert await fault_in(tmp_path) is None
+    await close_audit(await open_audit(configuration, journal), journal)
+    await close_audit(other, beside)
+    capsys.readouterr()
+    await verify_log(config, is_json=True)
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert (told["good"], told["records"]) == (True, 0)
+    assert [(each["open"], each["lost"]) for each in told["seats"]] == [(0, 1), (0, 0)]
+    found = records(await rows_of(tmp_path / "state", 1))
+    assert [(each["face"], each["outcome"]) for each in found if each["event"] == "call"] == [("stdio", "result")]
+    (lost,) = [each for each in found if each["event"] == "call.lost"]
+    assert (lost["name"], lost["face"], lost["executed"]) == ("bank.pay", "stdio", "unknown")

@@ -1,4 +1,8 @@
-"""The audit log of a hub that serves: opened over its journal, told what happens, pruned, and closed in good order."""
+"""The audit log of a hub: opened over its journal or on a seat, told what happens, pruned, and closed in good order.
+
+`serve` writes into its journal's own store. Whoever keeps nothing else, or shares the state folder with a hub that
+does, takes a seat (`storage.seats`).
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,27 @@ from pathlib import Path
 import structlog
 
 from isthmus import __version__
+from isthmus.app.audit_ends import loose_ends
+from isthmus.app.audit_seats import keep_idle_seats_short
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
-from isthmus.core.audit.chain import CUT, Kind, Point, Seal, Standing, signed_text
-from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, Fact, Scribe
+from isthmus.core.audit.chain import CUT, START, Kind, Point, Seal, Standing, signed_text
+from isthmus.core.audit.ends import CALL_LOST, LOST_OUTCOME
+from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED, Fact, Scribe, Written
 from isthmus.core.ports.journal import OpenJournal
 from isthmus.core.ports.ledger import Ledger
+from isthmus.core.tasks.repeats import Untold
 from isthmus.faces.http.gate import Gate
 from isthmus.identity.store import Keys as MintedKeys
 from isthmus.identity.store import State
 from isthmus.model.callers import Caller
-from isthmus.model.credentials import Subject
-from isthmus.model.names import ServerName
-from isthmus.storage.seals import KeyDamaged, Keys, Seals, open_keys, read_checkpoint
+from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.seals import SERVED, KeyDamaged, Keys, Seals, open_keys, read_checkpoint
+from isthmus.storage.seats import take_seat
+from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry.audit import Audit, Mode
 
 log = structlog.get_logger(__name__)
@@ -63,32 +72,41 @@ class AuditLog:
 
     def __init__(self, ledger: Ledger, scribe: Scribe, seals: Seals, mode: Mode) -> None:
         self.audit = Audit(ledger, scribe, mode)
+        self.closed: frozenset[str] = frozenset()
+        """The calls that the hub before left open, and that were ended as lost when this one started."""
+        self.seat: SqliteJournal | None = None
+        """Where it is, if that is closed with it."""
         self._ledger = ledger
         self._scribe = scribe
         self._seals = seals
         self._keys: dict[str, tuple[State, Caller]] = {}
 
     def attach(self, running: RunningHub, gate: Gate, identities: Identities, pins: DefinitionPins) -> None:
-        """Hear of whatever is not a call, and have old records taken away."""
+        """Hear of whatever is not a call at a hub that serves, and have old records taken away."""
         gate.on_turned_away = self.audit.turned_away
-        pins.tell = self._tell
-        self._hear_of_logins(running)
         self._keys = states_of(identities.keys, time.time())
         identities.on_keys = self._compare_keys
-        running.crew.spawn("audit retention", self.retain(lambda: running.configuration.audit.keep))
+        self.follow(running, pins)
+
+    def follow(self, running: RunningHub, pins: DefinitionPins | None) -> None:
+        """The same at a hub that nobody has to be let in to."""
+        if pins is not None:
+            pins.tell = self._tell
+        keep = lambda: running.configuration.audit.keep  # noqa: E731
+        running.crew.spawn("audit retention", self.retain(keep))
+        state = Path(running.configuration.hub.state)
+        running.crew.spawn("retention of other audit logs", keep_idle_seats_short(state, keep))
+
+    def tasks_lost(self, lost: Iterable[Untold]) -> None:
+        """These tasks were on their way when the hub before was killed: have each of them end in the log, too."""
+        for each in lost:
+            if each.task not in self.closed:
+                tenant, caller = each.owner.split("\n")[:2]
+                about = {"caller": caller, "tenant": tenant, "id": each.task}
+                self.audit.note(CALL_LOST, **about, outcome=LOST_OUTCOME, executed="unknown")
 
     def _tell(self, event: str, facts: Mapping[str, object]) -> None:
         self.audit.note(event, **{key: str(value) for key, value in facts.items()})
-
-    def _hear_of_logins(self, running: RunningHub) -> None:
-        before = running.logins.on_changed
-
-        def changed(server: ServerName, subject: Subject | None) -> None:
-            whose = {} if subject is None else {"caller": subject.name, "tenant": subject.tenant}
-            self.audit.note("login.changed", server=server, **whose)
-            before(server, subject)
-
-        running.logins.on_changed = changed
 
     def _compare_keys(self, keys: MintedKeys) -> None:
         """Tell of keys that were made, or are good no more, since they were looked at last."""
@@ -124,8 +142,10 @@ class AuditLog:
         self.audit.note(STOPPED)  # as the last one, which the next hub looks at
         await self.audit.aclose()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let the checkpoint go, once the journal is closed."""
+        if self.seat is not None:
+            await self.seat.aclose()
         self._seals.close()
 
 
@@ -140,11 +160,13 @@ async def close_audit(opened: AuditLog | None, journal: OpenJournal) -> None:
         await opened.stop()
     await journal.aclose()
     if opened is not None:
-        opened.close()
+        await opened.close()
 
 
-async def open_audit(configuration: Configuration, journal: OpenJournal) -> AuditLog | None:
+async def open_audit(configuration: Configuration, journal: OpenJournal, by: str = "serve") -> AuditLog | None:
     """The log that a configuration asks for; None if it wants none, or can do without one that cannot be kept.
+
+    `by` is what runs the hub, as the log names it. With a journal that keeps no log, a seat is taken.
 
     Raises:
         ConfigError: it wants every call in the log, and there can be none; the journal is closed then.
@@ -153,9 +175,9 @@ async def open_audit(configuration: Configuration, journal: OpenJournal) -> Audi
     if mode == "off":
         return None
     try:
-        if not isinstance(journal, Ledger):
-            raise OSError("nothing that this hub keeps outlasts it")
-        return await _opened(configuration, journal, mode)
+        if isinstance(journal, Ledger):
+            return await _opened(configuration, journal, journal, mode, by)
+        return await _on_seat(configuration, journal, mode, by)
     except (OSError, KeyDamaged) as error:
         if mode == "strict":
             await journal.aclose()
@@ -165,35 +187,80 @@ async def open_audit(configuration: Configuration, journal: OpenJournal) -> Audi
         return None
 
 
-async def _opened(configuration: Configuration, ledger: Ledger, mode: Mode) -> AuditLog:
+async def _on_seat(configuration: Configuration, journal: OpenJournal, mode: Mode, by: str) -> AuditLog:
+    """A log beside a journal that keeps none; only one that is this process's own notes facts with its documents."""
+    memory = journal if type(journal) is MemoryJournal else None  # what somebody else made of it may write elsewhere
+    if mode == "strict" and memory is None:
+        raise OSError("what the hub's tasks are kept in keeps no audit log")
+    number, seat = take_seat(Path(configuration.hub.state))
+    try:
+        opened = await _opened(configuration, journal, seat, mode, by, number)
+    except BaseException:
+        await seat.aclose()
+        raise
+    opened.seat = seat
+    if memory is not None:
+        memory.log = seat
+    return opened
+
+
+async def _opened(
+    configuration: Configuration, journal: OpenJournal, ledger: Ledger, mode: Mode, by: str, number: int = SERVED
+) -> AuditLog:
     state = Path(configuration.hub.state)
-    keys = open_keys(state)
-    vouched = read_checkpoint(state, keys)
-    seals = Seals(state, keys)
+    keys = open_keys(state, number)
+    vouched = read_checkpoint(state, keys, number)
+    seals = Seals(state, keys, seat=number)
     try:
         scribe = Scribe(keys.digesting)
         standing = await ledger.open_log(Notary(scribe, seals))
+        if vouched is None and standing.head == START:
+            seals.begin()
+        loose = await _left_open(configuration, journal, ledger, standing)
     except BaseException:
         seals.close()
         raise
     opened = AuditLog(ledger, scribe, seals, mode)
-    _tell_of_start(opened, standing, vouched, keys, configuration, mode)
+    opened.closed = frozenset(loose)
+    _tell_of_start(opened, standing, vouched, keys)
+    for record in loose.values():
+        opened.audit.add(record)
+    files = opened.digest_of(configuration.files)
+    opened.audit.note(STARTED, version=__version__, by=by, audit=mode, key=keys.name, configuration=files)
+    opened.audit.flush()
     return opened
 
 
-def _tell_of_start(
-    opened: AuditLog, standing: Standing, vouched: Seal | None, keys: Keys, configuration: Configuration, mode: Mode
-) -> None:
+async def _left_open(
+    configuration: Configuration, journal: OpenJournal, ledger: Ledger, standing: Standing
+) -> Mapping[str, Written]:
+    """What closes the calls that the hub before left open, if it did not come to its end."""
+    if _is_clean(standing):
+        return {}
+    try:
+        return await loose_ends(ledger, journal, standing, configuration.hub.limits.hard_seconds)
+    except OSError as error:  # no reason to go without a log
+        log.error("calls that the hub before left open in the audit log stay so", reason=str(error))
+        return {}
+
+
+def _is_clean(standing: Standing) -> bool:
+    return standing.last is None or f'"event":"{STOPPED}"'.encode() in standing.last
+
+
+def _tell_of_start(opened: AuditLog, standing: Standing, vouched: Seal | None, keys: Keys) -> None:
     """Write what the log looks like before anything is added to it."""
     if (why := _cut(standing, vouched, keys)) is not None:
         log.error("the audit log is not as it was left", why=why)
         opened.audit.note(CUT, why=why)
-    if standing.last is not None and f'"event":"{STOPPED}"'.encode() not in standing.last:
+    # The chain can be gone on with by whoever can write to the store, and from here on that would be vouched for.
+    unsigned = 0 if vouched is None else max(0, standing.head.number - vouched.point.number)
+    if not _is_clean(standing):
         log.warning("the hub before this one did not come to its end: its last records may be missing")
-        opened.audit.note(UNCLEAN, after=standing.head.number)
-    files = opened.digest_of(configuration.files)
-    opened.audit.note(STARTED, version=__version__, audit=mode, key=keys.name, configuration=files)
-    opened.audit.flush()
+        opened.audit.note(UNCLEAN, after=standing.head.number, lost=len(opened.closed), unsigned=unsigned)
+    elif unsigned:
+        log.error("the audit log ends in good order, with records that no hub signed", records=unsigned)
+        opened.audit.note(UNSIGNED, after=standing.head.number - unsigned, records=unsigned)
 
 
 def _cut(standing: Standing, vouched: Seal | None, keys: Keys) -> str | None:

@@ -1,4 +1,4 @@
-"""`isthmus audit`: looks through the log of a hub, shows its end, and writes it out.
+"""`isthmus audit`: looks through the logs of a hub and of those beside it, shows their end, and writes them out.
 
 It reads the hub's own store and state folder, whether or not the hub runs, and writes nothing there.
 """
@@ -10,32 +10,33 @@ import csv
 import io
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
+from isthmus.cli.audit_logs import Kept, Seated, logs_of, newest_of, rows_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import harmless, write, write_json
 from isthmus.cli.sources import configuration_of
 from isthmus.config.settings import Configuration
-from isthmus.core.audit.chain import START, Broken, Point, Row, Seal, Verification
-from isthmus.storage import log_sqlite
-from isthmus.storage.seals import KeyDamaged, Keys, read_checkpoint, read_keys
-from isthmus.storage.sqlite import FILE
+from isthmus.core.audit.chain import START, Broken, Point, Row, Verification
+from isthmus.core.audit.ends import BEGUN, CALL_LOST, ENDED, Ends
+from isthmus.storage.seals import SERVED, KeyDamaged, Keys, read_checkpoint, read_keys
 
 FOLLOW_SECONDS = 0.5
 """How often it is looked whether there are new records."""
 
 COLUMNS = (
     *("number", "at", "event", "caller", "tenant", "face", "kind", "name", "server", "outcome", "executed"),
-    *("seconds", "arguments", "session", "id", "key", "other", "digest"),
+    *("seconds", "arguments", "session", "id", "key", "other", "digest", "seat"),
 )
 """Of an export as CSV; what else a record has is one cell."""
+
+NAMED = {"tenant", "caller", "face", "name"}
+"""What the record of a call has to have to be shown as one."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -43,85 +44,98 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _AGO = re.compile(r"([0-9]{1,6})([mhdw])")
 
 
-class Log(Protocol):
-    """A log to be read, as it stands at one moment."""
-
-    anchor: Seal | None
-
-    def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[Row]:
-        """The records of a time, the oldest first."""
-
-    async def newest(self, limit: int) -> list[Row]:
-        """The last records, the oldest first."""
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What came of looking through a log."""
 
+    seat: int
     count: int
     first: int
     last: Point
     key: str | None
     broken: Broken | None
+    open: int = 0
+    """Calls that began and have not ended."""
+    lost: int = 0
+    """Calls that began and of which nobody knows how they ended."""
+    unsigned: int = 0
+    """Records at its end for which no checkpoint vouches: anybody who can write to the store could have added them."""
 
 
 # -- verify ----------------------------------------------------------------------------------------------------------
 
 
 async def verify_log(file: Path | None, *, is_json: bool) -> Exit:
-    """Look through the whole log and say whether it is as it was written, or which record is not first.
+    """Look through all logs and say whether they are as they were written, or which record is not first.
 
     Raises:
-        CommandFailed: it is not, or cannot be read.
+        CommandFailed: one is not, or cannot be read.
     """
     configuration = configuration_of(file)
     try:
-        verdict = await _look_through(configuration)
+        verdicts = [await _look_through(Path(configuration.hub.state), kept) for kept in logs_of(configuration)]
     except OSError as error:
         raise _unreadable(error) from error
+    broken = [_what_is_wrong(verdict) for verdict in verdicts if verdict.broken is not None]
     if is_json:
-        write_json(msgspec.json.encode(_as_json(verdict)))
-        return Exit.WELL if verdict.broken is None else Exit.CALL_FAILED
-    if verdict.broken is not None:
-        which = f"record {verdict.broken.number}: " if verdict.broken.number else ""
-        raise CommandFailed(Exit.CALL_FAILED, f"the audit log is not whole: {which}{verdict.broken.why}")
-    write(_in_words(verdict))
+        write_json(msgspec.json.encode(_as_json(verdicts)))
+        return Exit.CALL_FAILED if broken else Exit.WELL
+    if broken:
+        raise CommandFailed(Exit.CALL_FAILED, f"the audit log is not whole: {'; '.join(broken)}")
+    write("\n".join(line for verdict in verdicts for line in _in_words(verdict)))
     return Exit.WELL
 
 
-async def _look_through(configuration: Configuration) -> Verdict:
-    state = Path(configuration.hub.state)
-    keys = _keys_of(state)
+async def _look_through(state: Path, kept: Kept) -> Verdict:
+    keys = _keys_of(state, kept.seat)
     if isinstance(keys, Broken):
-        return Verdict(0, 0, START, None, keys)
+        return Verdict(kept.seat, 0, 0, START, None, keys)
     # Before the records: a hub that runs writes these first.
-    vouched = read_checkpoint(state, keys)
+    vouched = read_checkpoint(state, keys, kept.seat)
+    ends = Ends()
     try:
-        async with reading(configuration) as log:
+        async with kept.reading() as log:
             verification = Verification(log.anchor, vouched, keys.is_signed)
             first = verification.head.number + 1
             async for row in log.rows():
                 if verification.take(row) is not None:
                     break
+                ends.take(row)
     except FileNotFoundError:
         if vouched is None:
             raise
         verification, first = Verification(None, vouched, keys.is_signed), 1
     broken = verification.end()
-    return Verdict(verification.count, first, verification.head, keys.name, broken)
+    head = verification.head
+    unsigned = 0 if vouched is None else max(0, head.number - vouched.point.number)
+    return Verdict(kept.seat, verification.count, first, head, keys.name, broken, len(ends.open), ends.lost, unsigned)
 
 
-def _keys_of(state: Path) -> Keys | Broken:
+def _keys_of(state: Path, seat: int) -> Keys | Broken:
     try:
-        return read_keys(state)
+        return read_keys(state, seat)
     except FileNotFoundError:
         return Broken(0, f"its key is missing: there is none in {state}, so that nothing is vouched for")
     except KeyDamaged as error:
         return Broken(0, str(error))
 
 
-def _as_json(verdict: Verdict) -> dict[str, object]:
+def _what_is_wrong(verdict: Verdict) -> str:
+    broken = verdict.broken
+    assert broken is not None, "only these are told so"
+    seat = f"seat {verdict.seat}, " if verdict.seat else ""
+    return f"{seat}record {broken.number}: {broken.why}" if broken.number else f"{seat}{broken.why}"
+
+
+def _as_json(verdicts: Sequence[Verdict]) -> dict[str, object]:
+    """The log of the hub that serves, and beside it those on seats; all of them decide whether it is good."""
+    served = [verdict for verdict in verdicts if not verdict.seat]
+    told = _one_as_json(served[0] if served else Verdict(SERVED, 0, 1, START, verdicts[0].key, None))
+    seats = [{"seat": verdict.seat, **_one_as_json(verdict)} for verdict in verdicts if verdict.seat]
+    return {**told, "good": all(verdict.broken is None for verdict in verdicts), "seats": seats}
+
+
+def _one_as_json(verdict: Verdict) -> dict[str, object]:
     broken = verdict.broken
     return {
         "good": broken is None,
@@ -130,69 +144,81 @@ def _as_json(verdict: Verdict) -> dict[str, object]:
         "last": verdict.last.number,
         "digest": verdict.last.digest.hex(),
         "key": verdict.key,
+        "open": verdict.open,
+        "lost": verdict.lost,
+        "unsigned": verdict.unsigned,
         "bad": None if broken is None else {"record": broken.number or None, "why": broken.why},
     }
 
 
-def _in_words(verdict: Verdict) -> str:
+def _in_words(verdict: Verdict) -> Iterator[str]:
+    name = f"The audit log on seat {verdict.seat}" if verdict.seat else "The audit log"
     if not verdict.count:
-        return "The audit log is whole, and has no records."
-    span = f"{verdict.first} to {verdict.last.number}"
-    return (
-        f"The audit log is whole: {verdict.count} records, {span}.\n"
-        f"last digest  {verdict.last.digest.hex()}\nsigned by    {verdict.key}"
-    )
+        yield f"{name} is whole, and has no records."
+        return
+    yield f"{name} is whole: {verdict.count} records, {verdict.first} to {verdict.last.number}."
+    if verdict.open:
+        yield f"{verdict.open} calls have begun in it and not ended: they are on their way, or their hub was killed"
+    if verdict.lost:
+        yield f"{verdict.lost} calls in it were lost: their hub was killed, and nobody knows how they ended"
+    if verdict.unsigned:
+        yield f"the last {verdict.unsigned} are not signed: their hub is about to, or was killed, or did not write them"
+    yield f"last digest  {verdict.last.digest.hex()}"
+    yield f"signed by    {verdict.key}"
 
 
 # -- tail and export -------------------------------------------------------------------------------------------------
 
 
 async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bool) -> Exit:
-    """Print the last records, and with `follows` each that comes.
+    """Print the last records of all logs, and with `follows` each that comes.
 
     Raises:
-        CommandFailed: the log cannot be read.
+        CommandFailed: a log cannot be read.
     """
     configuration = configuration_of(file)
     try:
-        async with reading(configuration) as log:
-            rows = await log.newest(max(1, count))
-        last = rows[-1].number if rows else 0
-        _print(rows[-count:] if count else [], is_json=is_json)
+        found = await newest_of(logs_of(configuration), max(1, count))
+        last = {seat: row.number for seat, row in sorted(found, key=lambda seated: seated[1].number)}
+        _print(found[-count:] if count else [], is_json=is_json)
         while follows:
             await asyncio.sleep(FOLLOW_SECONDS)
-            rows = await _after(configuration, last)
-            last = rows[-1].number if rows else last
-            _print(rows, is_json=is_json)
+            _print(await _after(configuration, last), is_json=is_json)
     except OSError as error:
         raise _unreadable(error) from error
     return Exit.WELL
 
 
-def _print(rows: Sequence[Row], *, is_json: bool) -> None:
-    for row in rows:
-        write(_exported(row) if is_json else _line(row))
+def _print(found: Sequence[Seated], *, is_json: bool) -> None:
+    for seat, row in found:
+        write(_exported(seat, row) if is_json else _line(seat, row))
 
 
-async def _after(configuration: Configuration, number: int) -> list[Row]:
-    async with reading(configuration) as log:
-        return [row async for row in log.rows(after=number)]
+async def _after(configuration: Configuration, last: dict[int, int]) -> list[Seated]:
+    """What came since the last numbers, which become those of now; a log that is new is shown whole."""
+    found: list[Seated] = []
+    for kept in logs_of(configuration):
+        async with kept.reading() as log:
+            found += [(kept.seat, row) async for row in log.rows(after=last.get(kept.seat, 0))]
+    for seat, row in found:
+        last[seat] = row.number
+    return sorted(found, key=lambda seated: seated[1].at)
 
 
 async def export_log(file: Path | None, since: str | None, until: str | None, form: str) -> Exit:
-    """Print the records of a time, one line each.
+    """Print the records of a time from all logs, one line each.
 
     Raises:
-        CommandFailed: the log cannot be read, or a time is none.
+        CommandFailed: a log cannot be read, or a time is none.
     """
     begin = _moment("--since", since, 0.0)
     end = _moment("--until", until, float("inf"))
     try:
-        async with reading(configuration_of(file)) as log:
+        async with rows_of(logs_of(configuration_of(file)), begin, end) as rows:
             if form == "csv":
                 write(_cells(COLUMNS))
-            async for row in log.rows(since=begin, until=end):
-                write(_exported(row) if form == "jsonl" else _cells(_columns(row)))
+            async for seat, row in rows:
+                write(_exported(seat, row) if form == "jsonl" else _cells(_columns(seat, row)))
     except OSError as error:
         raise _unreadable(error) from error
     return Exit.WELL
@@ -212,15 +238,17 @@ def _moment(option: str, text: str | None, otherwise: float) -> float:
     return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, omit_defaults=True, kw_only=True):
+    seat: int = SERVED
     number: int
     digest: str
     record: msgspec.Raw
 
 
-def _exported(row: Row) -> str:
-    """A record as it is kept, so that whoever has the export can follow the chain without the hub."""
-    return msgspec.json.encode(_Line(row.number, row.digest.hex(), msgspec.Raw(row.content))).decode()
+def _exported(seat: int, row: Row) -> str:
+    """A record as it is kept, so that whoever has the export can follow each seat's chain without the hub."""
+    line = _Line(seat=seat, number=row.number, digest=row.digest.hex(), record=msgspec.Raw(row.content))
+    return msgspec.json.encode(line).decode()
 
 
 def _record(row: Row) -> dict[str, object]:
@@ -228,17 +256,20 @@ def _record(row: Row) -> dict[str, object]:
     return read
 
 
-def _line(row: Row) -> str:
+def _line(seat: int, row: Row) -> str:
     """A record for a person to read."""
     record = _record(row)
-    head = f"{row.number:>7}  {_shown_time(row.at)}  "
-    if record.get("event") not in ("call", "call.begun"):
+    number = f"{seat}/{row.number}" if seat else str(row.number)
+    head = f"{number:>7}  {_shown_time(row.at)}  "
+    if record.get("event") not in (BEGUN, ENDED, CALL_LOST) or not record.keys() >= NAMED:
         about = " ".join(f"{key}={value}" for key, value in record.items() if key not in ("at", "event"))
         return head + harmless(f"{record.get('event')}  {about}", keep="")
     named = f"{record['tenant']}/{record['caller']} by {record['face'] or 'the hub'}  {record['name']}"
     ended = f"{record.get('outcome', 'begins')}"
     if "executed" in record:
-        ended += f", executed: {record['executed']}, {record.get('seconds')} s"
+        ended += f", executed: {record['executed']}"
+    if "seconds" in record:
+        ended += f", {record['seconds']} s"
     return head + harmless(f"{named}  {ended}", keep="")
 
 
@@ -246,10 +277,10 @@ def _shown_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _columns(row: Row) -> list[str]:
+def _columns(seat: int, row: Row) -> list[str]:
     record = _record(row)
     other = {key: value for key, value in record.items() if key not in COLUMNS}
-    record |= {"number": row.number, "at": _shown_time(row.at), "digest": row.digest.hex()}
+    record |= {"number": row.number, "at": _shown_time(row.at), "digest": row.digest.hex(), "seat": seat or None}
     record["other"] = msgspec.json.encode(other).decode() if other else ""
     return ["" if (value := record.get(column)) is None else str(value) for column in COLUMNS]
 
@@ -259,24 +290,6 @@ def _cells(values: Sequence[str]) -> str:
     line = io.StringIO()
     csv.writer(line).writerow([f"'{value}" if value.startswith(FORMULAS) else value for value in values])
     return line.getvalue().rstrip("\r\n")
-
-
-# -- where it is -----------------------------------------------------------------------------------------------------
-
-
-def reading(configuration: Configuration) -> AbstractAsyncContextManager[Log]:
-    """The log of the hub that has this configuration."""
-    if configuration.storage.url is None:
-        return log_sqlite.reading(Path(configuration.hub.state) / FILE)
-    if configuration.storage.is_foreign:
-        said = f"what the hub keeps is kept by the extension {configuration.storage.scheme}, and so is its audit log"
-        raise CommandFailed(Exit.CONFIGURATION, said, "Only what that extension brings can read it.")
-    try:
-        from isthmus.storage import log_postgres
-    except ImportError:
-        said = "the audit log is in a database, and the library that reads it is not installed"
-        raise CommandFailed(Exit.CONFIGURATION, said, "Get it with: pip install 'isthmus[postgres]'") from None
-    return log_postgres.reading(configuration.storage)
 
 
 def _unreadable(error: OSError) -> CommandFailed:

@@ -6,18 +6,20 @@ Everything here happens on that loop, except that anybody may read the catalog. 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import structlog
 
 from isthmus.app.hub import RunningHub
+from isthmus.config.files import located
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
-from isthmus.config.settings import Configuration, HubSettings
+from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING
 from isthmus.core.catalog.view import Route
@@ -27,18 +29,25 @@ from isthmus.library.errors import ConfigurationError
 from isthmus.library.permissions import UNRESTRICTED
 from isthmus.library.questions import Questions
 from isthmus.library.servers import MCPServerConfig
-from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.calls import EVERYTHING, Call, Surface
+from isthmus.model.faults import UnknownTool
 from isthmus.model.names import ServerName
+from isthmus.storage.memory import MemoryJournal
+from isthmus.telemetry.settings import AuditMode
 from isthmus.upstream.registered import REGISTRY
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 
 if TYPE_CHECKING:
+    from isthmus.app.audit import AuditLog
     from isthmus.app.definitions import DefinitionPins
 
 log = structlog.get_logger(__name__)
 
 HUB = ServerName("hub")
 """What a running hub is called where a service has it as its only server."""
+
+FACE = "library"
+"""What the audit log calls this hub, and the way in to it."""
 
 SETTLE_SECONDS = 120.0
 """How long a service waits for first attempts to connect; each has a shorter limit of its own."""
@@ -71,10 +80,11 @@ def plan_of(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str |
     if key is not None:
         raise ConfigurationError("key= is for a running hub: give its address as hub=")
     if given is None:
-        return Plan(_patient(Configuration(None, HubSettings())))
+        return Plan(_patient(Configuration(None, _unaudited(unfiled_settings()))))
     if isinstance(given, Mapping):
-        return Plan(_patient(Configuration(None, HubSettings(), tuple(_servers(given)))))
-    return Plan(_patient(_loaded(Path(given))))
+        table = _table(given)
+        return Plan(_patient(Configuration(None, _settings(table), tuple(_servers(table)))))
+    return Plan(_patient(_audited_if_said(_loaded(Path(given)))))
 
 
 def _attached(address: str, key: str | None) -> Plan:
@@ -87,7 +97,8 @@ def _attached(address: str, key: str | None) -> Plan:
     except ValueError as error:
         raise ConfigurationError(f"hub: {error}") from None
     server = ServerSettings(HUB, reach, timeout=ATTACHED.call_seconds, secrets=frozenset([key] if key else []))
-    return Plan(Configuration(None, HubSettings(limits=ATTACHED), (server,)), Surface("own", HUB), required=True)
+    settings = _unaudited(replace(unfiled_settings(), limits=ATTACHED))
+    return Plan(Configuration(None, settings, (server,)), Surface("own", HUB), required=True)
 
 
 def _loaded(file: Path) -> Configuration:
@@ -103,14 +114,43 @@ def _patient(configuration: Configuration) -> Configuration:
     return replace(configuration, hub=replace(configuration.hub, limits=limits))
 
 
-_KNOWN = ("enable_mcp", "mcp_servers")
+def _unaudited(settings: HubSettings) -> HubSettings:
+    """A program that was not told to keep a log writes none into anybody's folder."""
+    return replace(settings, audit="off")
 
 
-def _servers(given: Mapping[str, Any]) -> list[ServerSettings]:
+def _audited_if_said(configuration: Configuration) -> Configuration:
+    if not {"hub.audit", "hub.state"}.isdisjoint(configuration.origins):
+        return configuration
+    return replace(configuration, hub=_unaudited(configuration.hub))
+
+
+_KNOWN = ("enable_mcp", "mcp_servers", "audit", "state")
+
+
+def _table(given: Mapping[str, Any]) -> Mapping[str, Any]:
     table = given.get("tool_service", given)
     if not isinstance(table, Mapping):
         raise ConfigurationError(f"tool_service must be a dictionary, not {type(table).__name__}")
     _check_keys(table)
+    return table
+
+
+def _settings(table: Mapping[str, Any]) -> HubSettings:
+    """Where the hub keeps an audit log, if the table says that it does: by how, by where, or by both."""
+    usual = unfiled_settings()
+    audit, state = table.get("audit"), table.get("state")
+    if audit is None and state is None:
+        return _unaudited(usual)
+    if state is not None and (not isinstance(state, str | Path) or not str(state)):
+        raise ConfigurationError(f"state must be the path of a folder, not {state!r}")
+    folder = usual.state if state is None else str(located(str(state), Path.cwd(), Path.home()))
+    if audit is not None and audit not in get_args(AuditMode):
+        raise ConfigurationError(f"audit must be one of {', '.join(get_args(AuditMode))}, not {audit!r}")
+    return replace(usual, audit=audit or usual.audit, state=folder)
+
+
+def _servers(table: Mapping[str, Any]) -> list[ServerSettings]:
     is_enabled, servers = table.get("enable_mcp", True), table.get("mcp_servers", ())
     if not isinstance(is_enabled, bool):
         raise ConfigurationError(f"enable_mcp must be True or False, not {is_enabled!r}")
@@ -147,28 +187,77 @@ def _pins_of(configuration: Configuration) -> DefinitionPins | None:
     try:
         return DefinitionPins(configuration, is_lasting=False)
     except ConfigError as error:
-        told = "; ".join(str(finding) for finding in error.findings)
-        raise ConfigurationError(f"the configuration cannot be used: {told}") from None
+        raise _unusable(error) from None
+
+
+def _unusable(error: ConfigError) -> ConfigurationError:
+    told = "; ".join(str(finding) for finding in error.findings)
+    return ConfigurationError(f"the configuration cannot be used: {told}")
+
+
+async def open_engine(plan: Plan, questions: Questions | None) -> Engine:
+    """A hub, with the audit log that its configuration asks for.
+
+    Raises:
+        ConfigurationError: every call is to be in the log, and there can be none; or tools cannot be withheld.
+    """
+    if plan.configuration.hub.audit == "off":
+        return Engine(plan, questions)
+    # Only who wants it pays for what it takes.
+    from isthmus.app.audit import close_audit, open_audit  # noqa: PLC0415
+
+    journal = MemoryJournal()
+    try:
+        books = await open_audit(plan.configuration, journal, FACE)
+    except ConfigError as error:
+        raise _unusable(error) from None
+    try:
+        return Engine(plan, questions, journal, books)
+    except BaseException:
+        await close_audit(books, journal)
+        raise
 
 
 class Engine:
     """A hub that runs, and what it offers now."""
 
-    def __init__(self, plan: Plan, questions: Questions | None) -> None:
-        """Start every server in the background. Needs the owner's loop."""
+    def __init__(
+        self,
+        plan: Plan,
+        questions: Questions | None,
+        journal: MemoryJournal | None = None,
+        books: AuditLog | None = None,
+    ) -> None:
+        """Start every server in the background. Needs the owner's loop. `books` is closed with it."""
         profile = questions.profile if questions is not None else None
         self._plan = plan
         self._catalog: Catalog | None = None
         self._registered = REGISTRY.version
         self._watchers: dict[object, Callable[[], object]] = {}
         self._pins = _pins_of(plan.configuration)
-        self.running = RunningHub(plan.configuration, os.environ, profile=profile, pins=self._pins)
+        self._books = books
+        audit = None if books is None else books.audit
+        self.running = RunningHub(
+            plan.configuration, os.environ, journal, profile=profile, pins=self._pins, audit=audit
+        )
+        if books is not None:
+            books.follow(self.running, self._pins)
         self.running.hub.watch(self._changed)
 
     @property
     def is_attached(self) -> bool:
         """Whether its tools are those of a hub elsewhere, which has its own idea of who may use them."""
         return self._plan.required
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether what is asked of it is in an audit log."""
+        return self._books is not None
+
+    def tell_refused(self, call: Call) -> None:
+        """What was refused before the hub heard of it is in the log as the hub would have it."""
+        if self._books is not None:
+            self._books.audit.add((time.time(), call, None, UnknownTool(call.name), 0.0, False, ""))
 
     async def settle(self) -> None:
         """Wait until each server has connected or failed."""
@@ -181,6 +270,9 @@ class Engine:
         await self.running.aclose()
         if self._pins is not None:
             await self._pins.aclose()
+        if self._books is not None:
+            await self._books.stop()
+            await self._books.close()
 
     def failures(self) -> dict[str, str]:
         """Servers that are not there, and why."""

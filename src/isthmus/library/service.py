@@ -23,7 +23,7 @@ import msgspec
 from isthmus.library.catalog import Catalog, Entry
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
 from isthmus.library.crossing import Awaited, ToAsyncio, ToThread, crossing_here
-from isthmus.library.engine import Engine, Plan, plan_of
+from isthmus.library.engine import FACE, Engine, Plan, open_engine, plan_of
 from isthmus.library.errors import (
     ConfigurationError,
     ServiceClosedError,
@@ -36,12 +36,13 @@ from isthmus.library.functions import registered_tool
 from isthmus.library.logs import use_standard_logging
 from isthmus.library.owner import Owner
 from isthmus.library.permissions import UNRESTRICTED, grants_of
+from isthmus.library.program import is_on_hub
 from isthmus.library.questions import Asking, Questions
 from isthmus.library.results import payload_of, refused, result_from, session_of, trouble_with, unusable
 from isthmus.library.running import begun, ended
 from isthmus.library.tools import MCPTool, Tool, end_of
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call, Kind
+from isthmus.model.calls import EVERYTHING, Call, Kind
 from isthmus.model.events import LogLevel
 from isthmus.model.faults import Fault
 from isthmus.model.outcomes import Outcome
@@ -92,7 +93,8 @@ class ToolService:
 
         Args:
             config: `{"enable_mcp": True, "mcp_servers": [...]}`, by itself or under `"tool_service"`; or the path of an
-                `isthmus.toml` or `mcp.json`; or nothing, for the built-in tools and those of `@tool`.
+                `isthmus.toml` or `mcp.json`; or nothing, for the built-in tools and those of `@tool`. Calls are in an
+                audit log if it says `audit` or `state` (in a file, of `[hub]`).
             hub: instead, the address of a running hub.
             key: what that hub knows this program by.
 
@@ -118,7 +120,7 @@ class ToolService:
         async with self._changing:
             if self._engine is not None:
                 raise ConfigurationError("this service is initialized already: shut it down first, or make another")
-            engine = Engine(plan, self._questions)
+            engine = await open_engine(plan, self._questions)
             try:
                 await engine.settle()
                 if plan.required and (failures := engine.failures()):
@@ -258,7 +260,7 @@ class ToolService:
     async def _performed(self, owner: Owner, engine: Engine, call: Call) -> Outcome:
         crossing = crossing_here()
         execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._asking(crossing))
-        owner.post(execution.start)
+        owner.enter(execution.start)
         try:
             outcome: Outcome = await crossing.wait()
         except BaseException:
@@ -278,11 +280,12 @@ class ToolService:
         return self._started(request, self._catalog_now(), mailbox, self._asking())
 
     def _asking(self, crossing: Awaited[Any] | None = None) -> Asking | None:
-        """Who is asked what a server asks back; on the loop that waits, if one does that is not the hub's own."""
+        """Who is asked what a server asks back; on the loop that waits, if one does that is the program's own."""
         if self._questions is None:
             return None
         loop = crossing.loop if isinstance(crossing, ToAsyncio) else None
-        return Asking(self._questions, loop if self._owner is None or loop is not self._owner.loop else None)
+        is_own = self._owner is None or loop is not self._owner.loop or is_on_hub()
+        return Asking(self._questions, loop if is_own else None)
 
     def _started(
         self, request: ToolRequest, catalog: Catalog, mailbox: Mailbox, asking: Asking | None
@@ -296,7 +299,7 @@ class ToolService:
         entry, call = prepared
         sink: Sink = Telling(entry.full_name, mailbox, partial(_concluded, request, entry, began))
         execution = Execution(engine.running.hub, call, sink, owner, asking)
-        owner.post(execution.start)
+        owner.enter(execution.start)
         return execution
 
     def _prepared(
@@ -309,6 +312,7 @@ class ToolService:
         try:
             entry = _allowed(catalog, request.tool_name, request.tool_namespace, user)
         except ToolError as error:
+            self._note_refused(engine, request)
             return refused(request, error)
         try:
             arguments = msgspec.Raw(_encode(request.parameters))
@@ -327,7 +331,21 @@ class ToolService:
             session=session or "",
             timeout=request.timeout,
             headers=(request.metadata or {}).get("headers") or {},
+            face=FACE,
         )
+
+    def _note_refused(self, engine: Engine, request: ToolRequest) -> None:
+        """Have a request in the audit log that never came to be a call; the hub itself notes all others."""
+        if self._owner is None or not engine.is_audited:
+            return
+        user, session = request.user_context, session_of(request)
+        try:
+            arguments = _encode(request.parameters)
+        except (TypeError, ValueError, RecursionError, OverflowError):
+            arguments = b""
+        caller = ME if user is None else _caller(user, session, is_attached=engine.is_attached)
+        call = Call(caller, EVERYTHING, request.tool_name, msgspec.Raw(arguments), session=session or "", face=FACE)
+        self._owner.post(engine.tell_refused, call)
 
     # -- resources and prompts -----------------------------------------------------------------------------------------
 
@@ -365,7 +383,8 @@ class ToolService:
 
     async def _asked(self, kind: Kind, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         owner, engine = self._open_engine()
-        call = Call(ME, engine.surface, name, msgspec.Raw(_encode(arguments)), kind=kind, profile=self._profile)
+        given = msgspec.Raw(_encode(arguments))
+        call = Call(ME, engine.surface, name, given, kind=kind, profile=self._profile, face=FACE)
         outcome = await self._performed(owner, engine, call)
         return _contents(name, outcome, is_attached=engine.is_attached)
 

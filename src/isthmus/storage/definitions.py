@@ -44,9 +44,19 @@ INSERT OR REPLACE INTO waiting SELECT ?, ?, ?, ?, ?, ? WHERE NOT EXISTS
 """Unless it was approved meanwhile, as another hub saw it."""
 WAITS_NOT: Final = "DELETE FROM waiting WHERE server = ? AND variant = ? AND tool = ?"
 BEFORE: Final = """
-SELECT definition FROM pins WHERE server = ? AND variant = ? AND tool = ?
-UNION ALL SELECT definition FROM pins WHERE server = ? AND variant = '' AND tool = ? LIMIT 1
+SELECT CAST(definition AS BLOB) FROM pins WHERE server = ? AND variant = ? AND tool = ?
+UNION ALL SELECT CAST(definition AS BLOB) FROM pins WHERE server = ? AND variant = '' AND tool = ? LIMIT 1
 """
+KNOWN: Final = "SELECT server, variant, tool, CAST(fingerprint AS BLOB) FROM pins"
+WAITING: Final = """
+SELECT server, variant, tool, CAST(fingerprint AS BLOB), CAST(definition AS BLOB), CAST(at AS REAL) FROM waiting
+ORDER BY server, tool, variant
+"""
+CHANGE: Final = """
+SELECT number, server, variant, tool, CAST(fingerprint AS BLOB), CAST(before AS BLOB), CAST(after AS BLOB),
+    CAST(at AS REAL), how FROM changes
+"""
+"""All of them say of which kind a value is: a file that somebody mended by hand may have texts where bytes were."""
 CHANGED: Final = """
 INSERT INTO changes (server, variant, tool, fingerprint, before, after, at, how) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
@@ -114,7 +124,7 @@ class Definitions:
 
     def known(self) -> list[tuple[str, str, str, bytes]]:
         """Server, variant, tool and fingerprint of all that was accepted."""
-        return self._file.execute("SELECT server, variant, tool, fingerprint FROM pins").fetchall()
+        return self._file.execute(KNOWN).fetchall()
 
     def keep(self, sightings: Sequence[tuple[Seen, bool]]) -> None:
         """Remember how tools look and what was otherwise before, in the order of events; `True` ones have to wait."""
@@ -127,9 +137,7 @@ class Definitions:
 
     def approved_after(self, number: int) -> list[Change]:
         """What the operator has approved of since the change of this number."""
-        rows = self._file.execute(
-            "SELECT * FROM changes WHERE number > ? AND how = 'approved' ORDER BY number", (number,)
-        )
+        rows = self._file.execute(CHANGE + "WHERE number > ? AND how = 'approved' ORDER BY number", (number,))
         return [Change(*row) for row in rows]
 
     def heard(self) -> int:
@@ -150,13 +158,13 @@ class Definitions:
 
     def waiting(self) -> list[Waiting]:
         """What waits, in the order of servers and tools."""
-        with closing(self._file.execute("SELECT * FROM waiting ORDER BY server, tool, variant")) as rows:
+        with closing(self._file.execute(WAITING)) as rows:
             seen = [Seen(*row) for row in rows]
         return [Waiting(each, self._before(each)) for each in seen]
 
     def changes(self, limit: int) -> list[Change]:
         """The last changes, the oldest first."""
-        rows = self._file.execute("SELECT * FROM changes ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
+        rows = self._file.execute(CHANGE + "ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
         return [Change(*row) for row in reversed(rows)]
 
     def approve(self, seen: Seen, at: float) -> bool:

@@ -23,10 +23,15 @@ CREATE TABLE IF NOT EXISTS audit_anchor (
     signature BLOB NOT NULL
 );
 """
-APPEND = "INSERT INTO audit (number, at, content, digest) VALUES {}"
-PORTIONS = (128, 32, 8, 1)
-"""How many records one statement writes: each lets the interpreter's lock go, and has to wait for it again."""
-LAST = "SELECT number, at, content, digest FROM audit ORDER BY number DESC LIMIT 1"
+APPEND = "INSERT INTO audit (number, at, content, digest) SELECT * FROM (VALUES {}) WHERE column1 IS NOT NULL"
+PORTIONS = (1, 4, 16, 64, 256, 1024)
+"""How many records one statement writes; a portion that is not full is filled up with nothing. Few statements, since
+each lets the interpreter's lock go, and while it waits to have that again it disturbs the thread that has it; few
+sizes, since each is prepared and kept."""
+AT_ONCE_MAX = PORTIONS[-1]
+WIDTH = 4
+_APPENDS = {size: APPEND.format(", ".join(["(?, ?, ?, ?)"] * size)) for size in PORTIONS}
+LAST = "SELECT number, at, CAST(content AS BLOB), CAST(digest AS BLOB) FROM audit ORDER BY number DESC LIMIT 1"
 ANCHOR = "SELECT number, digest, at, signature FROM audit_anchor"
 SET_ANCHOR = "INSERT OR REPLACE INTO audit_anchor (id, number, digest, at, signature) VALUES (1, ?, ?, ?, ?)"
 FIRST_KEPT = "SELECT number FROM audit WHERE at >= ? ORDER BY number LIMIT 1"
@@ -96,13 +101,12 @@ class LogWriter:
 
 
 def _insert(connection: sqlite3.Connection, values: Sequence[object]) -> None:
-    """Write rows, of which all values follow each other, in as few statements as their sizes allow."""
-    done, width = 0, 4
-    for portion in PORTIONS:
-        text = APPEND.format(", ".join(["(?, ?, ?, ?)"] * portion))
-        while len(values) - done >= portion * width:
-            connection.execute(text, values[done : done + portion * width])
-            done += portion * width
+    """Write rows, of which all values follow each other."""
+    most = AT_ONCE_MAX * WIDTH
+    for start in range(0, len(values), most):
+        portion = values[start : start + most]
+        size = next(size for size in PORTIONS if size * WIDTH >= len(portion))
+        connection.execute(_APPENDS[size], [*portion, *(None,) * (size * WIDTH - len(portion))])
 
 
 def standing_of(connection: sqlite3.Connection) -> Standing:

@@ -1,14 +1,16 @@
-"""A journal that lasts as long as the process; for hubs without state."""
+"""A journal that lasts as long as the process; for hubs without state, whose audit log may last all the same."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import islice
 
 from isthmus.core.audit.facts import Fact
 from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.core.ports.ledger import Ledger
 from isthmus.storage.pages import fitting, read_token, write_token
 
 KEPT_BYTES = 1024 * 1024
@@ -31,12 +33,37 @@ class MemoryJournal:
         self._sizes: dict[tuple[str, str], int] = {}
         self._documents: dict[tuple[str, str, str], Document] = {}
         self._bytes = 0
+        self.log: Ledger | None = None
+        """Where facts are kept that come with documents; without it, nowhere."""
 
     # -- documents ---------------------------------------------------------------------------------------------------
 
     def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
-        """See `core.ports.journal.Journal`; there is no audit log."""
-        asyncio.get_running_loop().call_soon(done, self._write(documents))
+        """See `core.ports.journal.Journal`; what could not be noted in the log is not kept here either."""
+        before = [self._documents.get(_key(document)) for document in documents] if facts else []
+        verdict = self._write(documents)
+        if verdict == "kept" and facts and self.log is not None:
+            self.log.write((), partial(self._noted, documents, before, done), facts)
+        else:
+            asyncio.get_running_loop().call_soon(done, verdict)
+
+    def _noted(
+        self, documents: Sequence[Document], before: Sequence[Document | None], done: OnVerdict, verdict: Verdict
+    ) -> None:
+        if verdict != "kept":
+            for document, earlier in zip(documents, before, strict=True):
+                self._take_back(document, earlier)
+        done("kept" if verdict == "kept" else "refused")
+
+    def _take_back(self, document: Document, earlier: Document | None) -> None:
+        """Have what was there before, unless somebody has changed it since."""
+        key, ours = _key(document), None if document.body is None else document
+        if self._documents.get(key) is not ours:
+            return
+        self._bytes += _weight(earlier) - _weight(ours)
+        self._documents.pop(key, None)
+        if earlier is not None:
+            self._documents[key] = earlier
 
     def _write(self, documents: Sequence[Document]) -> Verdict:
         if not all(self._fits(document) for document in documents):

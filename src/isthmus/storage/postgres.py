@@ -21,7 +21,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from isthmus.core.audit.chain import Standing
+from isthmus.core.audit.chain import Row, Standing
 from isthmus.core.audit.facts import Fact
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
@@ -142,6 +142,7 @@ SELECT max(newest) FROM unnest($2::text[]) AS wanted,
 LATERAL (SELECT max(at) AS newest FROM documents WHERE kind = $1 AND state = wanted) AS each
 """
 LATEST = "SELECT at, content FROM entries WHERE kind = $1 AND owner = $2 ORDER BY number DESC LIMIT $3"
+LOG_ROWS = "SELECT number, at, content, digest FROM audit WHERE number > $1 ORDER BY number LIMIT $2"
 
 LIVELY = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """How soon the database finds out that a hub's machine is gone, and lets go of its lock."""
@@ -336,18 +337,23 @@ class PostgresJournal:
     async def open_log(self, notary: Notary) -> Standing:
         """See `core.ports.ledger.Ledger`."""
         writer = LogWriter(notary)
-        found: list[Standing] = []
-        await self._done(partial(_keep_answer, writer.find, found))
+        standing = await self._answered(writer.find)
         self._log = writer
-        return found[-1]
+        return standing
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """See `core.ports.ledger.Ledger`."""
-        writer = self._log
-        assert writer is not None, "the log is opened first"
-        counts: list[int] = []
-        await self._done(partial(_keep_answer, partial(writer.prune, before, limit), counts))
-        return counts[-1]
+        assert self._log is not None, "the log is opened first"
+        return await self._answered(partial(self._log.prune, before, limit))
+
+    async def log_rows(self, *, after: int, limit: int) -> Sequence[Row]:
+        """See `core.ports.ledger.ReadableLedger`."""
+        return [Row(*row) for row in await self._ask(LOG_ROWS, after, limit)]
+
+    async def _answered(self, ask: Callable[[Connection], Awaitable[_T]]) -> _T:
+        answers: list[_T] = []
+        await self._done(partial(_keep_answer, ask, answers))
+        return answers[-1]
 
     async def _done(self, deed: Deed) -> None:
         kept: asyncio.Future[Verdict] = self._loop.create_future()

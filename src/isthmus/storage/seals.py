@@ -21,13 +21,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from isthmus.core.audit.chain import Kind, Point, Seal, signed_text
+from isthmus.core.audit.chain import START, Kind, Point, Seal, signed_text
 
 log = structlog.get_logger(__name__)
 
 FOLDER = "audit"
 KEY_FILE = "key"
 CHECKPOINT_FILE = "checkpoint"
+SERVED = 0
+"""The log of the hub that has the state folder to itself; those of others are numbered, see `storage.seats`."""
 
 KEY_BYTES = 32
 SLOT_BYTES = 512
@@ -43,7 +45,9 @@ class KeyDamaged(ValueError):
 class Keys:
     """What is made of the one secret: a key that signs, and one that digests."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, seat: int = SERVED) -> None:
+        """Of several logs with one secret, none can be shown in the place of another: what is signed names its seat."""
+        self._named = b"" if seat == SERVED else b"seat %d: " % seat
         self._signing = Ed25519PrivateKey.from_private_bytes(_derived(secret, b"isthmus audit signing"))
         self._verifying = self._signing.public_key()
         self.digesting = _derived(secret, b"isthmus audit arguments")
@@ -55,12 +59,12 @@ class Keys:
 
     def sign(self, text: bytes) -> bytes:
         """Sign."""
-        return self._signing.sign(text)
+        return self._signing.sign(self._named + text)
 
     def is_signed(self, text: bytes, signature: bytes) -> bool:
         """Whether this key signed it."""
         try:
-            self._verifying.verify(signature, text)
+            self._verifying.verify(signature, self._named + text)
         except InvalidSignature:
             return False
         return True
@@ -70,7 +74,12 @@ def _derived(secret: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, None, info).derive(secret)
 
 
-def read_keys(state: Path) -> Keys:
+def checkpoint_of(state: Path, seat: int = SERVED) -> Path:
+    """The file that says how far a log goes."""
+    return state / FOLDER / (CHECKPOINT_FILE if seat == SERVED else f"{CHECKPOINT_FILE}-{seat}")
+
+
+def read_keys(state: Path, seat: int = SERVED) -> Keys:
     """The keys of a log that there is.
 
     Raises:
@@ -85,13 +94,13 @@ def read_keys(state: Path) -> Keys:
         secret = b""
     if len(secret) != KEY_BYTES:
         raise KeyDamaged(f"{file} does not hold the key of the audit log; put it back, or move the file away")
-    return Keys(secret)
+    return Keys(secret, seat)
 
 
-def open_keys(state: Path) -> Keys:
+def open_keys(state: Path, seat: int = SERVED) -> Keys:
     """The same, made if there are none."""
     with suppress(FileNotFoundError):
-        return read_keys(state)
+        return read_keys(state, seat)
     folder = state / FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = folder / f"{KEY_FILE}.{secrets.token_hex(4)}"
@@ -106,7 +115,7 @@ def open_keys(state: Path) -> Keys:
             os.link(draft, folder / KEY_FILE)  # whoever came first has made the key of all
     finally:
         draft.unlink()
-    return read_keys(state)
+    return read_keys(state, seat)
 
 
 class _Slot(msgspec.Struct):
@@ -116,10 +125,10 @@ class _Slot(msgspec.Struct):
     signature: str
 
 
-def read_checkpoint(state: Path, keys: Keys) -> Seal | None:
+def read_checkpoint(state: Path, keys: Keys, seat: int = SERVED) -> Seal | None:
     """The newest checkpoint; one that was not signed by these keys only if there is no other. None if there is none."""
     try:
-        data = (state / FOLDER / CHECKPOINT_FILE).read_bytes()
+        data = checkpoint_of(state, seat).read_bytes()
     except FileNotFoundError:
         return None
     found = [seal for seal in map(_seal_in, data[: SLOTS * SLOT_BYTES].split(b"\n")) if seal is not None]
@@ -138,22 +147,33 @@ def _seal_in(line: bytes) -> Seal | None:
 class Seals:
     """Signs, and keeps the checkpoint. Used by one writer at a time."""
 
-    def __init__(self, state: Path, keys: Keys, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: Path, keys: Keys, now: Callable[[], float] = time.time, *, seat: int = SERVED) -> None:
         """Raises: OSError if there can be no checkpoint."""
         self._keys = keys
         self._now = now
         self._slot = 0
         self._is_failing = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        self._file = os.open(state / FOLDER / CHECKPOINT_FILE, flags, 0o600)
+        self._file = os.open(checkpoint_of(state, seat), flags, 0o600)
 
     def seal(self, kind: Kind, point: Point) -> Seal:
         """Sign a point."""
         at = round(self._now(), 3)
         return Seal(point, at, self._keys.sign(signed_text(kind, point, at)))
 
+    def begin(self) -> None:
+        """Vouch for a log that has no record yet: a hub that is killed right after its first leaves a checkpoint too.
+
+        Raises: OSError if that cannot be kept.
+        """
+        self._note(START)
+        os.fsync(self._file)
+
     def checkpoint(self, point: Point) -> None:
         """Note how far the log goes, in place of the checkpoint before the last."""
+        self._note(point)
+
+    def _note(self, point: Point) -> None:
         seal = self.seal("checkpoint", point)
         slot = _Slot(point.number, point.digest.hex(), seal.at, seal.signature.hex())
         line = msgspec.json.encode(slot).ljust(SLOT_BYTES - 1) + b"\n"

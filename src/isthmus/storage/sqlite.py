@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,13 +21,13 @@ from typing import IO, NamedTuple, TypeAlias, TypeVar
 import msgspec
 import structlog
 
-from isthmus.core.audit.chain import Standing
+from isthmus.core.audit.chain import Row, Standing
 from isthmus.core.audit.facts import Fact
 from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
 from isthmus.core.ports.ledger import Notary
 from isthmus.storage import log_sqlite
 from isthmus.storage.errors import StateInUse
-from isthmus.storage.log_sqlite import LogWriter
+from isthmus.storage.log_sqlite import AT_ONCE_MAX, LogWriter
 from isthmus.storage.pages import fitting, read_token, write_token
 from isthmus.storage.verdicts import settle, tell_all
 
@@ -83,6 +83,11 @@ DELETE FROM entries WHERE kind = :kind AND owner = :owner AND number <= (
 COLUMNS = 'kind, owner, id, version, at, body, "group", state'
 ONE = f"SELECT {COLUMNS} FROM documents WHERE rowid = ?"  # noqa: S608 - our own words
 NEWEST = "SELECT max(at) FROM documents WHERE kind = ? AND state = ?"
+# Whoever changed the file may have left anything there: SQLite keeps a text in the place of bytes.
+LOG_ROWS = """
+SELECT number, CAST(at AS REAL), CAST(content AS BLOB), CAST(digest AS BLOB) FROM audit
+WHERE number > ? ORDER BY number LIMIT ?
+"""
 
 PRUNE = """
 DELETE FROM documents WHERE (kind, owner, id) IN (
@@ -147,18 +152,24 @@ class SqliteJournal:
     async def open_log(self, notary: Notary) -> Standing:
         """See `core.ports.ledger.Ledger`."""
         writer = LogWriter(notary)
-        found: list[Standing] = []
-        await self._done(partial(_keep_answer, writer.find, found))
+        standing = await self._answered(writer.find)
         self._log = writer
-        return found[-1]
+        return standing
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """See `core.ports.ledger.Ledger`."""
-        writer = self._log
-        assert writer is not None, "the log is opened first"
-        counts: list[int] = []
-        await self._done(partial(_keep_answer, partial(writer.prune, before, limit), counts))
-        return counts[-1]
+        assert self._log is not None, "the log is opened first"
+        return await self._answered(partial(self._log.prune, before, limit))
+
+    async def log_rows(self, *, after: int, limit: int) -> Sequence[Row]:
+        """See `core.ports.ledger.ReadableLedger`."""
+        rows = await self._run(lambda: self._reading.execute(LOG_ROWS, (after, limit)).fetchall())
+        return [Row(*row) for row in rows]
+
+    async def _answered(self, ask: Callable[[sqlite3.Connection], _T]) -> _T:
+        answers: list[_T] = []
+        await self._done(partial(_keep_answer, ask, answers))
+        return answers[-1]
 
     async def _done(self, deed: Deed) -> None:
         kept: asyncio.Future[Verdict] = self._loop.create_future()
@@ -187,7 +198,10 @@ class SqliteJournal:
         self._is_closed = True
         self._pass_on()
         self._queue.put(None)
-        await self._loop.run_in_executor(None, self._writer.join)
+        try:
+            await self._loop.run_in_executor(None, self._writer.join)
+        except RuntimeError:  # a program that ends may begin no thread any more
+            self._writer.join()
         self._reader.shutdown()
         self._reading.close()
         self._written.close()
@@ -215,6 +229,8 @@ class SqliteJournal:
 
     def _transact(self, works: Sequence[Work]) -> list[Verdict] | None:
         """What became of each; None if the transaction was refused."""
+        if self._log is not None and (records := _records_alone(works)):
+            return self._append(records, len(works), self._log)
         try:
             self._begin()
             if self._write_together(works):
@@ -237,6 +253,18 @@ class SqliteJournal:
         if self._log is not None:
             self._log.kept()
         return verdicts
+
+    def _append(self, records: Sequence[Fact], count: int, writer: LogWriter) -> list[Verdict] | None:
+        """Write records and nothing else, in one statement, which is a transaction by itself."""
+        try:
+            writer.begin(self._written)
+            writer.append(self._written, records)
+        except Exception as error:  # noqa: BLE001 - each comes again by itself: only those are refused that must be
+            log.error("the journal refuses to be written", path=str(self._path), error=str(error))
+            self._reopen()
+            return None
+        writer.kept()
+        return ["kept"] * count
 
     def _begin(self) -> None:
         self._written.execute("BEGIN IMMEDIATE")
@@ -391,6 +419,14 @@ class SqliteJournal:
             raise OSError(f"the journal cannot be read: {error}") from error
 
 
+def _records_alone(works: Sequence[Work]) -> list[Fact]:
+    """All records, if nothing else is to be written and one statement can take them."""
+    if not all(work.facts and not work.documents for work in works):
+        return []
+    facts = [fact for work in works for fact in work.facts]
+    return facts if len(facts) <= AT_ONCE_MAX else []
+
+
 def _keep_answer(ask: Callable[[sqlite3.Connection], _T], answers: list[_T], connection: sqlite3.Connection) -> bool:
     """A deed that has an answer."""
     answers.append(ask(connection))
@@ -446,6 +482,8 @@ def _open(path: Path) -> sqlite3.Connection:
 def _lock(path: Path) -> IO[bytes]:
     """Hold the folder until the file is closed; the system lets go of it with the process."""
     held = path.open("ab")
+    with suppress(PermissionError):  # it is another's, who is using it then
+        path.chmod(0o600)  # whoever can open it can hold it, and so keep every hub from starting
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as taken:

@@ -1,6 +1,6 @@
 """The audit log's ears: every call and event as a fact, handed to the journal.
 
-`batched` gathers facts and hands them over every 50 ms, so that a call costs an entry in a list. `strict` writes that a
+`batched` gathers facts and hands them over every 75 ms, so that a call costs an entry in a list. `strict` writes that a
 call begins before it is sent and how it ended before its caller hears of it, and lets neither happen unwritten. Made
 by `app.audit`; the hub reaches it as its recorder.
 """
@@ -30,8 +30,9 @@ log = structlog.get_logger(__name__)
 
 Mode: TypeAlias = Literal["batched", "strict"]
 
-GATHER_SECONDS = 0.05
-"""How long facts are gathered: half of what a record may be late, the rest is the disk's."""
+GATHER_SECONDS = 0.075
+"""How long facts are gathered, of the tenth of a second that a record may be late: each time wakes a thread, which
+waits for the interpreter's lock and is in the way of the loop meanwhile. The rest is the disk's."""
 
 PORTION = 16
 """Facts that are made records together, in a later turn of the loop. More would be held, and looked at by the
@@ -239,10 +240,12 @@ class StrictWitness:
             return
         self.waiting += 1
         fact: Ended = (self._now(), inflight.call, server, outcome, seconds, was_sent, id)
-        self._ledger.write((), partial(self._sealed, inflight, outcome), (fact,))
+        self._ledger.write((), partial(self._sealed, inflight, outcome, fact), (fact,))
 
-    def _sealed(self, inflight: InFlight, outcome: Outcome, verdict: Verdict) -> None:
+    def _sealed(self, inflight: InFlight, outcome: Outcome, fact: Ended, verdict: Verdict) -> None:
         self.waiting -= 1
+        if verdict == "refused":
+            self._audit.add(fact)  # once it can be written: what has begun in the log ends there
         if verdict != "kept":
             _, executed = said_of(outcome, was_sent=inflight.link is not None)
             outcome = NotWritten(NOT_TOLD if executed != "no" else NOT_SENT, executed=executed)

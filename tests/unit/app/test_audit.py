@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,16 +12,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.app.access import Access
 from isthmus.app.audit import AuditLog, close_audit, open_audit, states_of
+from isthmus.app.definitions import DefinitionPins
+from isthmus.app.hub import RunningHub
 from isthmus.app.journals import open_journal
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.audit.chain import CUT
-from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN
+from isthmus.core.audit.chain import CUT, Point, follow
+from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED
 from isthmus.identity.store import mint
 from isthmus.model.callers import Grants
+from isthmus.model.credentials import Subject
+from isthmus.model.names import ServerName
 from isthmus.storage import log_sqlite
 from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.seals import Seals
 from isthmus.storage.sqlite import FILE
 from isthmus.telemetry.settings import AuditMode
 
@@ -43,7 +50,7 @@ async def opened(state: Path, audit: AuditMode = "batched", *, ends_well: bool =
         else:
             await log.audit.aclose()
             await journal.aclose()
-            log.close()
+            await log.close()
 
 
 async def told(state: Path) -> list[dict[str, Any]]:
@@ -70,6 +77,18 @@ async def test_an_end_that_did_not_come_is_noted_by_the_next_hub(tmp_path: Path)
     assert await events(tmp_path) == [STARTED, UNCLEAN, STARTED, STOPPED]
 
 
+async def test_a_hub_that_was_killed_before_its_first_checkpoint_has_left_no_log_that_looks_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(Seals, "checkpoint", lambda *_: None)
+        async with opened(tmp_path, ends_well=False):
+            pass
+    async with opened(tmp_path):
+        pass
+    assert await events(tmp_path) == [STARTED, UNCLEAN, STARTED, STOPPED]
+
+
 async def test_those_who_were_turned_away_at_the_end_are_told_before_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         log.audit.turned_away("mcp", 401)
@@ -90,11 +109,39 @@ async def test_a_checkpoint_that_is_not_good_is_noted(tmp_path: Path, how: str) 
     assert await events(tmp_path) == [STARTED, STOPPED, CUT, STARTED, STOPPED]
 
 
+async def test_records_that_somebody_else_added_are_noted_before_the_hub_signs_them(tmp_path: Path) -> None:
+    async with opened(tmp_path):
+        pass
+    forged = b'{"at":9.0,"event":"hub.stopped"}'
+    with sqlite3.connect(tmp_path / FILE) as journal:
+        number, digest = journal.execute("SELECT number, digest FROM audit ORDER BY number DESC LIMIT 1").fetchone()
+        point = follow(Point(number, digest), forged)
+        journal.execute("INSERT INTO audit VALUES (?, 9.0, ?, ?)", (point.number, forged, point.digest))
+    journal.close()
+    async with opened(tmp_path):
+        pass
+    assert await events(tmp_path) == [STARTED, STOPPED, STOPPED, UNSIGNED, STARTED, STOPPED]
+    assert (await told(tmp_path))[3] | {"at": 0} == {"at": 0, "event": UNSIGNED, "after": 2, "records": 1}
+
+
 async def test_without_a_place_that_lasts_strict_does_not_start_and_batched_does_without(tmp_path: Path) -> None:
-    assert await open_audit(configured(tmp_path), MemoryJournal()) is None
-    with pytest.raises(ConfigError, match="nothing that this hub keeps outlasts it"):
-        await open_audit(configured(tmp_path, "strict"), MemoryJournal())
+    (tmp_path / "file").touch()
+    nowhere = tmp_path / "file" / "state"
+    assert await open_audit(configured(nowhere), MemoryJournal()) is None
+    with pytest.raises(ConfigError, match='cannot be "strict"'):
+        await open_audit(configured(nowhere, "strict"), MemoryJournal())
     assert await open_audit(configured(tmp_path, "off"), MemoryJournal()) is None
+
+
+async def test_a_journal_of_somebody_elses_that_keeps_no_log_has_one_beside_it_but_not_a_strict_one(
+    tmp_path: Path,
+) -> None:
+    foreign: Any = type("Foreign", (), {"aclose": MemoryJournal.aclose})()
+    log = await open_audit(configured(tmp_path), foreign)
+    assert log is not None
+    await close_audit(log, foreign)
+    with pytest.raises(ConfigError, match="keeps no audit log"):
+        await open_audit(configured(tmp_path, "strict"), foreign)
 
 
 async def test_a_damaged_key_is_as_no_place(tmp_path: Path) -> None:
@@ -153,3 +200,16 @@ async def test_old_records_are_taken_away_while_the_hub_runs(tmp_path: Path) -> 
                 await asyncio.sleep(0.005)
         running.cancel()
     assert await events(tmp_path) == ["old"]
+
+
+async def test_a_login_that_changed_is_told_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
+        configuration = configured(tmp_path)
+        access, pins = Access(configuration), DefinitionPins(configuration)
+        running = RunningHub(configuration, {}, pins=pins, audit=log.audit)
+        log.attach(running, access.open(), access.identities, pins)
+        running.logins.on_changed(ServerName("files"), Subject("acme", "ann"))
+        await running.aclose()
+        await pins.aclose()
+    changed = [each for each in await told(tmp_path) if each["event"] == "login.changed"]
+    assert [(each["server"], each["caller"], each["tenant"]) for each in changed] == [("files", "ann", "acme")]

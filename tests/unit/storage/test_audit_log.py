@@ -20,7 +20,7 @@ from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import FILE, SqliteJournal
 
 if TYPE_CHECKING:
-    from isthmus.cli.audit import Log
+    from isthmus.cli.audit_rows import Log
     from tests.databases import Database
 
 
@@ -114,6 +114,39 @@ async def test_records_are_chained_and_the_last_is_noted_outside(place: Place) -
         assert await journal.read("task", "me", "a") is not None
 
 
+@pytest.mark.parametrize("counts", [(1, 4, 5, 16, 17, 64, 65), (256, 257, 1_024), (1_025, 3_000)])
+async def test_however_many_are_written_together(place: Place, counts: tuple[int, ...]) -> None:
+    notary = Sealing()
+    async with place.opened() as journal:
+        await journal.open_log(notary)
+        for count in counts:
+            assert await write(journal, ([], [fact(number) for number in range(count)])) == ["kept"]
+        rows = await place.rows()
+        assert [row.at for row in rows] == [number for count in counts for number in range(count)]
+        assert is_whole(rows, notary.points[-1])
+        assert len(notary.points) == len(counts)
+
+
+class Choosy(Sealing):
+    """A notary that cannot write down everything."""
+
+    def record(self, fact: Fact) -> tuple[float, bytes]:
+        at, content = super().record(fact)
+        if at < 0:
+            raise ValueError("this is not to be written")
+        return at, content
+
+
+async def test_a_record_that_cannot_be_made_costs_only_those_it_is_written_with(place: Place) -> None:
+    notary = Choosy()
+    async with place.opened() as journal:
+        await journal.open_log(notary)
+        assert await write(journal, ([], [fact(1)]), ([], [fact(-1)]), ([], [fact(2)])) == ["kept", "refused", "kept"]
+        rows = await place.rows()
+        assert [row.at for row in rows] == [1.0, 2.0]
+        assert is_whole(rows, notary.points[-1])
+
+
 async def test_a_hub_that_comes_later_goes_on_where_the_log_ends(place: Place) -> None:
     first, second = Sealing(), Sealing()
     async with place.opened() as journal:
@@ -125,6 +158,14 @@ async def test_a_hub_that_comes_later_goes_on_where_the_log_ends(place: Place) -
         assert standing.last is not None
         await write(journal, ([], [fact(2)]))
         assert is_whole(await place.rows(), second.points[-1])
+
+
+async def test_the_hub_that_writes_it_can_look_at_it(place: Place) -> None:
+    async with place.opened() as journal:
+        await journal.open_log(Sealing())
+        await write(journal, ([], [fact(number) for number in range(5)]))
+        assert await journal.log_rows(after=1, limit=2) == (await place.rows())[1:3]
+        assert await journal.log_rows(after=5, limit=2) == []
 
 
 async def test_what_conflicts_leaves_no_record_and_no_gap(place: Place) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import pytest
 
-from isthmus.core.ports.journal import Entry
+from isthmus.core.audit.facts import Fact, Happening
+from isthmus.core.ports.journal import Document, Entry, OnVerdict, Verdict
 from isthmus.storage import memory
 from isthmus.storage.memory import MemoryJournal
 
@@ -43,3 +48,70 @@ async def test_what_is_kept_is_bounded_and_the_oldest_goes_first(monkeypatch: py
     assert await latest(journal) == [2, 3]
     await journal.commit([entry(1, owner="b"), entry(2, owner="b"), entry(1, owner="c")])
     assert [await latest(journal, owner=owner) for owner in ("me", "b", "c")] == [[], [1, 2], [1]]
+
+
+# -- beside a log ----------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """A log that says of each write what the test wants it to."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.facts: list[Fact] = []
+
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+        assert not documents
+        self.facts += facts
+        asyncio.get_running_loop().call_soon(done, self.verdict)
+
+
+async def written(journal: MemoryJournal, document: Document, *facts: Fact) -> Verdict:
+    done: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    journal.write((document,), done.set_result, facts)
+    return await done
+
+
+NOTED = Happening(1.0, "call.begun", {})
+
+
+def document(version: int, body: bytes | None = b"{}") -> Document:
+    return Document("task", "me", "a", version, 1.0, body)
+
+
+async def test_what_is_kept_with_a_fact_is_kept_once_the_log_has_that() -> None:
+    journal = MemoryJournal()
+    assert await written(journal, document(1), NOTED) == "kept", "without a log, facts go nowhere"
+    log: Any = Log("kept")
+    journal.log = log
+    assert await written(journal, document(2), NOTED) == "kept"
+    assert await written(journal, document(2), NOTED) == "conflict"
+    assert await written(journal, document(3)) == "kept"
+    assert log.facts == [NOTED], "of what is not kept the log is not told"
+
+
+@pytest.mark.parametrize("verdict", ["refused", "unknown"])
+@pytest.mark.parametrize("body", [b"longer than before", None])
+async def test_what_the_log_did_not_take_is_not_kept_either(verdict: Verdict, body: bytes | None) -> None:
+    journal = MemoryJournal()
+    await written(journal, document(1))
+    size = journal._bytes
+    log: Any = Log(verdict)
+    journal.log = log
+    assert await written(journal, document(2, body), NOTED) == "refused"
+    assert await journal.read("task", "me", "a") == document(1)
+    assert journal._bytes == size
+    other = Document("task", "me", "b", 1, 1.0, b"{}")
+    assert await written(journal, other, NOTED) == "refused"
+    assert await journal.read("task", "me", "b") is None
+
+
+async def test_what_was_changed_since_is_not_taken_back() -> None:
+    journal = MemoryJournal()
+    log: Any = Log("refused")
+    journal.log = log
+    refused = asyncio.ensure_future(written(journal, document(1), NOTED))
+    await asyncio.sleep(0)
+    journal._write((document(2),))
+    assert await refused == "refused"
+    assert await journal.read("task", "me", "a") == document(2)

@@ -18,7 +18,7 @@ import pytest
 from isthmus.core.ports.journal import Document, Entry, Verdict
 from isthmus.storage import sqlite
 from isthmus.storage.errors import StateInUse
-from isthmus.storage.sqlite import ENTRIES_KEPT, FILE, TURNS_MAX, SqliteJournal
+from isthmus.storage.sqlite import ENTRIES_KEPT, FILE, LOCK, TURNS_MAX, SqliteJournal
 from tests.hubs import environment
 from tests.unit.storage import writing_child
 
@@ -187,7 +187,9 @@ async def test_a_list_looks_up_nothing_but_what_it_shows(tmp_path: Path) -> None
 async def test_only_its_owner_can_read_the_files(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await write(journal, [document("a")])
-        modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in (FILE, f"{FILE}-wal", f"{FILE}-shm")}
+        modes = {
+            name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in (FILE, f"{FILE}-wal", f"{FILE}-shm", LOCK)
+        }
         assert set(modes.values()) == {0o600}, modes
 
 

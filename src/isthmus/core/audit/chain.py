@@ -150,7 +150,7 @@ _DECODER = msgspec.json.Decoder(_Known)
 def _time_of(content: bytes) -> float | None:
     try:
         return _DECODER.decode(content).at
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -51,6 +51,8 @@ STARTED = "hub.started"
 STOPPED = "hub.stopped"
 UNCLEAN = "hub.unclean"
 """The hub before this one did not come to its end: what it had not written yet is not here."""
+UNSIGNED = "audit.unsigned"
+"""Records at the end that no checkpoint vouched for, though the hub before came to its end: somebody else's."""
 REFUSED = "caller.refused"
 """Requests that were not let in, by which face and how many, for want of a credential or for where they came from."""
 LOST = "audit.lost"
@@ -151,9 +153,13 @@ def said_of(outcome: Outcome, *, was_sent: bool) -> tuple[str, Executed]:
 
 
 def _named(call: Call) -> str:
-    """What was asked for; what follows a question mark in an address may be a secret."""
-    name = call.name[:TEXT_LENGTH_MAX]
-    return name.partition("?")[0] if call.kind in ("resource", "uri_argument") else name
+    """What was asked for; what follows a question mark in an address may be a secret, and so may who goes there."""
+    if call.kind not in ("resource", "uri_argument"):
+        return call.name[:TEXT_LENGTH_MAX]
+    address = call.name.partition("?")[0].partition("#")[0]
+    scheme, slashes, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"[:TEXT_LENGTH_MAX]
 
 
 def _short(value: Value) -> Value:

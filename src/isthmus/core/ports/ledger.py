@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from isthmus.core.audit.chain import Kind, Point, Seal, Standing
+from isthmus.core.audit.chain import Kind, Point, Row, Seal, Standing
 from isthmus.core.audit.facts import Fact
 from isthmus.core.ports.journal import Document, OnVerdict
 
@@ -38,3 +38,11 @@ class Ledger(Protocol):
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """Take away some of the oldest records, and leave an anchor in their place; return how many these were."""
+
+
+@runtime_checkable
+class ReadableLedger(Ledger, Protocol):
+    """One whose log can be looked at by the hub that writes it. Without that, what a crash left open stays so."""
+
+    async def log_rows(self, *, after: int, limit: int) -> Sequence[Row]:
+        """The records that follow a number, the oldest first. Raises `OSError`."""

@@ -122,7 +122,7 @@ def test_the_time_that_a_record_is_found_by_is_its_own() -> None:
     assert number_of(look(rows, None)) == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"event":"call"}', b'{"at":"1"}'])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"event":"call"}', b'{"at":"1"}', b'{"at":1.0,"event":"\xff"}'])
 def test_what_is_no_record_is_named(content: bytes) -> None:
     row = Row(1, 1.0, content, follow(START, content).digest)
     assert number_of(look([row], None)) == 1

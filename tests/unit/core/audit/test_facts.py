@@ -95,9 +95,19 @@ def test_long_names_and_odd_texts_cost_only_themselves() -> None:
 
 
 @pytest.mark.parametrize("kind", ["resource", "uri_argument"])
-def test_what_follows_the_question_mark_of_an_address_is_left_out(kind: Kind) -> None:
-    asked = msgspec.structs.replace(call(), name="https://host/path?token=secret", kind=kind)
-    assert ended(asked)["name"] == "https://host/path"
+@pytest.mark.parametrize(
+    ("address", "kept"),
+    [
+        ("https://host/path?token=secret", "https://host/path"),
+        ("https://host/path#token=secret", "https://host/path"),
+        ("https://me:secret@host:1/path@2", "https://host:1/path@2"),
+        ("postgres://me:se@cret@host", "postgres://host"),
+        ("x:1", "x:1"),
+        ("https://" + "u" * 300 + ":secret@host/" + "p" * 300, "https://host/" + "p" * 243),
+    ],
+)
+def test_what_may_be_secret_in_an_address_is_left_out(kind: Kind, address: str, kept: str) -> None:
+    assert ended(msgspec.structs.replace(call(), name=address, kind=kind))["name"] == kept
 
 
 def test_an_event_is_told_with_what_it_is_about_in_bounds() -> None:

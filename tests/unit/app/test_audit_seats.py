@@ -1,0 +1,213 @@
+"""Logs of hubs beside the one that serves, and what a hub that was killed left open in a log."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.app import audit_ends
+from isthmus.app.audit import AuditLog, close_audit, open_audit
+from isthmus.app.audit_seats import prune_idle_seats
+from isthmus.app.hub import RunningHub
+from isthmus.core.audit.chain import CUT, Verification
+from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.lane import Lane
+from isthmus.core.settings import Limits
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.record import Record, document_of, owner_of
+from isthmus.core.tasks.repeats import Untold
+from isthmus.model.names import ServerName
+from isthmus.storage import log_sqlite
+from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.seals import read_checkpoint, read_keys
+from isthmus.storage.seats import file_of, seats_of
+from isthmus.storage.sqlite import FILE, SqliteJournal
+from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.settings import AuditMode
+from tests.unit.app.test_audit import configured, events, opened, told
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
+from tests.unit.core.tasks.doubles import draft
+
+# -- seats -----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def seated(
+    state: Path, audit: AuditMode = "batched", *, ends_well: bool = True
+) -> AsyncIterator[tuple[MemoryJournal, AuditLog]]:
+    """A hub that keeps nothing but its log."""
+    journal = MemoryJournal()
+    log = await open_audit(configured(state, audit), journal, "stdio")
+    assert log is not None
+    try:
+        yield journal, log
+    finally:
+        if ends_well:
+            await close_audit(log, journal)
+        else:
+            await log.audit.aclose()
+            await log.close()
+
+
+async def noted(state: Path, seat: int) -> list[dict[str, Any]]:
+    async with log_sqlite.reading(file_of(state, seat)) as log:
+        return [msgspec.json.decode(row.content) async for row in log.rows()]
+
+
+async def test_hubs_that_share_a_folder_have_a_log_each_beside_that_of_the_one_that_serves(tmp_path: Path) -> None:
+    async with opened(tmp_path) as served, seated(tmp_path) as (_, first), seated(tmp_path) as (_, second):
+        for log, event in ((served, "served"), (first, "first"), (second, "second")):
+            log.audit.note(event)
+    async with seated(tmp_path) as (_, again):
+        again.audit.note("again")
+    assert await events(tmp_path) == [STARTED, "served", STOPPED]
+    found = [[each["event"] for each in await noted(tmp_path, seat)] for seat in seats_of(tmp_path)]
+    assert found == [[STARTED, "first", STOPPED, STARTED, "again", STOPPED], [STARTED, "second", STOPPED]]
+    assert (await noted(tmp_path, 1))[0]["by"] == "stdio"
+
+
+async def test_a_log_that_was_taken_from_its_seat_is_missed_by_the_next_hub_there(tmp_path: Path) -> None:
+    async with seated(tmp_path):
+        pass
+    for file in file_of(tmp_path, 1).parent.glob(f"{FILE}*"):
+        file.unlink()
+    async with seated(tmp_path):
+        pass
+    assert [each["event"] for each in await noted(tmp_path, 1)] == [CUT, STARTED, STOPPED]
+
+
+async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_tasks_in_memory(tmp_path: Path) -> None:
+    async with seated(tmp_path, "strict") as (journal, log):
+        hub = Hub(Limits(), log.audit.over(Counters()))
+        lane, link = Lane(SERVER, hub.limits), HeldLink()
+        lane.attach(link)
+        hub.open_lane(lane, ready(tool()))
+        engine = Engine(hub, journal, time.time)
+        live = await engine.begin(draft(call()))
+        assert (await noted(tmp_path, 1))[-1]["event"] == "call.begun"
+        link.sent[0].finish(DONE)
+        await engine.until_idle()
+        assert live.record.is_ended
+        begun, ended = (await noted(tmp_path, 1))[-2:]
+        assert (begun["id"], ended["id"], ended["outcome"]) == (live.record.id, live.record.id, "result")
+
+
+async def test_old_records_of_a_seat_that_nobody_has_are_taken_away_and_of_one_that_is_taken_stay(
+    tmp_path: Path,
+) -> None:
+    async with seated(tmp_path) as (_, first), seated(tmp_path) as (_, second):
+        for log in (first, second):
+            log.audit.note("old")
+    async with seated(tmp_path):
+        await prune_idle_seats(tmp_path, time.time() + 1)
+        assert [each["event"] for each in await noted(tmp_path, 1)][:3] == [STARTED, "old", STOPPED]
+    assert [each["event"] for each in await noted(tmp_path, 2)] == [STOPPED]
+    keys = read_keys(tmp_path, 2)
+    async with log_sqlite.reading(file_of(tmp_path, 2)) as left:
+        verification = Verification(left.anchor, read_checkpoint(tmp_path, keys, 2), keys.is_signed)
+        async for row in left.rows():
+            verification.take(row)
+    assert (verification.end(), verification.count) == (None, 1)
+
+
+# -- open ends -------------------------------------------------------------------------------------------------------
+
+
+async def begin(log: AuditLog, *ids: str, at: float | None = None) -> None:
+    """Have calls begin that nobody ends."""
+    now = time.time() if at is None else at
+    for id in ids:
+        log.audit.add((now, call("files.read"), SERVER, None, 0.0, False, id))
+    await log.audit.aclose()
+
+
+async def lost(state: Path) -> list[str]:
+    return [each["id"] for each in await told(state) if each["event"] == "call.lost"]
+
+
+async def test_calls_that_a_killed_hub_left_open_are_ended_once_by_the_next(tmp_path: Path) -> None:
+    async with opened(tmp_path, "strict", ends_well=False) as log:
+        log.audit.add((time.time(), call("files.read"), SERVER, DONE, 0.1, True, "ended"))
+        await begin(log, "open", "other")
+    for _ in range(3):
+        async with opened(tmp_path, ends_well=False) as log:
+            pass
+    assert await lost(tmp_path) == ["open", "other"]
+    found = [each for each in await told(tmp_path) if each["event"] in (UNCLEAN, "call.lost", STARTED)]
+    assert [each["event"] for each in found][1:5] == [UNCLEAN, "call.lost", "call.lost", STARTED]
+    assert found[1]["lost"] == 2
+    assert found[2].items() >= {"name": "files.read", "executed": "unknown", "outcome": "lost"}.items()
+
+
+async def test_after_a_good_end_nobody_looks_for_open_ones_nor_beyond_the_time_that_a_call_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_ends, "ROWS_AT_ONCE", 2)
+    async with opened(tmp_path) as log:
+        await begin(log, "before a good end")
+    async with opened(tmp_path, ends_well=False) as log:
+        await begin(log, *(f"long ago {number}" for number in range(9)), at=time.time() - 3600)
+        await begin(log, "open", *(f"also {number}" for number in range(5)))
+    async with opened(tmp_path):
+        pass
+    assert {"open", *(f"also {number}" for number in range(5))} <= set(await lost(tmp_path))
+    assert len(await lost(tmp_path)) < 10, "a log of millions is not read from its beginning"
+
+
+async def test_a_journal_that_cannot_be_looked_into_costs_the_open_ends_and_not_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path, "strict", ends_well=False) as log:
+        await begin(log, "open")
+
+    async def fail(*_: object, **__: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(SqliteJournal, "log_rows", fail)
+    async with opened(tmp_path, "strict") as log:
+        assert log.closed == frozenset()
+
+
+async def test_a_log_in_which_somebody_left_what_is_no_record_can_be_gone_on_with(tmp_path: Path) -> None:
+    async with opened(tmp_path, "strict", ends_well=False) as log:
+        await begin(log, "changed", "open")
+    connection = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    for content, number in (("a text", 2), (5, 1)):
+        connection.execute("UPDATE audit SET content = ?, at = 'never' WHERE number = ?", (content, number))
+    connection.execute("UPDATE audit SET content = CAST(content AS TEXT) WHERE number = 3")
+    connection.close()
+    async with opened(tmp_path) as log:
+        assert log.closed == {"open"}
+
+
+async def test_a_task_that_waits_is_not_lost_and_one_that_was_sent_is_noted_in_any_mode(tmp_path: Path) -> None:
+    record = Record("waits", owner_of(ANYONE), "", "mcp", "submitted", 0.0, 0.0, phase="waiting")
+    async with opened(tmp_path, "strict", ends_well=False) as log:
+        written: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        log._ledger.write((document_of(msgspec.structs.replace(record, version=1)),), written.set_result)
+        await begin(log, "waits", "was sent")
+        assert await written == "kept"
+    async with opened(tmp_path) as log:
+        assert log.closed == {"was sent"}
+        log.tasks_lost([Untold("acme\nann\nmcp", "", "", id) for id in ("was sent", "of a batched hub")])
+    assert await lost(tmp_path) == ["was sent", "of a batched hub"]
+    found = [each for each in await told(tmp_path) if each["event"] == "call.lost"][-1]
+    assert (found["tenant"], found["caller"], found["executed"]) == ("acme", "ann", "unknown")
+
+
+async def test_a_login_that_changed_is_one_record(tmp_path: Path) -> None:
+    async with opened(tmp_path) as log:
+        running = RunningHub(configured(tmp_path), {}, audit=log.audit)
+        log.follow(running, None)
+        running.logins.on_changed(ServerName("files"), None)
+        await running.aclose()
+    assert (await events(tmp_path)).count("login.changed") == 1
