@@ -10,9 +10,10 @@ from pathlib import Path
 import structlog
 
 from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.identity import FILE_MARKS, Identities
 from isthmus.core.ports.sealer import Sealer
-from isthmus.core.tasks.outbox import Letter, Outbox
-from isthmus.core.tasks.record import Recipient, Record
+from isthmus.core.tasks.outbox import Letter, Outbox, Standing
+from isthmus.core.tasks.record import Owner, Recipient, Record
 from isthmus.credentials.kept import KeptSealer, kept_key
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.faces.a2a.pushing import Pushing, write_letters
@@ -26,8 +27,11 @@ log = structlog.get_logger(__name__)
 class Pushes:
     """What is sent of a hub's tasks; `close` comes before the hub's own end, and `aclose` after it."""
 
-    def __init__(self, running: RunningHub) -> None:
-        """Nothing is sent before `start`; which private addresses may be named is the newest configuration's word."""
+    def __init__(self, running: RunningHub, identities: Identities | None = None) -> None:
+        """Nothing is sent before `start`; which private addresses may be named is the newest configuration's word.
+
+        With `identities`, who is gone by what they say is sent nothing more.
+        """
         self._running = running
         self._courier = HttpCourier(Egress(), running.crew, self._is_listed)
         chance = random.random  # noqa: S311 - spread, not secrecy
@@ -35,9 +39,11 @@ class Pushes:
         self._outbox = Outbox(
             running.tasks, running.journal, self._courier, self._letters, running.crew, time.time, chance
         )
+        if identities is not None:
+            self._outbox.judge = Owners(identities).judge
 
     def _letters(self, recipient: Recipient, record: Record, mark: str) -> Sequence[Letter]:
-        return write_letters(self.pushing.opened(recipient), record, mark)
+        return write_letters(self.pushing.opened(recipient, record.id), record, mark)
 
     def _is_listed(self, url: str) -> bool:
         return self._running.configuration.targets.trusts_url(url)
@@ -55,12 +61,41 @@ class Pushes:
         await self._courier.aclose()
 
 
+class Owners:
+    """Who is known, as owners of tasks: by which keys each came that are good now."""
+
+    def __init__(self, identities: Identities) -> None:
+        self._identities = identities
+        self._live: frozenset[Caller] = frozenset()
+        self._keys: dict[tuple[str, str], set[str]] = {}
+
+    def judge(self, owner: Owner, key: str) -> Standing:
+        """How it stands with an owner, and with the key that it used once; see `core.tasks.outbox.Judge`."""
+        good = self._good_keys(owner)
+        if good is None:
+            if self._identities.find(owner.tenant, owner.name) is not None:
+                return "known"  # by what a verifier was shown
+            return "away" if self._identities.may_be_proved(owner.name) else "gone"
+        # A key of the file has another mark in each process: of one that an earlier hub noted, its owner decides.
+        is_foreign = not key or (key.startswith("file:") and not key.startswith(FILE_MARKS))
+        return "known" if is_foreign or key in good else "gone"
+
+    def _good_keys(self, owner: Owner) -> set[str] | None:
+        """The keys of an owner; None if nobody is known by this name by a key."""
+        if self._live is not self._identities.live:
+            self._live = self._identities.live
+            self._keys = {}
+            for caller in self._live:
+                self._keys.setdefault((caller.tenant, caller.name), set()).add(caller.key)
+        return self._keys.get((owner.tenant, owner.name))
+
+
 def _sealer(state: Path) -> Sealer:
-    """What seals the proofs that pushes are sent with; without a key that lasts, they last as long as the hub."""
+    """What seals what pushes are sent with; without a key that lasts, that lasts as long as the hub."""
     try:
         return KeptSealer(kept_key(state))
     except (OSError, ValueError) as error:
-        log.warning("what proves pushes will not outlast this hub", reason=str(error))
+        log.warning("push notifications will not outlast this hub: what they need cannot be sealed", reason=str(error))
         return ProcessSealer()
 
 

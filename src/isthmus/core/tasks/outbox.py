@@ -14,7 +14,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import structlog
@@ -58,6 +58,9 @@ READ_AT_ONCE = 500
 READ_AGAIN_SECONDS = 1.0
 """After what the journal could not read, how long until it is asked again."""
 
+AWAY_SECONDS = 60.0
+"""How long what is due to somebody waits of whom nobody can say whether it is still let in, until it is asked again."""
+
 BROKEN_SECONDS = 600.0
 """How long a lane waits on which an attempt broke: by a defect that may concern it alone, and come again."""
 
@@ -65,6 +68,7 @@ BROKEN_SECONDS = 600.0
 class Letter(msgspec.Struct, frozen=True):
     """One thing to be told, as it is sent."""
 
+    url: str
     headers: Mapping[str, str]
     body: bytes
 
@@ -72,6 +76,12 @@ class Letter(msgspec.Struct, frozen=True):
 Write: TypeAlias = Callable[[Recipient, Record, str], Sequence[Letter]]
 """What a recipient is told of a change, one letter after the other; the last argument is what the delivery is known by
 wherever it is repeated."""
+
+Standing: TypeAlias = Literal["known", "away", "gone"]
+"""Whether who named a recipient may still be told something: yes; nobody can say so now, but perhaps later; no more."""
+
+Judge: TypeAlias = Callable[[Owner, str], Standing]
+"""How it stands with an owner of tasks, and with the key that it named a recipient by."""
 
 Key: TypeAlias = tuple[str, str, str]
 """The owner's, the task's id and the recipient's."""
@@ -154,6 +164,8 @@ class Outbox:
         self._missed: list[_Due] = []
         """What became due meanwhile."""
         self._room = asyncio.Event()
+        self.judge: Judge = lambda _owner, _key: "known"
+        """Says who may still be told something; whoever knows callers replaces it."""
         engine.on_due = self.take
 
     async def run(self) -> None:
@@ -301,29 +313,37 @@ class Outbox:
         if document is None or document.state != "due":
             lane.due.remove(number)
             return 0.0
-        tried, state = await self._send(owner, delivery_of(document))
+        delivery = delivery_of(document)
+        tried, state = await self._send(owner, delivery)
+        if tried is delivery and state == "due":
+            return AWAY_SECONDS
         if state != "due":
             lane.due.remove(number)
         await self._keep(after(document, tried, state))
         return tried.next - self._now() if state == "due" else 0.0
 
     async def _send(self, owner: str, delivery: Delivery) -> tuple[Delivery, DeliveryState]:
-        """Send the letters of a delivery that have not arrived yet, up to the first that does not."""
+        """Send the letters of a delivery that have not arrived yet, up to the first that does not.
+
+        One that is due and unchanged was not tried: it is open whether its owner may be told it.
+        """
         live = await self._engine.find(_owner(owner), delivery.task)
         recipient = None if live is None else _find(live.record, delivery.recipient)
         if live is None or recipient is None:
             return delivery, "dropped"
         record = read_record(delivery.record) if delivery.record else live.kept or live.record
         for letter in self._write(recipient, record, _mark(owner, delivery))[delivery.told :]:
-            receipt = await self._carry(recipient, letter)
+            # Before each: what goes before it may have taken its time, and the key been revoked meanwhile.
+            if (standing := self.judge(_owner(owner), recipient.key)) != "known":
+                return delivery, "due" if standing == "away" else "dropped"
+            receipt = await self._carry(letter, is_trusted=recipient.is_trusted)
             delivery = self._after(delivery, receipt)
             if not is_arrived(receipt):
                 return self._again(delivery, receipt)
         return delivery, "delivered"
 
-    async def _carry(self, recipient: Recipient, letter: Letter) -> Receipt:
-        is_trusted = recipient.is_trusted
-        return await self._courier.carry(recipient.url, letter.headers, letter.body, is_trusted=is_trusted)
+    async def _carry(self, letter: Letter, *, is_trusted: bool) -> Receipt:
+        return await self._courier.carry(letter.url, letter.headers, letter.body, is_trusted=is_trusted)
 
     def _after(self, delivery: Delivery, receipt: Receipt) -> Delivery:
         attempts = (*delivery.attempts, attempt_of(receipt, self._now()))

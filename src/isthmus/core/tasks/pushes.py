@@ -80,7 +80,7 @@ def deliveries_of(record: Record) -> tuple[Document, ...]:
     text = _encode(msgspec.structs.replace(record, recipients=()))
     told = ABSENT if record.is_ended and len(text) > ENDED_BYTES_MAX else Raw(text)
     return tuple(
-        _document(record, Delivery(record.id, each.id, record.version, host_of(each.url), told))
+        _document(record, Delivery(record.id, each.id, record.version, each.host or host_of(each.url), told))
         for each in record.recipients
     )
 

@@ -135,6 +135,10 @@ class Recipient(msgspec.Struct, frozen=True, omit_defaults=True):
     credentials: str = ""
     is_trusted: bool = False
     """Whether it was named by somebody who may name private addresses, if the operator listed them."""
+    key: str = ""
+    """Which key named it (`Caller.key`): it ends with that, whatever others its caller has."""
+    host: str = ""
+    """Where the address leads to, if that is sealed."""
 
 
 class Pending(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -18,6 +18,7 @@ from isthmus.core.ports.sealer import Sealer
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.outbox import Letter
+from isthmus.core.tasks.pushes import host_of
 from isthmus.core.tasks.record import Recipient, Record, owner_of
 from isthmus.faces.a2a.listeners import is_settled
 from isthmus.faces.a2a.shown import artifacts_of, brief_of, shown
@@ -55,7 +56,7 @@ TIME_HEADER = "x-a2a-notification-time"
 TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105 - the name of a header
 
 SEALED = "sealed:"
-"""How a proof begins that is not kept as it is."""
+"""How an address or a proof begins that is not kept as it is; no address that may be named does."""
 
 _SCHEME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
@@ -67,7 +68,10 @@ class Pushing:
     def __init__(
         self, engine: Engine, courier: Courier, trusts: Callable[[Caller], bool], sealer: Sealer | None = None
     ) -> None:
-        """With a `sealer`, what proves who sends is kept sealed, and bound to the address that it is for."""
+        """With a `sealer`, addresses are kept sealed and bound to their tasks, proofs to the addresses they are for.
+
+        An address, too, is often a secret: whoever has it can speak for the hub there.
+        """
         self._engine = engine
         self._courier = courier
         self._trusts = trusts
@@ -96,31 +100,35 @@ class Pushing:
         # One whose place another took meanwhile was set all the same.
         if recipient in live.record.recipients and recipient not in _kept(live):
             return Problem("internal", "The push notification config could not be written down; is the disk full?")
-        return _target(self.opened(recipient))
+        return _target(self.opened(recipient, live.record.id))
 
     def recipient(self, caller: Caller, form: DialectName, target: PushTarget, task: str) -> Recipient:
         """What is kept of where something is to be sent; who gives it no id knows it by the task's."""
+        url = self._sealed(target.url, task)
         proofs = (self._sealed(target.token, target.url), target.scheme or "")
         credentials = self._sealed(target.credentials, target.url)
-        return Recipient(target.id or task, target.url, form, *proofs, credentials, self._trusts(caller))
+        host = "" if url == target.url else host_of(target.url)
+        trusted = self._trusts(caller)
+        return Recipient(target.id or task, url, form, *proofs, credentials, trusted, caller.key, host)
 
-    def _sealed(self, secret: str | None, url: str) -> str:
+    def _sealed(self, secret: str | None, bound_to: str) -> str:
         if not secret or self._sealer is None:
             return secret or ""
-        return SEALED + self._sealer.seal(secret.encode(), url.encode(errors="surrogatepass"))
+        return SEALED + self._sealer.seal(_bytes(secret), _bytes(bound_to))
 
-    def opened(self, recipient: Recipient) -> Recipient:
-        """A recipient with its proofs as they are sent; those that cannot be opened are none."""
-        token, credentials = (self._open(each, recipient.url) for each in (recipient.token, recipient.credentials))
-        return replace(recipient, token=token, credentials=credentials)
+    def opened(self, recipient: Recipient, task: str) -> Recipient:
+        """A recipient of a task with its address and its proofs as they are sent; what cannot be opened is empty."""
+        url = self._open(recipient.url, task)
+        token, credentials = (self._open(each, url) for each in (recipient.token, recipient.credentials))
+        return replace(recipient, url=url, token=token, credentials=credentials)
 
-    def _open(self, kept: str, url: str) -> str:
+    def _open(self, kept: str, bound_to: str) -> str:
         if self._sealer is None or not kept.startswith(SEALED):
             return kept  # an earlier hub kept it as it was
-        opened = self._sealer.open(kept.removeprefix(SEALED), url.encode(errors="surrogatepass"))
+        opened = self._sealer.open(kept.removeprefix(SEALED), _bytes(bound_to))
         if opened is None:
-            log.error("what proves a push cannot be opened: it was kept under another key, or changed")
-        return "" if opened is None else opened.decode()
+            log.error("what a push is sent with cannot be opened: it was kept under another key, or changed")
+        return "" if opened is None else opened.decode(errors="surrogatepass")
 
     def add(self, live: Live, recipient: Recipient) -> Problem | None:
         """Put a recipient on a task's list, or in the place of the one of its id; it is kept with the next write."""
@@ -138,7 +146,7 @@ class Pushing:
             return live
         for recipient in _kept(live):
             if asked.id in (None, recipient.id):
-                return _target(self.opened(recipient))
+                return _target(self.opened(recipient, live.record.id))
         return Problem("task_not_found", f"Push notification config not found: {_shown(asked.id or asked.task)}")
 
     async def list(self, caller: Caller, asked: ListPush) -> PushPage | Problem:
@@ -146,7 +154,7 @@ class Pushing:
         live = await self._task(caller, asked.task)
         if isinstance(live, Problem):
             return live
-        targets = [_target(self.opened(recipient)) for recipient in _kept(live)]
+        targets = [_target(self.opened(recipient, live.record.id)) for recipient in _kept(live)]
         start = _start(asked.page_token)
         if start is None:
             return Problem("invalid_params", "pageToken is not one that was given")
@@ -167,6 +175,10 @@ class Pushing:
     async def _task(self, caller: Caller, id: str) -> Live | Problem:
         live = await self._engine.find(owner_of(caller), id)
         return live or Problem("task_not_found", f"Task not found: {_shown(id)}")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
 
 
 def _kept(live: Live) -> tuple[Recipient, ...]:
@@ -215,7 +227,8 @@ def write_letters(recipient: Recipient, record: Record, mark: str) -> Sequence[L
         dialect = next((DIALECTS[name] for name in DIALECTS if name == recipient.form), DIALECTS["0.3"])
         bodies = [bytes(dialect.write_task(shown(record), None))]
     told = datetime.fromtimestamp(record.updated, UTC).isoformat(timespec="milliseconds")
-    return [Letter(_headers(recipient, kind, f"{mark}-{at}", told), body) for at, body in enumerate(bodies)]
+    headers = (_headers(recipient, kind, f"{mark}-{at}", told) for at in range(len(bodies)))
+    return [Letter(recipient.url, *each) for each in zip(headers, bodies, strict=True)]
 
 
 def updates_of(record: Record) -> list[Update]:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from isthmus.faces.http.brake import Brake
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.model.callers import Caller, Face, Unprovable
 
@@ -26,11 +27,22 @@ class Denied(msgspec.Struct, frozen=True):
     status: int
     message: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    is_guess: bool = False
+    """Whether a credential was shown that is not, and never was, anybody's."""
 
 
 PLAIN_DENIAL = Denied(
     401, "A valid key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY", ((b"www-authenticate", CHALLENGE),)
 )
+
+TOO_MANY = 429
+SLOWED = "Too many wrong keys came from this address, and this one is wrong, too; a right one is let in at once"
+
+
+def slowed(seconds: int) -> Denied:
+    """What somebody is told who shows wrong keys one after the other."""
+    return Denied(TOO_MANY, SLOWED, ((b"retry-after", b"%d" % seconds),))
+
 
 Refuse: TypeAlias = Callable[[Fields, Face], Denied]
 """Says what a request is told whose sender nobody knows."""
@@ -46,6 +58,7 @@ class Gate:
     """Is told by the faces of everybody whom they turn away, with what status; replaced by who keeps book of that."""
 
     def __init__(self, origins: OriginGuard, identify: Identify) -> None:
+        self.brake = Brake()
         self._origins = origins
         self._identify = identify
 
@@ -73,4 +86,7 @@ class Gate:
             return known.on(face) if known.faces else known
         if isinstance(known, Unprovable):
             return Denied(503, known.reason, (RETRY,))
-        return self.refuse(fields, face)
+        denied = self.refuse(fields, face)
+        if denied.is_guess and (seconds := self.brake.failed_here()):
+            return slowed(seconds)
+        return denied

@@ -42,8 +42,9 @@ class OriginGuard:
     """Decides by Host and Origin whether a request may go on.
 
     On a loopback address only loopback names, the public URL's host and `allowed_hosts` are served; elsewhere
-    every well-formed Host is, unless `allowed_hosts` narrows them. An Origin must be of the host asked,
-    be one of `allowed_origins` (exact: scheme, host and port), or be absent. Where every Host is served, a page's own
+    every well-formed Host is, unless `allowed_hosts` narrows them. An Origin must be of the host and port asked,
+    be one of `allowed_origins` (exact: scheme, host and port), or be absent; on a loopback address every page of this
+    machine is let in, and of the public URL's host that URL's own pages alone. Where every Host is served, a page's own
     must be an address: a name says nothing, since whoever owns it can have it lead here.
     """
 
@@ -60,6 +61,7 @@ class OriginGuard:
         self._origins = {_configured_origin(entry) for entry in allowed_origins}
         self._is_loopback = is_loopback(bind_host)
         self._hosts = _served_hosts(bind_host, named_hosts) if self._is_loopback or named_hosts else None
+        self._public_host = ""
         if public_url is not None:
             self._admit_public(public_url)
         self._verdicts: dict[tuple[bytes, bytes | None], Refusal | None] = {}
@@ -70,8 +72,9 @@ class OriginGuard:
         if not parts.scheme or not parts.netloc:
             raise ValueError(f"{public_url!r} is not a URL such as 'https://hub.example'")
         self._origins.add(_configured_origin(f"{parts.scheme}://{parts.netloc}"))
+        self._public_host = _configured_host(parts.netloc)
         if self._hosts is not None:
-            self._hosts.add(_configured_host(parts.netloc))
+            self._hosts.add(self._public_host)
 
     def check(self, fields: Mapping[bytes, bytes]) -> Refusal | None:
         """None if a request with these headers (lower-case names) may go on, else how to refuse it.
@@ -100,21 +103,24 @@ class OriginGuard:
             return Refusal(400, f"The Host header {_shown(host)} is not a host.")
         if self._hosts is not None and asked[0] not in self._hosts:
             return Refusal(421, f"This hub does not serve the host {_shown(host)}.")
-        if origin is None or self._is_welcome(origin, asked[0]):
+        if origin is None or self._is_welcome(origin, *asked):
             return None
         return Refusal(403, f"Pages of the origin {_shown(origin)} may not use this hub.")
 
-    def _is_welcome(self, origin: str, asked_host: str) -> bool:
+    def _is_welcome(self, origin: str, asked_host: str, asked_port: int | None) -> bool:
         parsed = _parse_origin(origin)
         if parsed is None:
             return False
         if parsed in self._origins:
             return True
-        scheme, host, _ = parsed
+        scheme, host, port = parsed
         if scheme not in DEFAULT_PORTS:
             return False
-        is_own = host == asked_host and (self._hosts is not None or _is_address(host))
-        return is_own or (self._is_loopback and host in LOOPBACK_NAMES)
+        if self._is_loopback and host in LOOPBACK_NAMES:
+            return True
+        # What listens on another port of the same host is somebody else's, and so are its pages.
+        is_own = host == asked_host and port == (asked_port or DEFAULT_PORTS[scheme])
+        return is_own and host != self._public_host and (self._hosts is not None or _is_address(host))
 
 
 def is_loopback(host: str) -> bool:

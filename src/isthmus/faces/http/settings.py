@@ -56,13 +56,13 @@ class Addresses:
 
     def has_room_for(self, address: str) -> bool:
         """Count one more connection from an address; False if that is one too many."""
-        address = _counted(address)
+        address = whose_address(address)
         count = self._counts[address] = self._counts.get(address, 0) + 1
         return count <= self._limit
 
     def left(self, address: str) -> None:
         """A connection from an address is gone, or is a WebSocket now, which is counted elsewhere."""
-        address = _counted(address)
+        address = whose_address(address)
         count = self._counts.get(address, 0) - 1
         if count > 0:
             self._counts[address] = count
@@ -70,7 +70,7 @@ class Addresses:
             self._counts.pop(address, None)
 
 
-def _counted(address: str) -> str:
+def whose_address(address: str) -> str:
     """Whose address it is: of IPv6, everybody has 2^64 of them."""
     if ":" not in address:
         return address

@@ -22,7 +22,12 @@ _REPEATABLE = ("resource",)
 """RFC 8707 lets a client name several; RFC 6749 forbids to repeat anything else."""
 
 Code: TypeAlias = Literal[
-    "invalid_request", "invalid_client", "unsupported_grant_type", "invalid_target", "unsupported_response_type"
+    "invalid_request",
+    "invalid_client",
+    "unsupported_grant_type",
+    "invalid_target",
+    "unsupported_response_type",
+    "temporarily_unavailable",
 ]
 
 
@@ -36,6 +41,8 @@ class Refused(Struct, frozen=True):
     code: Code
     description: str
     status: int = 400
+    retry_after: int = 0
+    """How many seconds to wait, if one is to."""
 
 
 class Asked(Struct, frozen=True):

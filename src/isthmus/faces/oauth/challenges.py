@@ -29,6 +29,8 @@ class Shown(Struct, frozen=True):
     """For whoever sent it; empty if there is nothing to add."""
     is_scope_missing: bool = False
     """It is genuine, and allows nothing."""
+    is_genuine: bool = False
+    """It was somebody's, and is good no more: whoever shows it is no guesser, and is to get another."""
     scopes: tuple[str, ...] = ()
     """Those that would allow something."""
 
@@ -59,12 +61,13 @@ class Challenges:
             scopes = {"scope": " ".join(shown.scopes)} if shown.scopes else {}
             told = {"error": "insufficient_scope", "error_description": shown.reason}
             return _denied(403, f"The token is not enough: {shown.reason}", {**words, **told, **scopes})
+        is_guess = not shown.is_genuine
         if not shown.reason:
-            return _denied(401, PLAIN_DENIAL.message, {**words, "error": "invalid_token"})
+            return _denied(401, PLAIN_DENIAL.message, {**words, "error": "invalid_token"}, is_guess=is_guess)
         told = {"error": "invalid_token", "error_description": shown.reason}
-        return _denied(401, f"The token is not valid: {shown.reason}", {**words, **told})
+        return _denied(401, f"The token is not valid: {shown.reason}", {**words, **told}, is_guess=is_guess)
 
 
-def _denied(status: int, message: str, words: dict[str, str]) -> Denied:
+def _denied(status: int, message: str, words: dict[str, str], *, is_guess: bool = False) -> Denied:
     line = ", ".join(f'{name}="{_NOT_QUOTABLE.sub("?", value)}"' for name, value in words.items())
-    return Denied(status, message, ((b"www-authenticate", f"Bearer {line}".encode("ascii")),))
+    return Denied(status, message, ((b"www-authenticate", f"Bearer {line}".encode("ascii")),), is_guess)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from isthmus.faces.http.bodies import JSON, joined
-from isthmus.faces.http.gate import Fields, Gate, Headers
+from isthmus.faces.http.gate import SLOWED, TOO_MANY, Fields, Gate, Headers
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.oauth.asking import BODY_BYTES_MAX, Refused, read_asked
 from isthmus.faces.oauth.documents import (
@@ -131,14 +131,22 @@ class OauthHttp:
         for name, key in asked.credentials:
             if (token := self._giver.token_for(name, key)) is not None:
                 return token
-        self._gate.on_turned_away(FACE, 401)
-        return Refused("invalid_client", "No caller of this name has this key", 401)
+        return self._unknown()
+
+    def _unknown(self) -> Refused:
+        seconds = self._gate.brake.failed_here()
+        status = TOO_MANY if seconds else 401
+        self._gate.on_turned_away(FACE, status)
+        if seconds:
+            return Refused("temporarily_unavailable", SLOWED, status, seconds)
+        return Refused("invalid_client", "No caller of this name has this key", status)
 
 
 def _tell(peer: Peer, refused: Refused) -> None:
     challenge = (_BASIC,) if refused.code == "invalid_client" else ()
+    later = ((b"retry-after", b"%d" % refused.retry_after),) if refused.retry_after else ()
     body = msgspec.json.encode({"error": refused.code, "error_description": refused.description})
-    peer.answer(refused.status, JSON + header_lines((*_SECRET, *challenge)), body)
+    peer.answer(refused.status, JSON + header_lines((*_SECRET, *challenge, *later)), body)
 
 
 async def _short_body(peer: Peer, fields: Fields, receive: Receive) -> bytes | None:

@@ -34,6 +34,8 @@ class Refused(msgspec.Struct, frozen=True):
 
     reason: str
     code: int = REFUSED_CODE
+    is_guess: bool = False
+    """Whether a token was shown that proves nothing."""
 
 
 def read_query(query: bytes) -> Query | Refused:

@@ -17,7 +17,8 @@ import structlog
 from isthmus.core.calls.hub import Hub
 from isthmus.core.crew import Crew
 from isthmus.faces.http.bodies import joined
-from isthmus.faces.http.gate import Denied, Fields, Gate
+from isthmus.faces.http.brake import Client
+from isthmus.faces.http.gate import TOO_MANY, Denied, Fields, Gate, slowed
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.http.upgrade import Opening
 from isthmus.faces.relay import documents
@@ -173,13 +174,13 @@ class RelayHttp:
         elif scope["method"] not in ("GET", "HEAD"):
             _answer(peer, 405, {"error": "Use GET"}, (b"allow", b"GET, HEAD"))
         else:
-            self._tell(peer, scope["path"].removesuffix("/"), scope["query_string"])
+            self._tell(peer, scope["path"].removesuffix("/"), scope["query_string"], scope["client"])
 
-    def _tell(self, peer: Peer, path: str, query: bytes) -> None:
+    def _tell(self, peer: Peer, path: str, query: bytes, client: Client) -> None:
         if path == ROOT:
             _answer(peer, 200, documents.index(self._me.version))
         elif path == f"{ROOT}/health":
-            _answer(peer, 200, self._health(read_query(query)))
+            self._tell_health(peer, read_query(query), client)
         elif path in ROLES:
             _answer(
                 peer, 426, {"error": f"{path}/ is a WebSocket: connect to it with ws://"}, (b"upgrade", b"websocket")
@@ -187,10 +188,16 @@ class RelayHttp:
         else:
             _answer(peer, 404, {"error": f"Nothing is here; the relay is at {ROOT}/"})
 
-    def _health(self, query: Query | Refused) -> dict[str, Any]:
+    def _tell_health(self, peer: Peer, query: Query | Refused, client: Client) -> None:
         keys = () if isinstance(query, Refused) else query.get("key", ())
-        if len(keys) != 1 or not self._tokens.is_key(keys[0]):
-            return documents.bad_key()
+        if len(keys) == 1 and self._tokens.is_key(keys[0]):
+            _answer(peer, 200, self._health())
+        elif keys and (denied := self._slowed(client)) is not None:
+            _answer(peer, denied.status, {"error": denied.message}, *denied.headers)
+        else:
+            _answer(peer, 200, documents.bad_key())
+
+    def _health(self) -> dict[str, Any]:
         uptime = self._hub.now() - self._began
         sockets, calls, tasks = self._dialins.connections(), self._hub.running(), len(self._crew)
         counts = documents.Counts(sockets, calls, tasks, uptime, self._me.version)
@@ -211,6 +218,8 @@ class RelayHttp:
         subprotocol = choose(fields, can_mux=role == "server")
         asked = self._understand(role, fields, scope["query_string"])
         if isinstance(asked, Refused):
+            if asked.is_guess and (denied := self._slowed(scope["client"])) is not None:
+                return denied
             return Opening(lambda socket: self._turn_away(socket, role, asked), REFUSED_BYTES, subprotocol)
         limits = self._hub.limits
         limit_bytes = limits.reply_bytes if role == "server" else limits.request_bytes
@@ -244,8 +253,16 @@ class RelayHttp:
             return token
         claim = self._tokens.read(token)
         if isinstance(claim, str):
-            return Refused(claim)
+            return Refused(claim, is_guess=bool(token))
         return claim if claim.role in (None, role) else Refused(WRONG_ROLE)
+
+    def _slowed(self, client: Client) -> Denied | None:
+        """What somebody is told instead who shows what proves nothing again and again."""
+        seconds = self._gate.brake.failed(client)
+        if not seconds:
+            return None
+        self._gate.on_turned_away("relay", TOO_MANY)
+        return slowed(seconds)
 
     def _turn_away(self, socket: AcceptedSocket, role: Role, refused: Refused) -> Hearer:
         self._refusals.tell(role, socket.client, refused.reason)

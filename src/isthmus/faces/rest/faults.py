@@ -90,11 +90,19 @@ REFUSALS: dict[str, Kind] = {
     "not_away": Kind(409, "The server is connected"),
     "not_json": Kind(415, "The body is not said to be JSON"),
     "misdirected": Kind(421, "This hub does not serve that host"),
+    "too_many_wrong_keys": Kind(429, "Too many wrong keys"),
     "unprovable": Kind(503, "Nobody can be known just now"),
 }
 """What this face refuses without asking the hub."""
 
-DENIALS = {400: "bad_request", 401: "unauthenticated", 403: "forbidden", 421: "misdirected", 503: "unprovable"}
+DENIALS = {
+    400: "bad_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    421: "misdirected",
+    429: "too_many_wrong_keys",
+    503: "unprovable",
+}
 """Why the gate lets nobody in, by the status that it gives."""
 
 

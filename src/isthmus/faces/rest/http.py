@@ -24,7 +24,7 @@ from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send
 from isthmus.faces.rest import openapi
 from isthmus.faces.rest.exchange import RestExchange, answer_problem
 from isthmus.faces.rest.faults import Problem, denial, problem_of, refusal
-from isthmus.faces.rest.listings import entry_document, is_operator, list_document, server_document, servers_document
+from isthmus.faces.rest.listings import entry_document, list_document, server_document, servers_document
 from isthmus.faces.rest.operations import ROUTER, Operation, Place
 from isthmus.faces.rest.relay import Query, Seen
 from isthmus.model.callers import Caller
@@ -165,12 +165,12 @@ class _Visit:
         """One of the lists, whole or one server's part of it."""
         server = self.given("server")
         if server is None:
-            return list_document(await self.view(), shape)
+            return list_document(await self.view(), shape, is_operator=self.caller.is_operator)
         # Asked about made-up names, the snapshot would keep a view for each and drop those in use.
         if server in self._hub.lanes:
             view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server)))
             if view.servers:
-                return list_document(view, shape)
+                return list_document(view, shape, is_operator=self.caller.is_operator)
         return _unknown_server(server)
 
     async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answered:
@@ -205,8 +205,8 @@ class _Visit:
     async def forget(self) -> Answered:
         """Have a server that dialled in forgotten."""
         relay, name = self._face.relay, ServerName(self.argument)
-        if not is_operator(self.caller):
-            return refusal("forbidden", "Only who may use everything may have a server forgotten")
+        if not self.caller.is_operator:
+            return refusal("forbidden", "Only an operator may have a server forgotten: see operator = true of a caller")
         if relay is None:
             return _no_relay()
         known = Seen(self._hub, relay, self.caller).show_server(name)

@@ -17,16 +17,17 @@ from isthmus.core.catalog.view import Route, View
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.names import ServerName
+from isthmus.model.places import without_places
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 
 
-def list_document(view: View, shape: ListShape) -> bytes:
-    """A list with the servers that are missing from it, rendered once per view."""
-    key = f"rest {shape.method}"
+def list_document(view: View, shape: ListShape, *, is_operator: bool = False) -> bytes:
+    """A list with the servers that are missing from it, rendered once per view; operators are told where these are."""
+    key = f"rest {shape.method}{' for operators' if is_operator else ''}"
     rendered = view.memo.get(key)
     if rendered is None:
         entries = array_of(_entry(shape, route) for route in _table(view, shape).values())
-        missing = msgspec.json.encode(_missing(view))
+        missing = msgspec.json.encode(_missing(view, is_operator=is_operator))
         parts = (b'{"', shape.member.encode(), b'":', entries, b',"missing":', missing, b"}")
         rendered = view.memo[key] = b"".join(parts)
     return rendered
@@ -52,19 +53,22 @@ def _table(view: View, shape: ListShape) -> Mapping[str, Route]:
     return tables[shape.method]
 
 
-def _missing(view: View) -> dict[str, dict[str, Any]]:
+def _missing(view: View, *, is_operator: bool) -> dict[str, dict[str, Any]]:
     return {
-        server: {"state": missing.state, "reason": missing.reason, "listed": missing.is_listed}
+        server: {
+            "state": missing.state,
+            "reason": _reason(missing.reason, is_operator=is_operator),
+            "listed": missing.is_listed,
+        }
         for server, missing in view.missing.items()
     }
 
 
+def _reason(reason: str | None, *, is_operator: bool) -> str | None:
+    return reason if reason is None or is_operator else without_places(reason)
+
+
 # -- servers -------------------------------------------------------------------------------------------------------
-
-
-def is_operator(caller: Caller) -> bool:
-    """Whether somebody may see what is not for callers: who may use everything, as the one local caller may."""
-    return caller.grants.is_unlimited
 
 
 def servers_document(hub: Hub, caller: Caller) -> bytes:
@@ -76,17 +80,17 @@ def server_document(hub: Hub, caller: Caller, name: str) -> bytes | None:
     """How one server stands; None if the caller does not see it."""
     for told, standing in _told(hub, caller):
         if standing.server == name:
-            return msgspec.json.encode({**told, **_heard(hub, standing.server)} if is_operator(caller) else told)
+            return msgspec.json.encode({**told, **_heard(hub, standing.server)} if caller.is_operator else told)
     return None
 
 
 def _told(hub: Hub, caller: Caller) -> Iterable[tuple[dict[str, Any], Standing]]:
     view = hub.snapshot.view(caller.grants, EVERYTHING)
     counts = {shape: _counts(view, shape) for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)}
-    is_trusted = is_operator(caller)
+    is_trusted = caller.is_operator
     for name, standing in sorted(hub.snapshot.standings.items()):
         if name in view.servers or is_trusted:
-            told = _summary(standing) | {shape.member: counts[shape][name] for shape in counts}
+            told = _summary(standing, is_operator=is_trusted) | {shape.member: counts[shape][name] for shape in counts}
             yield (told | _detail(standing) if is_trusted else told), standing
 
 
@@ -94,11 +98,11 @@ def _counts(view: View, shape: ListShape) -> Counter[ServerName]:
     return Counter(route.feature.server for route in _table(view, shape).values())
 
 
-def _summary(standing: Standing) -> dict[str, Any]:
+def _summary(standing: Standing, *, is_operator: bool) -> dict[str, Any]:
     return {
         "name": standing.server,
         "state": standing.state,
-        "reason": standing.reason,
+        "reason": _reason(standing.reason, is_operator=is_operator),
         "transport": standing.carrier,
         "era": standing.era,
         "capabilities": sorted(standing.abilities),

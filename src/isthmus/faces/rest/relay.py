@@ -16,7 +16,6 @@ from isthmus.core.access.policy import AGENT, Policy, is_of_agent
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.relay import RelayBook
-from isthmus.faces.rest.listings import is_operator
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.names import ServerName
@@ -38,7 +37,7 @@ class Seen:
 
     def __init__(self, hub: Hub, book: RelayBook, caller: Caller) -> None:
         status = book.status()
-        view = None if is_operator(caller) else hub.snapshot.view(caller.grants, EVERYTHING)
+        view = None if caller.is_operator else hub.snapshot.view(caller.grants, EVERYTHING)
         self._is_trusted = view is None
         if view is not None:
             status = _reached(status, view, caller)

@@ -13,7 +13,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.faces.http.bodies import JSON, joined
-from isthmus.faces.http.gate import Denied, Gate, Headers
+from isthmus.faces.http.gate import TOO_MANY, Denied, Gate, Headers
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send, header_lines
 from isthmus.faces.wellknown.cards import CARD_TYPE, CATALOG_TYPE, SUFFIX, Cards
 from isthmus.model.callers import Caller
@@ -61,6 +61,9 @@ class WellKnown:
         peer: Peer = scope["extensions"][PEER]
         admitted = self._gate.admit(joined(scope["headers"]), "mcp")
         match scope["method"]:
+            case _ if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
+                self._gate.on_turned_away("mcp", admitted.status)
+                _say(peer, admitted.status, admitted.message, admitted.headers)
             case "OPTIONS":
                 peer.answer(204, header_lines(PUBLIC), b"")
             case "GET" | "HEAD" if scope["path"] == CATALOG_PATH:

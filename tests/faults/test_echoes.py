@@ -1,0 +1,53 @@
+"""A server that repeats what it was shown, where it says that something failed, does not thereby tell callers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from isthmus.model.faults import Fault, ServerError
+from isthmus.model.outcomes import Outcome, Result
+from tests.faults.scripted import Heard, Scripted, hub_of, reply
+
+SECRET = 'sh0wn-"to\\the-server'
+
+
+class Parrot(Scripted):
+    """Fails as it is asked to, with what it was shown in its words."""
+
+    async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        shown = heard.headers["authorization"][0]
+        how, said = heard.arguments["how"], f"Not good: {shown}"
+        error = {"code": -32050, "message": said, "data": {"sent": [shown], "n": 1}}
+        if how == "error":
+            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}))
+        elif how == "status":
+            out.write(reply({"jsonrpc": "2.0", "id": heard.message["id"], "error": error}, status=400))
+        else:
+            result = {"content": [{"type": "text", "text": said}], "isError": how == "tool"}
+            out.write(reply(heard.result(result)))
+
+
+async def test_what_a_server_was_shown_is_not_told_with_its_failures(tmp_path: Path) -> None:
+    async with Parrot() as parrot:
+        entry = {**parrot.entry, "headers": {"Authorization": f"Bearer {SECRET}"}}
+        servers = {"p": entry, "q": {**entry, "isolation": "caller"}}
+        async with hub_of(tmp_path, servers) as hub:
+            await hub.ready("p", "q")
+            for name in ("p.t", "q.t"):
+                error = await hub.call(name, how="error")
+                assert isinstance(error, ServerError)
+                assert (error.message, bytes(error.data or b"")) == ("Not good: ***", b'{"sent": ["***"], "n": 1}')
+                refused = await hub.call(name, how="status")
+                assert isinstance(refused, Fault)
+                assert "***" in refused.message
+                assert SECRET not in refused.message
+                assert _text_of(await hub.call(name, how="tool")) == "Not good: ***"
+                # What a tool returns is its own affair, and reaches its caller as it is.
+                assert _text_of(await hub.call(name, how="result")) == f"Not good: Bearer {SECRET}"
+
+
+def _text_of(outcome: Outcome) -> str:
+    assert isinstance(outcome, Result)
+    return str(json.loads(bytes(outcome.payload))["content"][0]["text"])

@@ -1,0 +1,75 @@
+"""What a server was shown is taken out of what it says went wrong, and nothing else is changed."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from isthmus.upstream.hiding import (
+    HIDDEN,
+    HIDDEN_RESULT,
+    RESULT_LENGTH_MIN,
+    STRINGS_MAX,
+    hide_error,
+    hide_in,
+    hide_in_result,
+)
+from isthmus.wire.jsonrpc import ErrorReply
+
+SECRET = 'abc"\\/é-0123456789'
+
+
+def hide(text: str) -> str:
+    return text.replace(SECRET, "***").replace("text", "***")
+
+
+def hidden(payload: bytes, shortest: int = 0) -> bytes:
+    return bytes(hide_in(msgspec.Raw(payload), hide, shortest))
+
+
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_a_secret_is_found_however_it_is_written(*, is_ascii: bool) -> None:
+    told = {"a": [f"Bearer {SECRET}!", {"b": SECRET}], SECRET: 1, "n": 1}
+    text = json.dumps(told, ensure_ascii=is_ascii).replace("/", r"\/").encode()
+    assert json.loads(hidden(text)) == {"a": ["Bearer ***!", {"b": "***"}], "***": 1, "n": 1}
+
+
+def test_all_else_stays_byte_for_byte() -> None:
+    odd = rb'{ "n" : 1.00e2,"big":123456789012345678901234567890, "lone":"\ud800\n", "s":"a text"}'
+    assert hidden(odd) == odd.replace(b'"a text"', b'"a ***"')
+    assert hidden(b'{"text":1}') == b'{"text":1}'
+    bare = msgspec.Raw(b'{"a":"b"}')
+    assert hide_in(bare, hide) is bare
+    assert hide_in(msgspec.Raw(odd), str) == msgspec.Raw(odd)
+
+
+def test_a_result_keeps_the_words_of_the_protocol() -> None:
+    result = b'{"content":[{"type":"text","text":"the text is wrong"}],"isError":true}'
+    assert hidden(result, RESULT_LENGTH_MIN) == result.replace(b"the text", b"the ***")
+
+
+def test_an_error_is_told_without_it() -> None:
+    reply = ErrorReply(msgspec.Raw(b"1"), -1, f"no: {SECRET}", msgspec.Raw(json.dumps([SECRET]).encode()))
+    assert hide_error(reply, hide) == ErrorReply(msgspec.Raw(b"1"), -1, "no: ***", msgspec.Raw(b'["***"]'))
+    assert hide_error(reply, str) is reply
+    assert hide_error(ErrorReply(None, -1, "no", None), hide) == ErrorReply(None, -1, "no", None)
+
+
+def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
+    crowd = [b'"x\\n"'] * (STRINGS_MAX + 1)
+    harmless = msgspec.Raw(b"[" + b",".join(crowd) + b"]")
+    telling = msgspec.Raw(b"[" + b",".join([*crowd, b'"a text"']) + b"]")
+    assert hide_in(harmless, hide) is harmless
+    assert hide_in(telling, hide) == HIDDEN
+    assert hide_in_result(telling, hide) == HIDDEN_RESULT
+    assert json.loads(bytes(HIDDEN_RESULT))["isError"] is True
+
+
+@given(some.recursive(some.text() | some.integers() | some.booleans(), lambda each: some.lists(each, max_size=4)))
+def test_what_holds_no_secret_is_not_changed(value: object) -> None:
+    text = json.dumps(value).encode()
+    assert bytes(hide_in(msgspec.Raw(text), lambda said: said.replace("a-secret-0123456789", "***"))) == text
