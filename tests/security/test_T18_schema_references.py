@@ -1,8 +1,9 @@
 """T18: a tool's schema refers to an address, and whoever checks arguments against it fetches that.
 
-The answer: nothing is ever fetched for a schema. One that points outside itself costs the check in the hub, for its
-reason (`Unchecked`), and nothing else: the tool stays, since its server makes its own check, and a standard `$schema`
-is known without being fetched. The conformance suite's scenario of this is run in `tests/conformance`.
+The answer: nothing is ever fetched for a schema, and a tool of which one points outside itself is left out, on every
+face, for a reason that the operator finds in the server's state, in `isthmus access`, in the log and in the audit; its
+neighbours stay. A standard `$schema` is known without being fetched, and no reason. The conformance suite's scenario of
+this is run in `tests/conformance`; what leads out of a schema is in `tests/unit/core/catalog/test_references.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import msgspec
 import pytest
 
 from isthmus.core.catalog.schema import Unchecked, compile_check
+from isthmus.model.faults import UnknownTool
 from isthmus.model.outcomes import Result
 from tests.faults.scripted import Scripted, hub_of
+from tests.hubs import Raw, serving
+from tests.security.fickle import Fickle, announced, command, said, until
+from tests.security.fickle_server import tool
 from tests.security.sink import Sink, dialled
 
 OUTSIDE: list[dict[str, Any]] = [
@@ -46,16 +51,47 @@ def test_a_schema_that_points_outside_itself_is_not_used_and_the_reason_is_told(
     assert whom == []
 
 
-async def test_nobody_is_asked_for_a_schema_when_a_tool_is_listed_and_called(tmp_path: Path) -> None:
+async def test_nobody_is_asked_for_a_schema_and_the_tool_is_left_out(tmp_path: Path) -> None:
     with Sink() as sink, dialled() as whom:
         server = Scripted()
-        tools = enumerate(schemas(sink.port))
-        server.tools = [{"name": f"t{n}", "inputSchema": each, "outputSchema": each} for n, each in tools]
+        plain = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"}
+        outside = list(enumerate(schemas(sink.port)))
+        tools = [(f"in{n}", {"inputSchema": each}) for n, each in outside]
+        tools += [(f"out{n}", {"inputSchema": plain, "outputSchema": each}) for n, each in outside]
+        server.tools = [{"name": "fine", "inputSchema": plain}, *({"name": name, **more} for name, more in tools)]
         async with server, hub_of(tmp_path, {"s": server.entry}) as hub:
             await hub.ready("s")
-            for tool in server.tools:
-                assert isinstance(await hub.call(f"s.{tool['name']}", a=[1]), Result)
+            assert isinstance(await hub.call("s.fine"), Result)
+            for name, _ in tools:
+                assert isinstance(await hub.call(f"s.{name}", a=[1]), UnknownTool), name
         assert set(whom) == {str(server.entry["url"]).removeprefix("http://").removesuffix("/mcp")}
+
+
+async def test_the_operator_is_told_why_in_four_places_and_once(tmp_path: Path) -> None:
+    fickle = Fickle(tmp_path / "lists.json")
+    fetching = tool("fetching", inputSchema={"type": "object", "properties": {"a": {"$ref": "http://192.0.2.1/x"}}})
+    why = "its inputSchema refers to http://192.0.2.1/x, which is not in it and not fetched"
+    fickle.lists(tool("fine"), fetching)
+    async with serving(tmp_path, {"fickle": fickle.entry}) as hub, Raw(hub.url) as raw:
+        await until(lambda: is_listed(raw, "fickle.fine"), "the others are there")
+        fickle.lists(tool("fine"), fetching, tool("more"))
+        await announced(raw)
+        await until(lambda: is_listed(raw, "fickle.more"), "it was listed again")
+        assert "fickle.fetching" not in await raw.names()
+        refused, unknown = await raw.call("fickle.fetching"), await raw.call("fickle.nope")
+        assert json.dumps(refused).replace("fickle.fetching", "X") == json.dumps(unknown).replace("fickle.nope", "X")
+        assert len(said(hub, "a tool is left out")) == 1
+        assert why in said(hub, "a tool is left out")[0]
+        state = await raw.http.get(f"http://127.0.0.1:{hub.port}/v1/servers/fickle")
+        assert state.json()["notes"] == [f"'fetching' left out: {why}"]
+        assert f"fickle.fetching is left out: {why}" in await command(tmp_path, "access", "local")
+        told = await command(tmp_path, "audit", "tail")
+        assert told.count("definition.refused") == 1
+        assert why in told
+
+
+async def is_listed(raw: Raw, name: str) -> bool:
+    return name in await raw.names()
 
 
 def test_a_standard_schema_is_known_without_being_fetched() -> None:

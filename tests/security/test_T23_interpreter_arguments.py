@@ -3,21 +3,33 @@
 Answer: there is no list of allowed commands to get around. Each word of a command is the operator's, from a file of
 theirs, and reaches the program as it is written there, without a shell. What makes interpreters and loaders run other
 code is not inherited from the hub's own environment; a server that needs such a variable has it declared in its entry.
-A folder into which everybody can write is told by `isthmus doctor`. That no caller can add a word is T22.
+An entry may have the digests of its program, of its words and of its scripts (`sha256`), without which it is not
+started. A program or folder that everybody can write to is told of, by `isthmus doctor` too, or with `[hub]
+open_programs = "refuse"` not started. That no caller can add a word is T22.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import structlog
+
 from isthmus.config.load import load
+from isthmus.model.names import ServerName
 from isthmus.transport.process import INHERITED, INHERITED_ON_WINDOWS, child_environment
+from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.programs import Programs
 from isthmus.upstream.settings import StdioSettings
-from tests.hubs import CHECKOUT, environment, isthmus, stdio, write_config
+from tests.hubs import CHECKOUT, Raw, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
 from tests.security.offspring import running
+
+A = ServerName("a")
 
 LOADING = (
     "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "DYLD_INSERT_LIBRARIES", "DYLD_LIBRARY_PATH", "NODE_OPTIONS",
@@ -72,6 +84,94 @@ def test_no_source_file_asks_for_a_shell() -> None:
     sources = {path: path.read_text("utf-8") for path in (CHECKOUT / "src").rglob("*.py")}
     words = ("shell=True", "create_subprocess_shell", "subprocess_shell", "os.system", "os.popen", "shell = True")
     assert [(path.name, word) for path, text in sources.items() for word in words if word in text] == []
+
+
+# -- what a command leads to -------------------------------------------------------------------------------------------
+
+
+def entry_of(folder: Path, sha256: object, **more: object) -> StdioSettings:
+    """A server that runs a script by a program on PATH, as its entry in a file says."""
+    for name in ("runner", "server.py"):
+        (folder / name).write_text(f"#!/bin/sh\necho {name}\n")
+        (folder / name).chmod(0o755)
+    entry = {"command": "runner", "args": ["server.py", "${WORD}"], "env": {"PATH": str(folder)}, "cwd": str(folder)}
+    config = write_config(folder, {"a": {**entry, "sha256": sha256}}, **more)
+    configuration = load(config, {"WORD": "-q"}, folder, folder)
+    assert configuration.servers, configuration.warnings
+    reach = configuration.servers[0].reach
+    assert isinstance(reach, StdioSettings)
+    return reach
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+async def refused(reach: StdioSettings) -> str:
+    with pytest.raises(ConnectFailed) as failed:
+        await Programs().check(A, reach, {})
+    return str(failed.value)
+
+
+async def test_a_program_is_started_only_with_the_digest_that_its_entry_has(tmp_path: Path) -> None:
+    reach = entry_of(tmp_path, "0" * 64)
+    found = digest(tmp_path / "runner")
+    assert await refused(reach) == (
+        f"'runner' could not be started: sha256 is {found} and not {'0' * 64}, of {tmp_path / 'runner'};"
+        " if it is right, write it so"
+    )
+    reach = entry_of(tmp_path, found.upper())
+    assert await Programs().check(A, reach, {}) == str(tmp_path / "runner"), "and no other is executed"
+    (tmp_path / "runner").write_text("#!/bin/sh\necho pwned\n")
+    assert digest(tmp_path / "runner") in await refused(reach)
+    (tmp_path / "runner").unlink()
+    assert "it was not found, and so not checked" in await refused(reach)
+
+
+async def test_so_are_the_words_once_their_variables_are_in_and_scripts_among_them(tmp_path: Path) -> None:
+    words = hashlib.sha256(b'["runner","server.py","-q"]').hexdigest()
+    reach = entry_of(tmp_path, {"argv": words, "server.py": "1" * 64})
+    assert f"sha256 is {digest(tmp_path / 'server.py')} and not" in await refused(reach)
+    reach = entry_of(tmp_path, {"argv": words, "server.py": digest(tmp_path / "server.py")})
+    await Programs().check(A, reach, {})
+    assert f"sha256 is {words} and not" in await refused(replace(reach, sha256={"argv": "2" * 64}))
+    assert f"not {words}, of its command" in await refused(replace(reach, args=("server.py", "-c", "evil")))
+    (tmp_path / "server.py").unlink()
+    assert "cannot be read to have its sha256 checked" in await refused(reach)
+
+
+@pytest.mark.parametrize("digest", ["", "abc", "g" * 64, {"program": "0" * 63}, ["0" * 64], 5])
+def test_what_is_no_digest_is_no_entry(tmp_path: Path, digest: object) -> None:
+    configuration = load(write_config(tmp_path, {"a": {"command": "x", "sha256": digest}}), {}, tmp_path, tmp_path)
+    assert configuration.servers == ()
+    assert "sha256" in str(configuration.warnings[0])
+
+
+async def test_what_everybody_can_write_to_is_told_of_once_or_not_started(tmp_path: Path) -> None:
+    reach = entry_of(tmp_path, {})
+    strict = entry_of(tmp_path, {}, hub={"open_programs": "refuse"})
+    programs = Programs()
+    with structlog.testing.capture_logs() as logs:
+        await programs.check(A, strict, {})
+        for path in (tmp_path / "runner", tmp_path):
+            path.chmod(0o777)
+            for _ in range(2):
+                await programs.check(A, reach, {})
+            assert f"everybody on this machine can write to {path}" in await refused(strict)
+            path.chmod(0o755)
+    assert [line["path"] for line in logs] == [str(tmp_path / "runner"), str(tmp_path)]
+
+
+async def test_a_hub_does_not_start_what_has_another_digest_and_says_so(tmp_path: Path) -> None:
+    """In the server's state; one beside it that has the right one runs."""
+    words = command("raw_server")
+    program = digest(Path(words[0]))
+    servers = {"good": stdio(words, sha256=program), "bad": stdio(words, sha256="0" * 64)}
+    async with serving(tmp_path, servers, limits={"listing_seconds": 30.0}) as hub, Raw(hub.url) as raw:
+        assert {name.partition(".")[0] for name in await raw.names()} >= {"good"}
+        state = (await raw.http.get(f"http://127.0.0.1:{hub.port}/v1/servers/bad")).json()
+        assert program in state["reason"]
+        assert state["tools"] == 0
 
 
 async def test_the_doctor_tells_of_a_folder_into_which_everybody_can_write(tmp_path: Path) -> None:

@@ -1,32 +1,42 @@
 """T25: a server that the hub started leaves processes behind, does not go, or takes the machine's resources.
 
 Answer: the child leads a group of its own, which is ended with it, within five seconds whatever it does; so is what
-left the group while its parent lived. It is reaped always. `[servers.NAME.limits]` bounds its memory, files,
-processes and processor time (`setrlimit`), and of its standard error only the end is kept. What starts a daemon by a
-double fork in a session of its own is not found again: such a server is to be run in a container or by
-`bwrap --unshare-pid`.
+left the group, a daemon that forked twice into a session of its own and emptied its environment included: all that a
+server starts has its mark. (In a program with the hub inside, what a server starts in its first milliseconds may have
+none.) It is reaped always. `[servers.NAME.limits]` bounds its memory, files, processes and processor time
+(`setrlimit`), and of its standard error only the end is kept. What lowers its mark on purpose, which takes code written
+against this hub, is to be run in a container or by `bwrap --unshare-pid`.
 
 `tests/unit/transport/test_process.py` shows double forks, deafness to SIGTERM and a hundred deaths without a zombie.
 """
 
 from __future__ import annotations
 
-import asyncio
+import ctypes
 import os
 import resource
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 
+import pytest
+
+from isthmus.transport import descendants
 from isthmus.transport.bounds import ProcessLimits
 from isthmus.transport.process import ProcessChannel
 from tests.conftest import zombies
-from tests.faults.watching import is_alive, resident_bytes
-from tests.hubs import Raw, serving, stdio
-from tests.security.offspring import running
+from tests.faults.watching import eventually, is_alive, resident_bytes
+from tests.hubs import Raw, environment, serving, stdio
+from tests.security.offspring import Child, running
 
 CLOSE_SECONDS = 5.0
+RLIMIT_LOCKS = 10
+"""By which a server's processes are known."""
 
 STUBBORN_FAMILY = """
 import os, signal, subprocess, sys, time
@@ -54,6 +64,24 @@ print(first, int(told.replace(b'!', b' ').split()[0]), flush=True)
 time.sleep(600)
 """
 
+DAEMON = """
+import os, sys
+there, ready = os.pipe()
+os.set_inheritable(ready, True)
+if not os.fork():
+    os.setsid()
+    if not os.fork():  # its parent ends, and nothing of what it was given stays with it
+        os.chdir('/')
+        rest = 'import os, time; os.write(%d, b"%%d!" %% os.getpid()); os.closerange(0, 99); time.sleep(600)' % ready
+        os.execve(sys.executable, [sys.executable, '-c', rest], {})
+    os._exit(0)
+told = b''
+while b'!' not in told:
+    told += os.read(there, 64)
+print(int(told[:-1]), flush=True)
+sys.stdin.read()
+"""
+
 
 async def test_a_family_that_will_not_go_is_gone_within_five_seconds() -> None:
     async with running(STUBBORN_FAMILY) as child:
@@ -61,11 +89,94 @@ async def test_a_family_that_will_not_go_is_gone_within_five_seconds() -> None:
         assert all(is_alive(pid) for pid in family)
         began = time.monotonic()
         await child.channel.aclose(grace=0.2)
-        async with asyncio.timeout(CLOSE_SECONDS):
-            while any(is_alive(pid) for pid in family):  # noqa: ASYNC110 - nobody tells us of another's child
-                await asyncio.sleep(0.005)
+        await eventually(lambda: not any(map(is_alive, family)), "all of it is gone", CLOSE_SECONDS)
         assert time.monotonic() - began < CLOSE_SECONDS
     assert child.channel.pid not in zombies(os.getpid())
+
+
+@pytest.fixture
+def claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is a hub's alone, as that of `isthmus serve` is."""
+    monkeypatch.setattr(descendants, "_is_claimed", False)
+    descendants.claim_process()
+
+
+@pytest.mark.usefixtures("claimed")
+@pytest.mark.parametrize("way", ["left", "closed", "killed"])
+async def test_a_daemon_does_not_outlive_its_server(way: str) -> None:
+    async with running(DAEMON) as child:
+        daemon = int(await child.line())
+        assert is_alive(daemon)
+        assert os.getsid(daemon) not in (child.channel.pid, os.getsid(0))
+        match way:
+            case "left":
+                await child.channel.aclose()
+                assert child.channel.returncode == 0, "it was given its time, and has ended by itself"
+            case "closed":
+                child.channel.kill()
+            case _:
+                os.kill(child.channel.pid, signal.SIGKILL)
+                await child.loss()
+        await eventually(lambda: not is_alive(daemon), "it is gone", CLOSE_SECONDS)
+
+
+@pytest.mark.usefixtures("claimed")
+async def test_a_hub_that_is_the_first_process_sees_off_what_it_is_left_with() -> None:
+    """In a container; here it takes in orphans as such a process does."""
+    with taking_in_orphans():
+        async with running(DAEMON) as child:
+            daemon = int(await child.line())
+            await child.channel.aclose()
+            await eventually(lambda: not is_known(daemon), "it is no zombie either", CLOSE_SECONDS)
+
+
+def is_known(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@contextmanager
+def taking_in_orphans() -> Iterator[None]:
+    """Have orphans below this process become its children (`PR_SET_CHILD_SUBREAPER`)."""
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(36, 1, 0, 0, 0) == 0
+    try:
+        yield
+    finally:
+        libc.prctl(36, 0, 0, 0, 0)
+
+
+QUICK = "setsid env -i /bin/sh -c 'sleep 600 & echo $!'; exec cat"
+"""A shell that has let its daemon go before the hub could have looked at it."""
+
+
+@pytest.mark.usefixtures("claimed")
+async def test_a_daemon_of_the_first_moment_is_found_as_well() -> None:
+    own = resource.getrlimit(RLIMIT_LOCKS)
+    child = Child()
+    child.channel = await ProcessChannel.spawn(
+        ["/bin/sh", "-c", QUICK], env={"PATH": os.defpath}, cwd=None, on_bytes=child.heard, on_lost=child.ended
+    )
+    assert resource.getrlimit(RLIMIT_LOCKS) == own, "the hub itself has no mark"
+    daemon = int(await child.line())
+    child.channel.kill()
+    await child.loss()
+    await eventually(lambda: not is_alive(daemon), "it is gone", CLOSE_SECONDS)
+
+
+def test_a_hub_that_has_a_mark_itself_gives_others_to_its_children() -> None:
+    most = 1_000_000_000 + os.getpid()
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as outer:
+        descendants.settle_mark(outer.pid, most)
+        script = (
+            "import subprocess; from isthmus.transport import descendants\n"
+            "with descendants.marking() as mark, subprocess.Popen(['/bin/cat'], stdin=subprocess.PIPE) as child:\n"
+            "    descendants.settle_mark(child.pid, mark)\n"
+            f"    assert 0 < mark <= {most} and descendants.marked(mark) == [child.pid], mark\n"
+        )
+        limited = f"import resource; resource.setrlimit({RLIMIT_LOCKS}, ({most}, {most}))\n{script}"
+        ran = subprocess.run([sys.executable, "-c", limited], check=False, capture_output=True, env=environment())
+        assert (ran.returncode, ran.stderr) == (0, b"")
+        assert descendants.marked(most) == [outer.pid]
 
 
 def test_the_grace_that_a_server_has_is_less_than_five_seconds() -> None:

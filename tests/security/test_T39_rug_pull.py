@@ -1,8 +1,11 @@
 """T39: a server that was trusted for what it said of a tool says something else.
 
 Every definition has a fingerprint that outlasts the hub. A change is told with its difference and, with
-`pin = "strict"`, the tool is withheld until it is approved, while others go on. (There are no further nodes: a hub is
-one process, so that no other one can have seen another definition.)
+`pin = "strict"`, the tool is withheld until it is approved, while others go on; calls that still waited for it are
+refused. It is compared whenever the server lists: when it announces a change, when the list has grown old (a minute, or
+the `ttlMs` that the server gave), and before the first call after the server was lost or forgot its session; and on
+every link of single callers. What has no session and is replaced between two calls is noticed when its list has grown
+old. (There are no further nodes: a hub is one process, so that no other one can have seen another definition.)
 """
 
 from __future__ import annotations
@@ -11,17 +14,30 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from isthmus.app import definitions as pinning
+from isthmus.app.definitions import DefinitionPins
+from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.cli.approve import approve, show_changes
+from isthmus.config.findings import ConfigError
+from isthmus.config.load import load
 from isthmus.library import ToolService
-from isthmus.storage.definitions import FILE
+from isthmus.model.faults import NotConnected, UnknownTool
+from isthmus.model.outcomes import Result
+from isthmus.storage.definitions import FILE, Definitions
+from isthmus.upstream import keeper as keeping
 from tests.conftest import children
-from tests.hubs import META, MODERN, HubProcess, Raw, environment, isthmus, serving, write_config
+from tests.faults.scripted import Heard, InProcess, Scripted, reply
+from tests.faults.watching import eventually
+from tests.hubs import META, MODERN, Raw, environment, isthmus, serving, write_config
 from tests.security.entries import ENTRIES, lengthless, visiting
-from tests.security.fickle import Fickle, announced, command, definitions, said, until
+from tests.security.fickle import Fickle, announced, command, said, until
 from tests.security.fickle_server import tool
 from tests.security.permitted import key_of
 
@@ -39,6 +55,92 @@ def fickle(tmp_path: Path) -> Fickle:
     return server
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists grow old at once, and what was approved is looked for all the time."""
+    monkeypatch.setattr(keeping, "REFRESH_SECONDS", 0.03)
+    monkeypatch.setattr(pinning, "LOOK_SECONDS", 0.03)
+
+
+class Pinned(InProcess):
+    """A hub in this process that minds how tools look, and what it told of that."""
+
+    def __init__(self, running: RunningHub, pins: DefinitionPins) -> None:
+        super().__init__(running)
+        self.told: list[str] = []
+        pins.tell = lambda kind, _facts: self.told.append(kind)
+
+    @property
+    def names(self) -> set[str]:
+        """What is listed of the server `s`, by its own names."""
+        names = self.running.hub.snapshot.view(LOCAL.grants, self.running.surface).routes
+        return {name.removeprefix("s.") for name in names if name.startswith("s.")}
+
+    async def lists(self, *names: str) -> None:
+        """Wait until it does."""
+        await eventually(lambda: self.names == {*names}, f"{names} are listed")
+
+
+@asynccontextmanager
+async def pinned(folder: Path, entry: Mapping[str, Any], pin: str = "strict") -> AsyncIterator[Pinned]:
+    configuration = load(write_config(folder, {"s": entry}, hub={"pin": pin}), os.environ, folder, folder, port=0)
+    pins = DefinitionPins(configuration)
+    running = RunningHub(configuration, os.environ, pins=pins)
+    try:
+        yield Pinned(running, pins)
+    finally:
+        await running.aclose()
+        await pins.aclose()
+
+
+def approved(folder: Path, *names: str) -> None:
+    """Approve, as the command does."""
+    approve(folder / "isthmus.json", names, is_sure=True, is_json=False)
+
+
+async def waits(folder: Path, count: int = 1) -> None:
+    """Wait until so much waits for the operator in the file."""
+    file = Definitions(folder / "state")
+    try:
+        await eventually(lambda: len(file.waiting()) == count, "it waits to be approved")
+    finally:
+        file.close()
+
+
+class Listing(Scripted):
+    """Lists these tools in some of its sessions and others in the rest; a session may be forgotten."""
+
+    def __init__(self, *tools: dict[str, Any]) -> None:
+        super().__init__()
+        self.tools = list(tools)
+        self.by_session: dict[str, Any] = {}
+        self.forgotten: set[str] = set()
+        self.renewed = asyncio.Event()
+        """Until then it is said of no call with the argument `late` that its session is forgotten."""
+
+    def ran(self) -> list[str]:
+        """What was called, in this order."""
+        return [heard.message["params"]["name"] for heard in self.heard if heard.method == "tools/call"]
+
+    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        if heard.session in self.forgotten:
+            if heard.method == "tools/call" and "late" in heard.arguments:
+                self.hung += 1
+                await self.renewed.wait()
+            out.write(reply(None, status=404))
+        elif heard.method == "tools/list":
+            out.write(reply(heard.result({"tools": self.by_session.get(str(heard.session), self.tools)})))
+        else:
+            await super().on(heard, out)
+
+
+# -- from outside ------------------------------------------------------------------------------------------------------
+
+
+async def is_listed(raw: Raw, name: str) -> bool:
+    return name in await raw.names()
+
+
 async def is_gone(raw: Raw, name: str) -> bool:
     return name not in await raw.names()
 
@@ -53,7 +155,6 @@ async def test_a_changed_tool_is_withheld_until_it_is_approved_and_others_go_on(
         assert refused["error"]["code"] == unknown["error"]["code"] == -32602
         assert json.dumps(refused).replace("fickle.pay", "X") == json.dumps(unknown).replace("fickle.nope", "X")
         assert (await raw.call("fickle.read"))["result"]["content"][0]["text"] == "read"
-        assert "fickle.pay" in await command(tmp_path, "approve")
         shown = await command(tmp_path, "approve", "fickle.pay", "--yes")
         assert '-  "description": "Pays.",' in shown
         assert '+  "description": "Pays. <IMPORTANT>' in shown
@@ -66,66 +167,48 @@ async def test_a_changed_tool_is_withheld_until_it_is_approved_and_others_go_on(
         assert "definition.approved" in told
 
 
-async def test_what_was_approved_while_no_hub_ran_is_audited_and_shown(tmp_path: Path, fickle: Fickle) -> None:
-    async with serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.pay"), "it was seen")
-        fickle.lists(PULLED, READ)
-        await announced(raw)
-        await until(lambda: is_gone(raw, "fickle.pay"), "it is withheld")
-    await command(tmp_path, "approve", "fickle.pay", "--yes")
-    async with serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.pay"), "it is listed at once")
-        await until(lambda: is_said(hub, "was approved"), "and told")
-        assert not said(hub, "a tool is withheld")
-
-
-async def test_a_hub_that_is_told_to_let_changes_pass_does_so_at_once(tmp_path: Path, fickle: Fickle) -> None:
-    async with serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.pay"), "it was seen")
-        fickle.lists(PULLED, READ)
-        await announced(raw)
-        await until(lambda: is_gone(raw, "fickle.pay"), "it is withheld")
-        write_config(tmp_path, {"fickle": fickle.entry}, hub={"pin": "warn"})
-        await until(lambda: is_listed(raw, "fickle.pay"), "it passes, though its server did not list it again")
-
-
-async def test_a_hub_that_began_without_pins_can_have_them(tmp_path: Path, fickle: Fickle) -> None:
-    async with serving(tmp_path, {"fickle": fickle.entry}, hub={"pin": "off"}) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.pay"), "nobody minds what it looks like")
-        assert not (tmp_path / "state" / FILE).exists()
-        write_config(tmp_path, {"fickle": fickle.entry}, hub=STRICT)
-        await until(lambda: is_said(hub, "configuration reloaded"), "it is to be strict")
-        fickle.lists(PULLED, READ)
-        await announced(raw)
-        await until(lambda: is_gone(raw, "fickle.pay"), "a change is one now")
-        await until(lambda: waits(tmp_path, "fickle.pay"), "it can be approved")
-        await command(tmp_path, "approve", "fickle.pay", "--yes")
-        await until(lambda: is_listed(raw, "fickle.pay"), "and is listed then")
-
-
-async def waits(folder: Path, name: str) -> bool:
-    return name in await command(folder, "approve", code=None)
-
-
-async def test_it_is_withheld_in_every_kind_of_hub(tmp_path: Path, fickle: Fickle) -> None:
+async def test_it_is_withheld_in_every_kind_of_hub(
+    tmp_path: Path, fickle: Fickle, capsys: pytest.CaptureFixture[str]
+) -> None:
     """That of a command, that of standard streams and that inside a program go by the same file."""
     config = write_config(tmp_path, {"fickle": fickle.entry}, hub=STRICT)
-    assert "fickle.pay" in await command(tmp_path, "tools")
+    assert {"fickle.pay", "fickle.read"} <= {*await in_a_program(config)}
     fickle.lists(PULLED, READ)
     listed = await command(tmp_path, "tools")
     assert "fickle.read" in listed
     assert "fickle.pay" not in listed
-    assert "fickle.pay" in await command(tmp_path, "approve")
+    approve(config, [], is_sure=False, is_json=False)
+    assert "fickle.pay" in capsys.readouterr().out
+    names = await in_a_program(config)
+    assert "fickle.read" in names
+    assert "fickle.pay" not in names
+    assert await over_stdio(config) == {"fickle.read", "fickle.announce"}
+    approved(tmp_path, "fickle")
+    assert "fickle.pay" in await in_a_program(config)
+
+
+async def in_a_program(config: Path) -> list[str]:
     service = ToolService()
     await service.initialize(config)
     try:
-        assert "fickle.read" in await service.list_tools()
-        assert "fickle.pay" not in await service.list_tools()
+        return await service.list_tools()
     finally:
         await service.shutdown()
-    assert await over_stdio(config) == {"fickle.read", "fickle.announce"}
-    await command(tmp_path, "approve", "fickle", "--yes")
-    assert await over_stdio(config) == {"fickle.pay", "fickle.read", "fickle.announce"}
+
+
+async def over_stdio(config: Path) -> set[str]:
+    """What is listed on standard streams."""
+    process = await asyncio.create_subprocess_exec(
+        *isthmus("stdio", "--config", str(config)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment(),
+    )
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": META}}
+    out, _ = await process.communicate(json.dumps(body).encode() + b"\n")
+    names = {each["name"] for each in json.loads(out)["result"]["tools"]}
+    return {name for name in names if not name.startswith("builtin.")}
 
 
 async def test_what_is_withheld_is_on_no_face(tmp_path: Path, fickle: Fickle) -> None:
@@ -150,69 +233,6 @@ async def test_what_is_withheld_is_on_no_face(tmp_path: Path, fickle: Fickle) ->
                 assert (await calling(visit, "alpha", "look")).has_run, entry
 
 
-async def over_stdio(config: Path) -> set[str]:
-    """What is listed on standard streams."""
-    process = await asyncio.create_subprocess_exec(
-        *isthmus("stdio", "--config", str(config)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=environment(),
-    )
-    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": META}}
-    out, _ = await process.communicate(json.dumps(body).encode() + b"\n")
-    names = {each["name"] for each in json.loads(out)["result"]["tools"]}
-    return {name for name in names if not name.startswith("builtin.")}
-
-
-@pytest.mark.parametrize("words", [["serve", "--port", "0"], ["stdio"], ["tools"]], ids=" ".join)
-async def test_nothing_is_let_through_where_it_cannot_be_known_what_was(words: list[str], tmp_path: Path) -> None:
-    write_config(tmp_path, {}, hub=STRICT)
-    (tmp_path / "state").mkdir(mode=0o700)
-    (tmp_path / "state" / FILE).write_bytes(b"this is no database" * 1000)
-    told = await command(tmp_path, *words, code=3)
-    assert FILE in told
-    assert "Traceback" not in told
-
-
-async def is_listed(raw: Raw, name: str) -> bool:
-    return name in await raw.names()
-
-
-async def test_a_change_while_the_hub_was_down_is_one(tmp_path: Path, fickle: Fickle) -> None:
-    async with serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.pay"), "it was seen")
-    fickle.lists(PULLED, READ)
-    async with serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.read"), "the others are there")
-        assert "fickle.pay" not in await raw.names()
-        fickle.lists(PAY, READ)
-        await announced(raw)
-        await until(lambda: is_listed(raw, "fickle.pay"), "what it was first needs nobody's consent")
-
-        async def does_nothing_wait() -> bool:
-            return "Nothing waits" in await command(tmp_path, "approve")
-
-        await until(does_nothing_wait, "and nobody is asked for it")
-
-
-async def test_a_silent_change_is_noticed_before_the_first_call_after_the_server_came_back(
-    tmp_path: Path, fickle: Fickle
-) -> None:
-    fickle.lists(PAY, READ, answers={})
-    async with serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.pay"), "it was seen")
-        fickle.lists(PULLED, READ)
-        await kill_child(hub)
-        await until(lambda: is_gone(raw, "fickle.pay"), "withheld as soon as the server is back")
-
-
-async def kill_child(hub: HubProcess) -> None:
-    """Kill the server; the hub starts it anew."""
-    for pid in children(hub.pid):
-        os.kill(pid, signal.SIGKILL)
-
-
 async def test_what_is_told_only_to_some_is_a_change_too(tmp_path: Path, fickle: Fickle) -> None:
     """The server shows another definition to clients that can be asked something."""
     fickle.lists(PAY, READ, asked=[PULLED, READ])
@@ -230,42 +250,229 @@ async def test_what_is_told_only_to_some_is_a_change_too(tmp_path: Path, fickle:
         assert "fickle.pay" in await raw.names()
 
 
-async def test_by_default_a_change_is_told_and_shown_as_a_difference(tmp_path: Path, fickle: Fickle) -> None:
-    async with serving(tmp_path, {"fickle": fickle.entry}) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.pay"), "it was seen")
+async def test_nothing_is_let_through_where_it_cannot_be_known_what_was(tmp_path: Path) -> None:
+    """Commands, standard streams and programs begin like the last two."""
+    config = write_config(tmp_path, {}, hub=STRICT)
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / FILE).write_bytes(b"this is no database" * 1000)
+    told = await command(tmp_path, "serve", "--port", "0", code=3)
+    assert FILE in told
+    assert "Traceback" not in told
+    for is_lasting in (True, False):
+        with pytest.raises(ConfigError, match=FILE):
+            DefinitionPins(load(config, {}, tmp_path, tmp_path), is_lasting=is_lasting)
+
+
+# -- when it is noticed ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_silent_change_is_noticed_when_the_list_has_grown_old(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
+        await hub.lists("pay", "read")
+        server.tools = [PULLED, READ]
+        await hub.lists("read")
+        assert hub.told == ["definition.withheld"]
+        assert isinstance(await hub.call("s.pay"), UnknownTool)
+        assert isinstance(await hub.call("s.read"), Result)
+    assert server.ran() == ["read"]
+
+
+async def test_it_is_noticed_before_the_first_call_after_the_server_came_back(tmp_path: Path, fickle: Fickle) -> None:
+    async with pinned(tmp_path, fickle.entry) as hub:
+        await hub.lists("pay", "read", "announce")
         fickle.lists(PULLED, READ)
-        await announced(raw)
-
-        async def is_shown() -> bool:
-            return bool((await definitions(raw))["fickle.pay"]["description"] == PULLED["description"])
-
-        await until(is_shown, "the new definition is listed")
-        await until(lambda: is_said(hub, "a tool's definition has changed"), "the operator is told")
-
-        async def is_told() -> bool:
-            return "id_rsa" in await command(tmp_path, "approve", "--changes")
-
-        await until(is_told, "and kept")
+        for pid in children(os.getpid()):
+            if runs_fickle_server(pid):
+                os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: hub.state("s") != "ready", "it is lost")
+        await hub.ready("s")
+        assert "pay" not in hub.names
 
 
-async def test_the_order_of_members_is_no_change(tmp_path: Path, fickle: Fickle) -> None:
-    async with serving(tmp_path, {"fickle": fickle.entry}, hub=STRICT) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_listed(raw, "fickle.pay"), "it was seen")
+def runs_fickle_server(pid: int) -> bool:
+    return "fickle_server" in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+async def test_it_is_noticed_before_the_first_call_in_a_new_session(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
+        await hub.lists("pay", "read")
+        server.forgotten, server.tools = {"s1"}, [PULLED, READ]
+        pay, read = await asyncio.gather(hub.call("s.pay"), hub.call("s.read"))
+        assert isinstance(pay, UnknownTool)
+        assert isinstance(read, Result)
+        assert hub.names == {"read"}
+    assert [heard.session for heard in server.heard if heard.method == "tools/call" and heard.session != "s1"] == ["s2"]
+
+
+async def test_what_hears_late_of_the_new_session_is_not_called_in_it_either(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
+        await hub.lists("pay", "read")
+        server.forgotten, server.tools = {"s1"}, [PULLED, READ]
+        _, late = hub.start("s.pay", late=True)
+        await eventually(lambda: server.hung == 1, "it was sent in the old session")
+        assert isinstance(await hub.call("s.read"), Result)
+        server.renewed.set()
+        assert isinstance(await asyncio.wait_for(late.outcome, 20), UnknownTool)
+
+
+async def test_a_server_that_does_not_list_in_a_new_session_is_called_nothing(tmp_path: Path) -> None:
+    async with Listing(PAY) as server, pinned(tmp_path, server.entry) as hub:
+        await hub.lists("pay")
+        server.forgotten = {"s1"}
+        server.by_session = {"s2": "nothing that can be read"}
+        outcome = await hub.call("s.pay")
+        assert isinstance(outcome, NotConnected)
+        assert outcome.executed == "no"
+    assert "s2" not in [heard.session for heard in server.heard if heard.method == "tools/call"]
+
+
+@pytest.mark.usefixtures("soon")
+async def test_calls_that_wait_are_refused_once_their_tool_is_withheld(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, {**server.entry, "max_calls": 1}) as hub:
+        await hub.lists("pay", "read")
+        running, _ = hub.start("s.read", hang=True)
+        await eventually(lambda: server.hung == 1, "one call runs")
+        _, waiting = hub.start("s.pay")
+        _, other = hub.start("s.read")
+        server.tools = [PULLED, READ]
+        assert isinstance(await asyncio.wait_for(waiting.outcome, 20), UnknownTool)
+        assert not other.outcome.done()
+        running.cancel("the test has seen enough")
+        assert isinstance(await asyncio.wait_for(other.outcome, 20), Result)
+    assert server.ran() == ["read", "read"]
+
+
+@pytest.mark.parametrize("isolation", ["caller", "call"])
+async def test_it_is_noticed_on_a_link_of_one_caller_before_its_first_call(tmp_path: Path, isolation: str) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, {**server.entry, "isolation": isolation}) as hub:
+        await hub.lists("pay", "read")
+        server.tools, server.by_session = [PULLED, READ], {"s1": [PAY, READ]}
+        assert isinstance(await hub.call("s.pay"), UnknownTool)
+        assert isinstance(await hub.call("s.read"), Result)
+        assert hub.names == {"pay", "read"}, "which everybody is still shown as it was"
+        assert hub.told == ["definition.withheld"]
+        await waits(tmp_path)
+        approved(tmp_path, "s.pay")
+        await eventually(lambda: "definition.approved" in hub.told, "the hub has seen it")
+        assert isinstance(await hub.call("s.pay"), Result)
+        assert hub.names == {"pay", "read"}
+    assert server.ran() == ["read", "pay"]
+
+
+@pytest.mark.usefixtures("soon")
+async def test_it_is_noticed_on_such_a_link_when_its_list_has_grown_old(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, {**server.entry, "isolation": "caller"}) as hub:
+        await hub.lists("pay", "read")
+        assert isinstance(await hub.call("s.pay"), Result)
+        server.by_session = {"s2": [PULLED, READ]}
+
+        async def is_refused() -> bool:
+            return isinstance(await hub.call("s.pay"), UnknownTool)
+
+        await eventually(is_refused, "it is withheld there")
+        assert hub.names == {"pay", "read"}
+
+
+async def test_where_changes_are_only_told_links_of_callers_are_asked_nothing_more(tmp_path: Path) -> None:
+    async with (
+        Listing(PAY) as server,
+        pinned(tmp_path, {**server.entry, "isolation": "caller"}, pin="warn") as hub,
+    ):
+        await hub.lists("pay")
+        assert isinstance(await hub.call("s.pay"), Result)
+    assert server.count("tools/list") == 1
+
+
+# -- across restarts, and by the operator's word -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_change_while_the_hub_was_down_is_one(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server:
+        async with pinned(tmp_path, server.entry) as hub:
+            await hub.lists("pay", "read")
+        server.tools = [PULLED, READ]
+        async with pinned(tmp_path, server.entry) as hub:
+            await hub.ready("s")
+            assert hub.names == {"read"}
+            await waits(tmp_path)
+            server.tools = [PAY, READ]
+            await hub.lists("pay", "read")  # what it was first needs nobody's consent
+            await waits(tmp_path, 0)  # and nobody is asked for it
+
+
+@pytest.mark.usefixtures("soon")
+async def test_what_was_approved_while_no_hub_ran_is_told_and_shown(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server:
+        async with pinned(tmp_path, server.entry) as hub:
+            await hub.lists("pay", "read")
+            server.tools = [PULLED, READ]
+            await hub.lists("read")
+            await waits(tmp_path)
+        approved(tmp_path, "s.pay")
+        async with pinned(tmp_path, server.entry) as hub:
+            await hub.lists("pay", "read")
+            await eventually(lambda: hub.told == ["definition.approved"], "it is told")
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_hub_that_is_told_to_let_changes_pass_does_so_at_once(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
+        await hub.lists("pay", "read")
+        server.tools = [PULLED, READ]
+        await hub.lists("read")
+        again = load(write_config(tmp_path, {"s": server.entry}, hub={"pin": "warn"}), {}, tmp_path, tmp_path, port=0)
+        hub.running.apply(again)
+        assert hub.names == {"pay", "read"}
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_hub_that_began_without_pins_can_have_them(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry, pin="off") as hub:
+        await hub.lists("pay", "read")
+        assert not (tmp_path / "state" / FILE).exists()
+        again = load(write_config(tmp_path, {"s": server.entry}, hub=STRICT), {}, tmp_path, tmp_path, port=0)
+        hub.running.apply(again)
+        server.tools = [PULLED, READ]
+        await hub.lists("read")
+        await waits(tmp_path)
+        approved(tmp_path, "s.pay")
+        await hub.lists("pay", "read")
+
+
+@pytest.mark.usefixtures("soon")
+async def test_by_default_a_change_is_told_and_shown_as_a_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry, pin="warn") as hub:
+        await hub.lists("pay", "read")
+        server.tools = [PULLED, READ]
+        await eventually(lambda: hub.told == ["definition.changed"], "the operator is told")
+        assert hub.names == {"pay", "read"}
+
+        def is_kept() -> bool:
+            show_changes(tmp_path / "isthmus.json", is_json=False)
+            return "id_rsa" in capsys.readouterr().out
+
+        await eventually(is_kept, "and it is kept")
+
+
+@pytest.mark.usefixtures("soon")
+async def test_the_order_of_members_is_no_change(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
+        await hub.lists("pay", "read")
         again = {key: PAY[key] for key in reversed(PAY)} | {"_meta": {"now": 1}}
-        fickle.lists(again, READ, tool("new"))
-        await announced(raw)
-        await until(lambda: is_listed(raw, "fickle.new"), "the new list was read")
-        assert "fickle.pay" in await raw.names()
-        assert not said(hub, "a tool is withheld")
+        server.tools = [again, READ, tool("new")]
+        await hub.lists("pay", "read", "new")
+        assert hub.told == []
 
 
-async def test_new_tools_wait_too_where_that_is_wanted(tmp_path: Path, fickle: Fickle) -> None:
-    async with serving(tmp_path, {"fickle": {**fickle.entry, "pin": "approve"}}) as hub, Raw(hub.url) as raw:
-        await until(lambda: is_said(hub, "never seen before"), "they were seen")
-        assert not [name for name in await raw.names() if name.startswith("fickle.")]
-        await command(tmp_path, "approve", "fickle", "--yes")
-        await until(lambda: is_listed(raw, "fickle.pay"), "a server's name stands for all its tools")
-
-
-async def is_said(hub: HubProcess, words: str) -> bool:
-    return bool(said(hub, words))
+@pytest.mark.usefixtures("soon")
+async def test_new_tools_wait_too_where_that_is_wanted(tmp_path: Path) -> None:
+    async with Listing(PAY, READ) as server, pinned(tmp_path, {**server.entry, "pin": "approve"}) as hub:
+        await hub.ready("s")
+        assert hub.names == set()
+        await waits(tmp_path, 2)
+        approved(tmp_path, "s")
+        await hub.lists("pay", "read")  # a server's name stands for all its tools

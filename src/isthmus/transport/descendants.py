@@ -1,16 +1,34 @@
-"""The processes below one of ours, as the system knows them, for `transport.process` to end them with it.
+"""The processes that one of ours has started, wherever they went, for `transport.process` to end them with it.
 
-Those that left its group and whose parents still live are found here. One whose parent has ended belongs to the
-system's first process by then, and nothing tells whose it was.
+Those whose parents still live are found below it. One that was forked twice into a session of its own has lost its
+parent, and belongs to the system's first process: it is known by a mark that every process inherits and that outlasts
+the start of another program with another environment. The mark is the limit on file locks, which Linux keeps for each
+process and has not looked at since 2.4.25. A program may lower it on purpose; who runs such ones needs a container.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-MOST = 4096
+if sys.platform == "linux":
+    import resource
+
+MOST: Final = 4096
 """Where there are more, they are born faster than they can be found."""
+
+ROUNDS_MAX: Final = 10
+"""How often it is looked for more: some may have been started while the others were ended."""
+
+_RLIMIT_LOCKS: Final = 10
+_MARKS: Final = 1 << 62
+_is_claimed = False
 
 
 def descendants(pid: int) -> list[int]:
@@ -31,3 +49,83 @@ def _children(pid: int) -> list[int]:
             with suppress(OSError):
                 found += map(int, (thread / "children").read_text().split())
     return found
+
+
+def claim_process() -> None:
+    """Nobody else starts processes in this one: what is started is marked from its very first moment on.
+
+    Called by the commands that run a hub. In a program that has a hub inside, another thread's process could get the
+    mark as well, and so a mark is only set once the process is there, which what it starts at once may escape.
+    """
+    global _is_claimed  # noqa: PLW0603 - it is of the whole process, as what it is about
+    _is_claimed = True
+
+
+@contextmanager
+def marking() -> Iterator[int | None]:
+    """Choose a mark for what is started within; see `settle_mark`."""
+    if sys.platform != "linux":
+        yield None
+        return
+    soft, most = resource.getrlimit(_RLIMIT_LOCKS)
+    # A hub that is itself a marked process may only lower it.
+    chosen = 1 + secrets.randbelow(_MARKS if most == resource.RLIM_INFINITY else most)
+    if not _is_claimed:
+        yield chosen
+        return
+    with suppress(OSError, ValueError):  # not in every sandbox
+        resource.setrlimit(_RLIMIT_LOCKS, (chosen, most))
+    try:
+        yield chosen
+    finally:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(_RLIMIT_LOCKS, (soft, most))
+
+
+def settle_mark(pid: int, chosen: int | None) -> None:
+    """Have a process that was just started keep its mark, and what it has started already."""
+    if sys.platform == "linux" and chosen is not None:
+        for each in (pid, *descendants(pid)):
+            with suppress(OSError, ValueError):  # it has ended already, or a sandbox does not allow it
+                resource.prlimit(each, _RLIMIT_LOCKS, (chosen, chosen))
+
+
+def marked(chosen: int | None) -> list[int]:
+    """Every process with that mark."""
+    if chosen is None:
+        return []
+    return [pid for name in os.listdir("/proc") if name.isdecimal() and _mark_of(pid := int(name)) == chosen]
+
+
+def _mark_of(pid: int) -> int | None:
+    if sys.platform == "linux":
+        with suppress(OSError):  # gone meanwhile, or somebody else's
+            return resource.prlimit(pid, _RLIMIT_LOCKS)[0]
+    return None
+
+
+def end_family(pid: int, chosen: int | None) -> set[int]:
+    """Kill a process that leads a group, and all that it has started; returns whom beside itself.
+
+    It must not have been reaped: its number may be somebody else's then.
+    """
+    ended: set[int] = set()
+    for _ in range(ROUNDS_MAX):
+        below = descendants(pid)  # before their parents end, after which nobody tells whose they are
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        found = {*below, *marked(chosen)} - ended - {pid, os.getpid()}
+        for each in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+        if not found:
+            break
+        ended |= found
+    return ended
+
+
+def reap(pids: set[int]) -> None:
+    """See off those that have become our own children: in a container the hub may be the first process of all."""
+    for pid in pids:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)

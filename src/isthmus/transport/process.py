@@ -2,7 +2,7 @@
 
 The child leads a session and process group of its own, sees exactly the environment it is given and no
 descriptor but the three pipes, and is held to the limits that it is given (`transport.bounds`). When it goes, or
-stops talking, its group goes with it: no orphan, no zombie.
+stops talking, its group goes with it, and what it started and let go (`transport.descendants`): no orphan, no zombie.
 
 It does not frame or restart, nor bound what is buffered for a child that does not read (`buffered_bytes`
 tells): the stdio upstream, which calls it, does.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from isthmus.transport.bounds import ProcessLimits, Unbounded, bound
-from isthmus.transport.descendants import descendants
+from isthmus.transport.descendants import end_family, marking, reap, settle_mark
 from isthmus.transport.portions import Portions
 
 STDERR_BYTES: Final = 64 * 1024
@@ -40,6 +40,9 @@ LAST_LOOK_SECONDS: Final = 0.01
 
 KILL_SECONDS: Final = 2.0
 """How long the kernel gets to end a killed process; only one stuck in a system call needs it."""
+
+REAP_SECONDS: Final = 0.2
+"""Long enough for killed processes to be gone; those that are ours by then are zombies."""
 
 UNLIMITED: Final = ProcessLimits()
 
@@ -129,6 +132,7 @@ class ProcessChannel:
     ) -> None:
         """For `spawn`."""
         self._child = child
+        self._mark: int | None = None
         self._on_bytes = on_bytes
         self._on_drained = on_drained
         self._on_lost: Callable[[str], None] | None = on_lost
@@ -157,8 +161,11 @@ class ProcessChannel:
         on_lost: Callable[[str], None],
         on_drained: Callable[[], None] = lambda: None,
         limits: ProcessLimits = UNLIMITED,
+        program: str | None = None,
     ) -> ProcessChannel:
         """Start `command` with the environment `env` (see `child_environment`), held to `limits`.
+
+        With a `program`, that file is executed under the name that the command begins with.
 
         No callback comes before this returns. `on_drained` tells that a child which had fallen behind reads
         again, and has little left to read.
@@ -166,7 +173,12 @@ class ProcessChannel:
         Raises:
             SpawnFailed: there is no such command or directory, or it cannot be executed or held to the limits.
         """
-        channel = cls(_start(command, env, cwd, limits), on_bytes, on_lost, on_drained)
+        with marking() as mark:
+            child = _start(command, env, cwd, program)
+        settle_mark(child.pid, mark)
+        _bound(command[0], child, limits)
+        channel = cls(child, on_bytes, on_lost, on_drained)
+        channel._mark = mark
         channel._watch_exit()
         try:
             # Shielded: uvloop closes the descriptor of a half connected pipe, and its file closes it again.
@@ -236,7 +248,7 @@ class ProcessChannel:
         return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
 
     def kill(self) -> None:
-        """End the child and its group now; `on_lost` follows."""
+        """End the child and all that it has started now; `on_lost` follows."""
         self._signal_group(signal.SIGKILL)
 
     async def aclose(self, grace: float = 2.0) -> None:
@@ -262,12 +274,12 @@ class ProcessChannel:
         # Once the child is reaped its number may be somebody else's.
         if self._is_exited:
             return
-        below = descendants(self._child.pid) if number == signal.SIGKILL else []
+        if number == signal.SIGKILL:
+            if others := end_family(self._child.pid, self._mark):
+                self._loop.call_later(REAP_SECONDS, reap, others)
+            return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, number)
-        for pid in below:  # some may have left the group
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
 
     # What its pipes and the system tell it.
 
@@ -397,13 +409,14 @@ class ProcessChannel:
 
 
 def _start(
-    command: Sequence[str], env: Mapping[str, str], cwd: str | None, limits: ProcessLimits
+    command: Sequence[str], env: Mapping[str, str], cwd: str | None, program: str | None
 ) -> subprocess.Popen[bytes]:
     _check_startable(command, env, cwd)
     pipe = subprocess.PIPE
     try:
-        child = subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
+        return subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
             command,
+            executable=program,
             bufsize=0,
             stdin=pipe,
             stdout=pipe,
@@ -415,13 +428,15 @@ def _start(
         )
     except (OSError, ValueError) as error:
         raise SpawnFailed(command[0], _in_words(error)) from error
+
+
+def _bound(name: str, child: subprocess.Popen[bytes], limits: ProcessLimits) -> None:
     try:
         bound(child.pid, limits)
     except Unbounded as error:
         with child:
             os.killpg(child.pid, signal.SIGKILL)
-        raise SpawnFailed(command[0], str(error)) from error
-    return child
+        raise SpawnFailed(name, str(error)) from error
 
 
 def _check_startable(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:

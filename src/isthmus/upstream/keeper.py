@@ -40,6 +40,7 @@ from isthmus.upstream.pace import Pace
 from isthmus.upstream.pool import Pool
 from isthmus.upstream.settings import Carrier, Era, HttpSettings, NamedSettings, ServerSettings
 from isthmus.upstream.variants import Variants
+from isthmus.upstream.vetting import Vetted, is_shown
 
 log = structlog.get_logger(__name__)
 
@@ -307,11 +308,17 @@ class Keeper:
             raise NotConnected(link.server, link.lost.result())
         return listing
 
+    async def _vet(self, link: BaseLink) -> None:
+        """Look at the tools of a server that forgot its session, before anything is called in the next one."""
+        if self._hub.review.withholds(self.settings.name):
+            self._listing = await self._reviewed(link, await link.list_features({"tools"}, self._listing))
+            self._stand(**self._offer())
+
     def _take_up(self, link: BaseLink) -> None:
         """Let calls go on a link that has been greeted and listed, and say so."""
         if not link.can_ask:  # what some were listed was by a server that is not as it was
             self._variants.forget()
-        self._attach(link)
+        self._link = link
         self._stand(
             state="ready",
             reason=None,
@@ -322,6 +329,7 @@ class Keeper:
             is_settled=True,
             **self._offer(),
         )
+        self._attach(link)  # not before: calls that waited may be for tools that are withheld now
         self._vary_from(link)
         self._tell_ready(link)
         self._loudness.attend(link)
@@ -347,6 +355,7 @@ class Keeper:
         A server that does not say in a moment that it tells is listed all the same, and again once it does.
         """
         self._pace.clear()
+        link.vet, link.may_send = partial(self._vet, link), partial(is_shown, self._hub)
         link.on_changed = self._note_change
         link.on_renewed = self._renewed
         link.on_gap = self._gap
@@ -368,7 +377,6 @@ class Keeper:
         link.on_updated = self._following.updated
         link.on_log = self._heard
         link.on_doubt = link.on_shut_out = self._note_doubt
-        self._link = link
         self.lane.attach(link if self._pool is None else self._divide(link, self._pool))
         if not self.is_hidden:
             self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
@@ -418,6 +426,7 @@ class Keeper:
         link.is_lasting = self.settings.isolation != "call"
         try:
             await link.greet(self._known_era())
+            await self._guard(link)
             await self._loudness.prepare(link)
         except (Fault, ConnectFailed) as failed:
             await link.aclose()
@@ -427,6 +436,12 @@ class Keeper:
             await link.aclose()
             raise
         return link
+
+    async def _guard(self, link: BaseLink) -> None:
+        """See that nothing is called on a link beside the keeper's own that looks otherwise there than it is shown."""
+        vetted = Vetted(link, self._hub.review, lambda: self._listing)
+        link.vet, link.may_send = vetted.look, vetted.may_send
+        await vetted.look()
 
     # -- what is listed to single callers ---------------------------------------------------------------------------
 
@@ -482,6 +497,8 @@ class Keeper:
         if loop.time() >= self._due:
             self._pace.doubt(TOPICS)
             self._variants.refresh()
+            if self._pool is not None:
+                self._pool.vet_again()
         else:
             self._is_doubtful |= not self.lane.running
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 from functools import cached_property, partial
 
 import msgspec
@@ -25,6 +25,7 @@ from isthmus.model.questions import GIVEN_UP, NOTHING, UNSURE, Answered, Profile
 from isthmus.model.tasks import TaskState
 from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
 from isthmus.upstream.elsewhere import Elsewhere
+from isthmus.upstream.hiding import hide_error
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.settings import Era
 from isthmus.upstream.task_runs import CANCEL, Unheard, is_run
@@ -156,6 +157,12 @@ class BaseLink(ABC):
 
     takes_methods = False
     """Whether its server can be asked for any method of MCP, and not for tools alone."""
+
+    vet: Callable[[], Awaitable[None]] | None = None
+    """Looks anew at what the server lists, before calls go on to a server that had to be greeted anew."""
+
+    may_send: Callable[[InFlight], bool] | None = None
+    """Whether a call may go on this link, on which its tool may look otherwise than its caller was shown."""
 
     carrier = ""
     """What carries messages, in one word for people."""
@@ -592,7 +599,11 @@ class BaseLink(ABC):
         if reply.code == ELSEWHERE_FIRST and isinstance(waiter, CallWaiter):
             for id in read_elsewhere(reply.data):
                 self._elsewhere.sent(id, waiter.inflight)
-        waiter.error(reply)
+        waiter.error(hide_error(reply, self.hide))
+
+    def hide_for(self, _: InFlight) -> Callable[[str], str]:
+        """See `upstream.hiding.Hiding`."""
+        return self.hide
 
     def _taken_back(self, params: Members) -> None:
         """The server does not want an answer any more; by the specification it gets none."""

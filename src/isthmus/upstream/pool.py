@@ -22,10 +22,11 @@ from isthmus.core.watch.tasks import Place
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import Subject
 from isthmus.model.events import Log
-from isthmus.model.faults import Fault, NotConnected, Overloaded
+from isthmus.model.faults import Fault, NotConnected, Overloaded, UnknownTool
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream.following import Following
+from isthmus.upstream.hiding import Hide
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.settings import ServerSettings
 
@@ -36,6 +37,9 @@ IDLE_SECONDS = 300.0
 
 FOLLOW_SECONDS = 5.0
 """How long a call waits for its new link to say that it tells of what its caller follows."""
+
+VET_SECONDS = 1.0
+"""How often a server that announces changes all the time is looked at on such links."""
 
 MISSED_MAX = 1_000
 """Closed links of which it is remembered that something was followed on them."""
@@ -106,6 +110,9 @@ class Pool:
         self._of: dict[InFlight, _Member] = {}
         self._calls = 0
         self._is_closed = False
+        self._is_vetting = False
+        self._unvetted: dict[BaseLink, None] = {}
+        """Links on which it is to be looked whether tools still look as they did."""
         self.is_profiled = False
         """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
         self.is_duplex = False
@@ -157,7 +164,7 @@ class Pool:
         if member.link is None:
             member.waiting[inflight] = None
         else:
-            member.link.send(inflight)
+            _send(member.link, inflight)
 
     def _member_for(self, key: LinkKey) -> _Member | None:
         """A link for a call that has none yet; None if there can be none now."""
@@ -204,7 +211,7 @@ class Pool:
 
     def _subject_of(self, caller: Caller) -> Subject | None:
         """In whose own name the server is called for a caller, if it is."""
-        subject = Subject(caller.tenant, caller.name)
+        subject = Subject(caller.tenant, caller.name, caller.rights)
         return subject if self._settings.credentials.has_own(subject) else None
 
     def _key_of(self, caller: Caller, profile: Profile, session: str = "") -> LinkKey:
@@ -283,6 +290,11 @@ class Pool:
         """See `core.ports.link.Placed`."""
         member = self._of.get(inflight)
         return None if member is None or member.link is None else member.link.place_of(inflight)
+
+    def hide_for(self, inflight: InFlight) -> Hide:
+        """See `upstream.hiding.Hiding`."""
+        member = self._of.get(inflight)
+        return self._settings.redact if member is None or member.link is None else member.link.hide
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Tell the server, if the call got that far."""
@@ -496,7 +508,10 @@ class Pool:
 
     def renew(self, subject: Subject) -> None:
         """The server is shown something else in a caller's name: links on which it heard the old go when they rest."""
-        for member in [member for member in self._members.values() if member.key.subject == subject]:
+        whose = subject.at_large
+        for member in [
+            each for each in self._members.values() if each.key.subject and each.key.subject.at_large == whose
+        ]:
             member.is_over = True
             self._rest(member)
 
@@ -508,7 +523,7 @@ class Pool:
         """Hear what is told on this link, which the keeper's own need not tell."""
         link.on_asked = self._note_asked
         self._asks |= link.has_asked
-        link.on_changed = partial(self.on_changed, profile)
+        link.on_changed = partial(self._changed, link, profile)
         if not profile and "tasks" in link.abilities():
             link.listen()  # it may tell there how they stand
         link.on_renewed = partial(self._renewed, link, profile)
@@ -516,6 +531,31 @@ class Pool:
             self._following.attend_for_all(link)
         else:
             self._following.attend(link)
+
+    def _changed(self, link: BaseLink, profile: Profile, topic: Topic) -> None:
+        if topic == "tools":
+            self._vet_soon([link])
+        self.on_changed(profile, topic)
+
+    def vet_again(self) -> None:
+        """Look for what nobody announced, on every link."""
+        self._vet_soon([member.link for member in self._members.values() if member.link is not None])
+
+    def _vet_soon(self, links: Sequence[BaseLink]) -> None:
+        self._unvetted |= dict.fromkeys(link for link in links if link.vet is not None)
+        if self._unvetted and not self._is_vetting:
+            self._is_vetting = True
+            self._crew.spawn(f"lists of {self._settings.name} to single callers", self._vet_while_due())
+
+    async def _vet_while_due(self) -> None:
+        try:
+            while links := self._unvetted:
+                self._unvetted = {}
+                for link in links:
+                    await _vet(link)
+                await asyncio.sleep(VET_SECONDS)
+        finally:
+            self._is_vetting = False
 
     def _renewed(self, link: BaseLink, profile: Profile) -> None:
         """The server forgot what it was asked on this link, and may have changed."""
@@ -529,7 +569,7 @@ class Pool:
         while member.waiting:
             inflight = next(iter(member.waiting))
             del member.waiting[inflight]
-            link.send(inflight)
+            _send(link, inflight)
             if self._asks and not _is_conversations(member.key):
                 self._send_elsewhere(member)
 
@@ -581,6 +621,19 @@ class Pool:
             self._refuse(member, "the hub gives it up")
         links = [member.link for member in members if member.link is not None]
         await asyncio.gather(*(link.aclose() for link in links), return_exceptions=True)
+
+
+def _send(link: BaseLink, inflight: InFlight) -> None:
+    if link.may_send is None or link.may_send(inflight):
+        link.send(inflight)
+    else:
+        inflight.fail(UnknownTool(inflight.call.name))
+
+
+async def _vet(link: BaseLink) -> None:
+    if link.vet is not None and not link.lost.done():
+        with suppress(Fault):  # one that cannot list now is taken for what it was, or is lost
+            await link.vet()
 
 
 def _base(key: LinkKey) -> LinkKey:

@@ -23,6 +23,7 @@ from isthmus.model.questions import NOTHING, Profile
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
 from isthmus.upstream.dialect import Dialect, LegacyDialect
+from isthmus.upstream.hiding import hide_error
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
 from isthmus.upstream.replies import ADVICE, OK, UNAUTHORIZED, login_place
@@ -264,7 +265,7 @@ class _Post:
             self._fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply) and (message.id is None or self._is_own(message.id)):
             self.is_over = True
-            self.waiter.error(message)
+            self.waiter.error(hide_error(message, self._link.hide))
         elif isinstance(message, Response) and self._status == OK and self._is_own(message.id):
             self.is_over = True
             self.waiter.result(message.result)

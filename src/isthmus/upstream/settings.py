@@ -56,8 +56,13 @@ PARAM_HEADER = "mcp-param-"
 """How headers begin that repeat an argument of a call, which the hub writes itself too."""
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
+
+PIN_PROGRAM = "program"
+PIN_ARGV = "argv"
+"""What a process may be held to beside files: the one that it is started from, and its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,10 @@ class StdioSettings:
     cwd: str | None = None
     era: Era = "auto"
     limits: ProcessLimits = field(default_factory=ProcessLimits)
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Digests without which it is not started: of its `program`, of its words (`argv`), and of files by their paths."""
+    may_be_open: bool = True
+    """Whether it is started even if everybody on the machine can write to what is."""
 
     def __post_init__(self) -> None:
         if not self.command.strip() or "\0" in self.command:
@@ -81,6 +90,9 @@ class StdioSettings:
             _check_variable(name, value)
         if self.cwd is not None and (not self.cwd or "\0" in self.cwd):
             raise ValueError(f"cwd must be a folder, not {self.cwd!r}")
+        for what, digest in self.sha256.items():
+            if _DIGEST.fullmatch(digest) is None:
+                raise ValueError(f"sha256.{what} must be 64 digits of 0 to 9 and a to f, not {digest!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +269,9 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 def _check_header(name: str, value: str) -> None:
     if _HEADER_NAME.fullmatch(name) is None:
-        raise ValueError(f"headers must have names that HTTP allows, not {name!r}")
+        # Somebody may have put the whole line there, with its secret.
+        said = f"{name.partition(':')[0]!r} and more" if ":" in name else repr(name)
+        raise ValueError(f"headers must have names that HTTP allows, not {said}")
     if name.lower() in HOP_HEADERS:
         raise ValueError(f"headers must be without those that HTTP itself needs, not with {name!r}: leave it out")
     if _CONTROL.search(value) or not _is_latin(value):

@@ -187,7 +187,7 @@ class SseLink(DuplexLink["Letter"]):
         """The server did not accept a POST; its session may be gone."""
         if self._is_waited_for(letter):
             self.on_doubt()
-            detail = f"HTTP {status}{words}"
+            detail = self.hide(f"HTTP {status}{words}")
             if status in TURNED_AWAY:
                 if status == UNAUTHORIZED:
                     self.on_shut_out()

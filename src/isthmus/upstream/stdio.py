@@ -29,13 +29,14 @@ class StdioLink(CorkedLink):
         self._decoder = lines.LineDecoder(limits.reply_bytes)
         self._process: ProcessChannel | None = None
 
-    async def start(self, reach: StdioSettings, parent: Mapping[str, str]) -> None:
-        """Start the process. Raises `ConnectFailed` if it cannot be."""
+    async def start(self, reach: StdioSettings, parent: Mapping[str, str], program: str | None = None) -> None:
+        """Start the process, from this file if one was checked. Raises `ConnectFailed` if it cannot be."""
         try:
             self._process = await ProcessChannel.spawn(
                 [reach.command, *reach.args],
                 env=child_environment(reach.env, parent),
                 cwd=reach.cwd,
+                program=program,
                 on_bytes=self._received,
                 on_lost=self._broke,
                 on_drained=self.flush,

@@ -20,6 +20,7 @@ from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerErro
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
+from isthmus.upstream.hiding import Hiding, hide_in_result
 from isthmus.upstream.rounds import Round, put
 from isthmus.upstream.task_notes import note
 from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, is_crowded
@@ -80,7 +81,8 @@ class CallWaiter:
         answer = _READERS.get(call.kind, read_call_result)(payload)
         if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
             # What nearly every call ends in, spared the questions below.
-            self._end(Result(payload, answer.is_error, answer.result_type is not None))
+            told = self._hidden(payload) if answer.is_error else payload
+            self._end(Result(told, answer.is_error, answer.result_type is not None))
         elif answer is None:
             self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type == INPUT_REQUIRED:
@@ -97,7 +99,13 @@ class CallWaiter:
             keeps = answer.ttl_seconds, answer.is_public
             if whose is not None:
                 note(self.inflight, self.server, payload)
-            self._end(Result(payload, answer.is_error, is_typed, *keeps, task_of=whose))
+            told = self._hidden(payload) if answer.is_error else payload
+            self._end(Result(told, answer.is_error, is_typed, *keeps, task_of=whose))
+
+    def _hidden(self, payload: msgspec.Raw) -> msgspec.Raw:
+        """A result that tells of a failure, without what the server was shown."""
+        link: object = self.inflight.link
+        return hide_in_result(payload, link.hide_for(self.inflight)) if isinstance(link, Hiding) else payload
 
     def _is_about_task(self) -> bool:
         call = self.inflight.call

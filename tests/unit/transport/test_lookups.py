@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.transport import lookups
 from isthmus.transport.egress import Egress, Origin
-from isthmus.transport.lookups import PLACES, Found, Lookups, TooManyNames
+from isthmus.transport.lookups import PLACES, SHARE, Found, Lookups, TooManyNames
 from tests.unit.transport.doubles import Server
 
 ADDRESS = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 80))]
@@ -96,6 +96,36 @@ async def test_who_goes_frees_no_place_before_the_name_server_has_answered(names
         names.release.set()
         async with asyncio.timeout(SECONDS):
             assert await another == ADDRESS
+
+
+async def test_the_names_of_one_domain_keep_nobody_else_waiting(names: NameServer) -> None:
+    """Whoever owns it may let each of its names take half a minute."""
+    found = Lookups(names.look)
+    slow = [asyncio.create_task(found.find(f"slow{number}.a.Evil.example.", 80)) for number in range(3 * PLACES)]
+    async with asyncio.timeout(SECONDS):
+        assert await found.find("quick.example", 80) == ADDRESS
+        assert await found.find("evil.example.org", 80) == ADDRESS
+        assert len([name for name in names.asked if name.startswith("slow")]) <= SHARE
+        names.release.set()
+        assert await asyncio.gather(*slow) == [ADDRESS] * len(slow)
+    assert not found._shares, "nothing is remembered of a domain that nobody asks for"
+
+
+async def test_who_waits_for_the_names_of_one_domain_leaves_room_for_others(
+    names: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "WAITING_MAX", 8)
+    found = Lookups(names.look)
+    slow = [asyncio.create_task(found.find(f"slow{number}.evil.example", 80)) for number in range(SHARE + 2)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyNames):
+        await found.find("one-more.evil.example", 80)
+    async with asyncio.timeout(SECONDS):
+        assert await found.find("quick.example", 80) == ADDRESS
+        for task in slow:
+            task.cancel()
+        names.release.set()
+        await asyncio.gather(*slow, return_exceptions=True)
 
 
 async def test_not_everybody_can_wait(names: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:

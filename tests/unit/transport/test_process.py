@@ -368,12 +368,10 @@ async def test_a_grandchild_that_escapes_with_the_pipe_does_not_hide_the_death(
 ) -> None:
     channel = await start(heard, channels, FORKS.format(escape="os.setsid()", then="os._exit(4)"))
     grandchild = int((await heard.until(b"\n")).split()[1])
-    try:
-        assert await heard.loss() == "exited with code 4"
-        assert channel.returncode == 4
-        await channel.aclose()
-    finally:
-        os.kill(grandchild, signal.SIGKILL)
+    assert await heard.loss() == "exited with code 4"
+    assert channel.returncode == 4
+    await channel.aclose()
+    await until_dead(grandchild)
 
 
 async def test_a_hundred_killed_children_leave_no_zombie(others: set[int]) -> None:

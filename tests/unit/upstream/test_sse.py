@@ -307,11 +307,12 @@ async def test_a_refused_post_fails_its_call_alone(held: Held, status: int, kind
     _, listener = held.start()
     post = await held.server.accept()
     await posted(post)
-    await post.say(reply(f"{status} No", message(id=None, error={"code": -32600, "message": "no such session"})))
+    held.link.hide = lambda text: text.replace("a-secret", "***")
+    await post.say(reply(f"{status} No", message(id=None, error={"code": -32600, "message": "not with a-secret"})))
     fault = (await over(listener)).fault
     assert isinstance(fault, kind)
     assert fault.executed == executed
-    assert f"HTTP {status} (no such session)" in fault.message
+    assert f"HTTP {status} (not with ***)" in fault.message
     assert held.told == ["doubt"]
     await stream.say(event(answer(2)))
     assert text_of(await over(other)) == "done"

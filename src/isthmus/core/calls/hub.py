@@ -220,6 +220,16 @@ class Hub:
         present = self._news[server] if server in self._news else self._snapshot.standings.get(server)
         if present != standing:
             self._note(server, standing)
+            if standing.withheld or standing.left_out:
+                self._refuse_unseen(standing)
+
+    def _refuse_unseen(self, standing: Standing) -> None:
+        """Calls that still wait were for tools that looked otherwise."""
+        lane, unseen = self.lanes.get(standing.server), {*standing.withheld, *standing.left_out}
+        for inflight in () if lane is None else lane.waiting_for(unseen):
+            call = inflight.call
+            if self.snapshot.find_tool(call.caller.grants, call.surface, call.profile, call.name) is None:
+                inflight.finish(UnknownTool(call.name))
 
     def publish_again(self, server: ServerName) -> None:
         """Have a server's standing reviewed once more: other tools of it may be seen now."""

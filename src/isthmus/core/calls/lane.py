@@ -243,9 +243,13 @@ class Lane:
 
     def refuse_tools(self, names: Set[FeatureName]) -> None:
         """Refuse calls that wait for tools that the server does not have any more."""
-        for inflight in self._held + self._queue:
-            if inflight.call.kind == "tool" and inflight.name in names:
-                inflight.finish(UnknownTool(inflight.call.name))
+        for inflight in self.waiting_for(names):
+            inflight.finish(UnknownTool(inflight.call.name))
+
+    def waiting_for(self, names: Set[FeatureName]) -> list[InFlight]:
+        """Calls of these tools that wait, for a slot or for a link."""
+        waiting = self._held + self._queue
+        return [inflight for inflight in waiting if inflight.call.kind == "tool" and inflight.name in names]
 
     def _grace_left(self) -> float:
         return self._gone_at + self._grace - self._loop.time() if self._grace else 0.0

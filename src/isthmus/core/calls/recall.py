@@ -114,7 +114,7 @@ def _cost(key: Key, result: Result) -> int:
 
 def _owner(call: Call) -> str:
     """Whose a result is. A caller may speak for several users, whom only headers tell from each other."""
-    owner = f"{call.caller.tenant}\0{call.caller.name}"
+    owner = f"{call.caller.tenant}\0{call.caller.name}\0{call.caller.rights}"
     if not call.headers:
         return owner
     headers = sorted((name.lower(), value) for name, value in call.headers.items())

@@ -31,6 +31,9 @@ PINNINGS: tuple[str, ...] = get_args(Pinning)
 MEMBERS: Final = ("title", "description", "inputSchema", "outputSchema", "annotations")
 """What a model, or a program, goes by. What else a server writes beside these may change as it likes."""
 
+APART: Final = "links of their own"
+"""To whom a tool is listed where that is neither everybody nor those who can be asked something."""
+
 PINS_MAX: Final = 200_000
 """Tools that are remembered: those who dial in may list ever new ones."""
 
@@ -95,12 +98,28 @@ class Pins:
         for key, fingerprint in known.items():
             self._remember(key, fingerprint)
 
+    def withholds(self, server: ServerName) -> bool:
+        """Whether a tool of this server that looks otherwise is kept from callers."""
+        return self._mode_of(server) in WITHHOLDING
+
     def passes(self, tool: Tool, profile: Profile = NOTHING) -> bool:
         """Whether callers may see a tool that looks like this."""
+        return self._passes(tool, variant_of(profile))
+
+    def passes_apart(self, tool: Tool, profile: Profile = NOTHING) -> bool:
+        """Whether a tool may be called that looks like this on a link of single callers.
+
+        It may if it is what they are shown, which is listed elsewhere, or was approved for such links.
+        """
+        variant = variant_of(profile)
+        is_as_shown = self._known_as((tool.server, variant, tool.name)) == self._fingerprint(tool)
+        return is_as_shown or self._passes(tool, variant or APART)
+
+    def _passes(self, tool: Tool, variant: str) -> bool:
         mode = self._mode_of(tool.server)
         if mode == "off":
             return True
-        key = (tool.server, variant_of(profile), tool.name)
+        key = (tool.server, variant, tool.name)
         fingerprint = self._fingerprint(tool)
         known = self._known_as(key)
         if known == fingerprint:

@@ -1,30 +1,35 @@
-"""What of a server's standing callers are shown: without the tools that are withheld, and with marks on what is odd.
+"""What of a server's standing callers are shown: without what is withheld or left out, and with marks on what is odd.
 
-The hub has every standing reviewed before it is published. The same list comes again and again, with each change of a
+Withheld is what was not approved (`catalog.pins`), left out what cannot be used as it is (`catalog.references`). The
+hub has every standing reviewed before it is published. The same list comes again and again, with each change of a
 server's state, so that what was found last is kept with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from isthmus.core.catalog.hygiene import flagged, flags_of
 from isthmus.core.catalog.pins import Pins
+from isthmus.core.catalog.references import way_out
 from isthmus.core.catalog.snapshot import Offer, Standing
 from isthmus.model.features import Feature, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import NOTHING, Profile
 
-FLAGS_KEPT: Final = 20_000
+FOUND_KEPT: Final = 20_000
 NOTES_MAX: Final = 20
 SLICE_SECONDS: Final = 0.005
 """How long the loop is kept at a time."""
 
 F = TypeVar("F", bound=Feature)
+
+LeftOut = Mapping[FeatureName, str]
+"""Tools that nobody is shown, and why."""
 
 
 class _Seen(NamedTuple):
@@ -32,13 +37,33 @@ class _Seen(NamedTuple):
     shown: Standing
 
 
+class _Found(NamedTuple):
+    """What there is to say of one definition."""
+
+    flags: tuple[str, ...]
+    way_out: str | None
+
+
+class _Passing(NamedTuple):
+    """Of what a server lists to some, the part that they see."""
+
+    offer: Offer
+    withheld: list[FeatureName]
+    left_out: LeftOut
+
+
 class Review:
-    """Looks at what servers list. Without `pins` nothing is withheld."""
+    """Looks at what servers list. Without `pins` nothing is withheld.
+
+    `on_left_out` hears once of each tool that is left out, for the reason that is told then.
+    """
 
     def __init__(self, pins: Pins | None = None) -> None:
         self.pins = pins
-        self._flags: dict[bytes, tuple[str, ...]] = {}
+        self.on_left_out: Callable[[ServerName, LeftOut], None] = _nobody
+        self._found: dict[bytes, _Found] = {}
         self._seen: dict[ServerName, _Seen] = {}
+        self._told: dict[ServerName, LeftOut] = {}
 
     def of(self, standing: Standing) -> Standing:
         """The standing as callers are to see it."""
@@ -54,12 +79,20 @@ class Review:
         loop = asyncio.get_running_loop()
         until = loop.time() + SLICE_SECONDS
         for feature in features:
-            self._flags_of(feature)
+            self._find(feature)
             if self.pins is not None and isinstance(feature, Tool):
                 self.pins.prepare(feature)
             if loop.time() > until:
                 await asyncio.sleep(0)
                 until = loop.time() + SLICE_SECONDS
+
+    def withholds(self, server: ServerName) -> bool:
+        """Whether a tool of this server that looks otherwise than it did is kept from callers."""
+        return self.pins is not None and self.pins.withholds(server)
+
+    def passes_apart(self, tool: Tool, profile: Profile) -> bool:
+        """Whether a tool may be called on a link of single callers, on which it is listed like this."""
+        return self._find(tool).way_out is None and (self.pins is None or self.pins.passes_apart(tool, profile))
 
     def again(self, server: ServerName) -> Standing | None:
         """What a server published last, to be published anew since other tools may be seen now."""
@@ -69,14 +102,17 @@ class Review:
     def forget(self, server: ServerName) -> None:
         """The server is gone."""
         self._seen.pop(server, None)
+        self._told.pop(server, None)
 
     def _look(self, standing: Standing) -> Standing:
-        base, withheld = self._offer(_lists(standing), NOTHING)
+        base, withheld, left_out = self._offer(_lists(standing), NOTHING)
         variants = dict(standing.variants)
         for profile, offer in standing.variants.items():
-            variants[profile], missing = self._offer(offer, profile)
+            variants[profile], missing, outside = self._offer(offer, profile)
             withheld += [name for name in missing if name not in withheld]
-        if base == _lists(standing) and variants == standing.variants and not withheld:
+            left_out = {**outside, **left_out}
+        self._tell(standing.server, left_out)
+        if base == _lists(standing) and variants == standing.variants:
             return standing
         return msgspec.structs.replace(
             standing,
@@ -86,11 +122,23 @@ class Review:
             templates=base.templates,
             variants=variants,
             withheld=tuple(withheld),
-            notes=(*standing.notes, *_notes(standing.server, withheld)),
+            left_out={**standing.left_out, **left_out},
+            notes=(*standing.notes, *_notes(standing.server, withheld), *_notes_on(left_out)),
         )
 
-    def _offer(self, offer: Offer, profile: Profile) -> tuple[Offer, list[FeatureName]]:
-        tools, withheld = self._passing(offer.tools, profile)
+    def _tell(self, server: ServerName, left_out: LeftOut) -> None:
+        told = self._told.get(server, {})
+        if left_out == told:
+            return
+        self._told[server] = left_out
+        news = {name: why for name, why in left_out.items() if told.get(name) != why}
+        if news:
+            self.on_left_out(server, news)
+
+    def _offer(self, offer: Offer, profile: Profile) -> _Passing:
+        left_out = {tool.name: why for tool in offer.tools if (why := self._find(tool).way_out) is not None}
+        usable = tuple(tool for tool in offer.tools if tool.name not in left_out) if left_out else offer.tools
+        tools, withheld = self._passing(usable, profile)
         changed = Offer(
             self._marked(tools),
             self._marked(offer.prompts),
@@ -98,7 +146,7 @@ class Review:
             self._marked(offer.templates),
             offer.abilities,
         )
-        return (offer if changed == offer else changed), withheld
+        return _Passing(offer if changed == offer else changed, withheld, left_out)
 
     def _passing(self, tools: tuple[Tool, ...], profile: Profile) -> tuple[tuple[Tool, ...], list[FeatureName]]:
         if self.pins is None:
@@ -109,18 +157,19 @@ class Review:
         return tuple(tool for tool in tools if passing[tool.name]), [name for name in passing if not passing[name]]
 
     def _marked(self, features: tuple[F, ...]) -> tuple[F, ...]:
-        if not any(self._flags_of(feature) for feature in features):
+        if not any(self._find(feature).flags for feature in features):
             return features
-        return tuple(flagged(each, flags) if (flags := self._flags_of(each)) else each for each in features)
+        return tuple(flagged(each, flags) if (flags := self._find(each).flags) else each for each in features)
 
-    def _flags_of(self, feature: Feature) -> tuple[str, ...]:
+    def _find(self, feature: Feature) -> _Found:
         key = feature.digest + feature.name.encode("utf-8", "surrogatepass")
-        flags = self._flags.get(key)
-        if flags is None:
-            if len(self._flags) >= FLAGS_KEPT:
-                self._flags.clear()
-            flags = self._flags[key] = flags_of(feature)
-        return flags
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= FOUND_KEPT:
+                self._found.clear()
+            outside = way_out(feature) if isinstance(feature, Tool) else None
+            found = self._found[key] = _Found(flags_of(feature), outside)
+        return found
 
 
 def _listed(standing: Standing) -> tuple[object, ...]:
@@ -142,11 +191,21 @@ def _with_lists_of(standing: Standing, shown: Standing) -> Standing:
         templates=shown.templates,
         variants=shown.variants,
         withheld=shown.withheld,
+        left_out=shown.left_out,
         notes=shown.notes,
     )
+
+
+def _nobody(_server: ServerName, _left_out: LeftOut) -> None:
+    """Where nobody is to be told."""
 
 
 def _notes(server: ServerName, withheld: Iterable[FeatureName]) -> list[str]:
     names = list(withheld)
     told = [f"{name!r} is withheld: run isthmus approve {server}.{name}" for name in names[:NOTES_MAX]]
     return told if len(names) <= NOTES_MAX else [*told, f"{len(names) - NOTES_MAX} more are withheld"]
+
+
+def _notes_on(left_out: LeftOut) -> list[str]:
+    told = [f"{name!r} left out: {why}" for name, why in list(left_out.items())[:NOTES_MAX]]
+    return told if len(left_out) <= NOTES_MAX else [*told, f"{len(left_out) - NOTES_MAX} more are left out"]

@@ -78,6 +78,8 @@ class Standing(msgspec.Struct, frozen=True):
     """What the operator should know of it: tools left out, schemas that cannot be checked."""
     withheld: tuple[FeatureName, ...] = ()
     """Tools that it lists and callers do not see until the operator approves of them."""
+    left_out: Mapping[FeatureName, str] = {}
+    """Tools that it lists and nobody sees as they are, and why."""
     rules: Rules = NO_RULES
     variants: Mapping[Profile, Offer] = {}
     """What it lists to those who can be asked something, as far as that is known and is something else."""
@@ -284,7 +286,8 @@ def _is_seen(policy: Policy, standing: Standing) -> bool:
 
 def _is_whole(standing: Standing, policy: Policy) -> bool:
     """Whether nothing of a server is kept from whoever has these permissions."""
-    return standing.rules.changes_nothing and not standing.withheld and policy.may_use_all_of(standing.server)
+    is_all_shown = not standing.withheld and not standing.left_out
+    return standing.rules.changes_nothing and is_all_shown and policy.may_use_all_of(standing.server)
 
 
 def _hubs_behind(shown: Iterable[Standing]) -> dict[str, int]:

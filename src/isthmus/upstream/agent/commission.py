@@ -10,6 +10,8 @@ import asyncio
 from secrets import token_hex
 from typing import Protocol
 
+import msgspec
+
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.conversation import (
@@ -35,6 +37,7 @@ from isthmus.upstream.agent.messages import Told
 from isthmus.upstream.agent.questions import Asking, answer_of, asking_of
 from isthmus.upstream.agent.reports import Reports
 from isthmus.upstream.agent.visit import Visit, VisitOwner
+from isthmus.upstream.hiding import Hide, hide_in_result
 from isthmus.upstream.rounds import ROUNDS_MAX, put
 from isthmus.upstream.waiters import lost
 from isthmus.wire.a2a.client import Asked
@@ -76,6 +79,7 @@ class CommissionOwner(Protocol):
     server: ServerName
     limits: Limits
     lingering: Lingering
+    hide: Hide
 
     @property
     def can_stream(self) -> bool:
@@ -217,7 +221,7 @@ class Commission:
             self._look()
             return
         parts = self._gathered.parts()
-        if self._link.is_hub and not parts and (fault := fault_in(status, self._link.server)) is not None:
+        if self._link.is_hub and not parts and (fault := self._fault_in(status)) is not None:
             self._finish(fault)
             return
         # A hub only repeats in words what it brought forth; others may say there what is nowhere else.
@@ -231,8 +235,14 @@ class Commission:
             parts = parts or (Text(_WORDS[status.state]),)
             self._finish(self._result(parts, is_error=True))
 
+    def _fault_in(self, status: Status) -> ServerError | None:
+        return fault_in(status, self._link.server, self._link.hide)
+
     def _result(self, parts: tuple[Part, ...], *, is_error: bool = False) -> Result:
-        return result_of(parts, self._about, is_error=is_error, is_hub=self._link.is_hub)
+        result = result_of(parts, self._about, is_error=is_error, is_hub=self._link.is_hub)
+        if not is_error:
+            return result
+        return msgspec.structs.replace(result, payload=hide_in_result(result.payload, self._link.hide))
 
     # -- how it goes on --------------------------------------------------------------------------------------------
 

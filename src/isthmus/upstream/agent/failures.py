@@ -12,6 +12,7 @@ import msgspec
 from isthmus.model.conversation import Status, Text
 from isthmus.model.faults import ServerError
 from isthmus.model.names import ServerName
+from isthmus.upstream.hiding import Hide, hide_in
 from isthmus.wire.jsonrpc import INVALID_PARAMS
 
 SENT_AND_LOST, NOT_SENT = -32012, -32011
@@ -29,8 +30,8 @@ class _Facts(msgspec.Struct):
 _FACTS = msgspec.json.Decoder(_Facts)
 
 
-def fault_in(status: Status, server: ServerName) -> ServerError | None:
-    """The fault that a hub's status tells of; None if it tells of none."""
+def fault_in(status: Status, server: ServerName, hide: Hide = str) -> ServerError | None:
+    """The fault that a hub's status tells of, without what `hide` takes out of it; None if it tells of none."""
     message = status.message
     try:
         facts = None if message is None or not message.metadata else _FACTS.decode(message.metadata)
@@ -38,8 +39,8 @@ def fault_in(status: Status, server: ServerName) -> ServerError | None:
         facts = None
     if message is None or facts is None:
         return None
-    words = "\n".join(part.text for part in message.parts if isinstance(part, Text))
-    fault = ServerError(server, _code(facts), words or "It failed", message.metadata)
+    words = hide("\n".join(part.text for part in message.parts if isinstance(part, Text)))
+    fault = ServerError(server, _code(facts), words or "It failed", hide_in(message.metadata, hide))
     fault.executed = facts.executed
     return fault
 

@@ -16,6 +16,7 @@ from isthmus.model.names import ServerName
 from isthmus.transport.http import Lost as LostReply
 from isthmus.transport.http import Ticket
 from isthmus.upstream.agent.lingering import Lingering
+from isthmus.upstream.hiding import Hide
 from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_place, media_type
 from isthmus.upstream.waiters import lost, turned_away
 from isthmus.wire.a2a.client import Asked
@@ -59,6 +60,7 @@ class VisitLink(Protocol):
     server: ServerName
     limits: Limits
     lingering: Lingering
+    hide: Hide
     on_doubt: Callable[[], None]
     on_shut_out: Callable[[], None]
 
@@ -202,8 +204,8 @@ class Visit:
     def _fault(self, problem: Problem) -> Fault:
         code = code_of(problem)
         if code is None:
-            return BadReply(self._link.server, problem.message)
-        fault = ServerError(self._link.server, code, problem.message)
+            return BadReply(self._link.server, self._link.hide(problem.message))
+        fault = ServerError(self._link.server, code, self._link.hide(problem.message))
         if self._status != OK:
             fault.executed = "unknown"
         return fault

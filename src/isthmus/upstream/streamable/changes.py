@@ -9,6 +9,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.transport.http_connection import Lost, Ticket
+from isthmus.upstream.hiding import Hide, hide_error
 from isthmus.upstream.replies import EVENT_STREAM, OK, media_type
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request
@@ -33,6 +34,7 @@ class ChangesOwner(Protocol):
 
     server: ServerName
     limits: Limits
+    hide: Hide
 
     def heard(self, changes: Changes, honoured: Collection[str] | None = None) -> None:
         """The server tells on the stream from now on; of resources only these, if it says which."""
@@ -106,7 +108,8 @@ class Changes:
                 self._link.noted(method, params)
             case Request() as request:
                 self._link.asked(request)
-            case ErrorReply() as reply:
+            case ErrorReply() as refused:
+                reply = hide_error(refused, self._link.hide)
                 self._refusal = ServerError(self._link.server, reply.code, reply.message, reply.data)
             case _:
                 pass
@@ -127,7 +130,8 @@ class Changes:
         if self._is_stream or not self._status or self._status >= SERVER_TROUBLE or self._status in PASSING:
             return None
         match jsonrpc.decode(self._words):
-            case ErrorReply() as reply:
+            case ErrorReply() as refused:
+                reply = hide_error(refused, self._link.hide)
                 return ServerError(self._link.server, reply.code, reply.message, reply.data)
             case _:
                 return BadReply(self._link.server, f"HTTP {self._status} instead of a stream of changes")

@@ -19,7 +19,7 @@ from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Place
 from isthmus.model.events import Log
-from isthmus.model.faults import BadReply, Fault, NotConnected
+from isthmus.model.faults import BadReply, Fault, NotConnected, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOTHING, Profile
@@ -41,6 +41,7 @@ from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.inputs import QUESTIONS
+from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
 from isthmus.wire.mcp.params import Places, annotated, is_well_marked, param_headers
 from isthmus.wire.mcp.requests import METHODS
@@ -114,6 +115,8 @@ class StreamableLink(BaseLink):
         self._places: dict[bytes, Places] = {}
         self._notices = Notices(self._client)
         self._expired: list[Post] | None = None
+        self._is_vetting = False
+        """There is a new session, and it is looked at what is listed in it before anything else is sent."""
         self._changes: Changes | None = None
         """The stream on which the server announces changes."""
         self._next_changes: Changes | None = None
@@ -256,10 +259,13 @@ class StreamableLink(BaseLink):
 
     def _send(self, post: Post) -> None:
         self._posts[post.id] = post
-        if self._expired is not None and post.method != "initialize":
+        if self._expired is not None and not self._is_let_through(post):
             self._expired.append(post)  # a new session is on its way
         else:
             self._transmit(post)
+
+    def _is_let_through(self, post: Post) -> bool:
+        return post.method == "initialize" or (self._is_vetting and post.method == TOOLS.method)
 
     def _transmit(self, post: Post) -> None:
         post.session = self._session
@@ -387,7 +393,8 @@ class StreamableLink(BaseLink):
     def session_gone(self, post: Post) -> None:
         """A 404 for our session proves that the request did not run: it waits for a new session and goes once more."""
         if self._expired is None and post.session != self._session:
-            self._transmit(post)  # another's 404 came before, and there is a new session already
+            if not self._is_barred(post):
+                self._transmit(post)  # another's 404 came before, and there is a new session already
             return
         if self._expired is None:
             self._expired = []
@@ -401,18 +408,33 @@ class StreamableLink(BaseLink):
         self._heads.clear()
         try:
             await self._initialize()
+            if self.vet is not None:
+                self._is_vetting = True
+                await self.vet()
         except (Fault, ConnectFailed) as failed:
             waiting, self._expired = self._expired or [], None
             for post in waiting:
                 post.fail(turned_away(self.server, f"its session expired and it gave no new one ({failed})"))
             self._lose(f"its session expired and it gave no new one ({failed})")
             return
+        finally:
+            self._is_vetting = False
         waiting, self._expired = self._expired or [], None
         for post in waiting:
-            if not post.is_over:
+            if not post.is_over and not self._is_barred(post):
                 self._transmit(post)
         self.listen()  # the stream of changes was the old session's
         self.on_renewed()  # a server that forgot the session forgot what it was asked, and may have changed
+
+    def _is_barred(self, post: Post) -> bool:
+        """Whether a call may not be sent to the server as it is now; it is told so."""
+        if self.may_send is None or not isinstance(post.waiter, CallWaiter):
+            return False
+        inflight = post.waiter.inflight
+        if self.may_send(inflight):
+            return False
+        post.fail(UnknownTool(inflight.call.name))
+        return True
 
     # -- hearing of changes ----------------------------------------------------------------------------------------
 

@@ -60,7 +60,8 @@ class TargetSettings:
 
 def _about(pattern: str, error: ValueError) -> str:
     wanted, _, why = str(error).partition(": ")
-    return f"{wanted}, not {pattern!r}" + (f": {why}" if why else "")
+    shown = "one with a user in it" if "@" in pattern else repr(pattern)  # and perhaps a password
+    return f"{wanted}, not {shown}" + (f": {why}" if why else "")
 
 
 def _check_header(position: int, name: str) -> None:
