@@ -24,7 +24,7 @@ from isthmus.model.callers import FACES, Caller, Face, Grants
 ROOT = "callers"
 DEFAULT_TENANT = "default"
 
-_KEYS = ("key", "expires", "allow", "deny", "tenant", "targets", "faces")
+_KEYS = ("key", "expires", "allow", "deny", "tenant", "targets", "operator", "faces")
 _FACE_KEYS = ("allow", "deny")
 
 KnownCaller = tuple[bytes, Caller]
@@ -79,7 +79,9 @@ def _read_caller(
         digests = _digests(fields, variables)
         may_name = values.flag("targets", fields.get("targets", False))
         tenant = _tenant(fields, tenants)
-        caller = tenants.bound(Caller(_named(name), tenant, _grants(fields), may_name, faces=_faces(fields)))
+        is_operator = values.flag("operator", fields.get("operator", False))
+        made = Caller(_named(name), tenant, _grants(fields), may_name, faces=_faces(fields), is_operator=is_operator)
+        caller = tenants.bound(made)
         return _Entry(digests, caller, _expiry(fields)), _idle(fields, place)
     except ValueError as error:
         return None, [_left_out(error, place)]
@@ -206,7 +208,7 @@ def patterns(key: str, fields: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _idle(fields: Mapping[str, object], place: Place) -> list[Finding]:
-    if fields.get("allow") or fields.get("targets"):
+    if fields.get("allow") or fields.get("targets") or fields.get("operator"):
         return []
     advice = 'allow = ["*"] would allow everything'
     return [place.finding("may call nothing", advice=advice, code=codes.MAY_CALL_NOTHING)]

@@ -74,6 +74,7 @@ BAD_AGENT = Code("ISC-407", "bad-agent", "mend the entry, then: isthmus config c
 KEY_STORE = Code("ISC-408", "key-store", "put the file back or mend it, then: isthmus token list")
 BAD_TENANT = Code("ISC-411", "bad-tenant", "mend the entry: until then nobody of the tenant may call anything")
 BAD_ISSUER = Code("ISC-412", "bad-issuer", "mend the entry: until then its tokens are refused")
+UNKNOWN_SERVER = Code("ISC-413", "unknown-server", "correct the name; nothing, if a server of that name will dial in")
 
 # -- what other packages add ---------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ EXTRA_JSON = "extra_json"
 
 _SHARED = frozenset({"timeout", "disabled", "enabled", "include_tools", "exclude_tools", *TRANSPORT_KEYS})
 _OURS_ALONE = frozenset(
-    {"era", "limits", "max_calls", "max_queued", "isolation", "pin", "defaults", "cache", "trusted", "tags"}
+    {"era", "limits", "sha256", "max_calls", "max_queued", "isolation", "pin", "defaults", "cache", "trusted", "tags"}
 )
 _KEPT = frozenset({EXTRA, EXTRA_JSON})
 KEYS = REACH_KEYS | _SHARED | _OURS_ALONE | LOGIN_KEYS | _KEPT

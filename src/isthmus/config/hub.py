@@ -25,6 +25,7 @@ _HUB_READERS: Mapping[str, Reader] = {
     "names": values.text,
     "audit": values.text,
     "pin": values.text,
+    "open_programs": values.text,
     "state": values.text,
     "tools": values.texts,
     "log_level": values.text,

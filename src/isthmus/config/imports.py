@@ -129,7 +129,7 @@ def _take_by(extension: Extension, found: Imported, place: Place, around: Around
     """Read the files of a program that only an extension knows."""
     importer = cast("Importer", extension.make("places", "servers"))
     title = str(getattr(importer, "title", extension.name))
-    files = list(importer.places(around.home, around.cwd, around.environment))
+    files = _places(extension, importer, around)
     found.sought += files
     present = [file for file in files if file.is_file()]
     for file in present:
@@ -146,6 +146,21 @@ def _take_by(extension: Extension, found: Imported, place: Place, around: Around
             found.documents.append(Document(file, {"mcpServers": servers}, dialect))
     if not present:
         found.findings.append(place.finding(f"has no file of {title} to read", code=codes.NOTHING_TO_IMPORT))
+
+
+def _places(extension: Extension, importer: Importer, around: Around) -> list[Path]:
+    """Where an extension says its files may be. Raises `ConfigError` if it does anything else."""
+    try:
+        named: list[object] = list(importer.places(around.home, around.cwd, around.environment))
+    except Exception as error:  # it is not ours, and a file may be watched, and read again, while the hub runs
+        said = f"cannot be used: asked for the places of its files it raised {type(error).__name__}"
+        raise ConfigError(extension.place.finding(said, code=codes.BAD_EXTENSION)) from error
+    files = [file for file in named if isinstance(file, Path)]
+    if len(files) < len(named):
+        kinds = sorted({type(file).__name__ for file in named if not isinstance(file, Path)})
+        said = f"cannot be used: the places of its files must be paths, not {', '.join(kinds)}"
+        raise ConfigError(extension.place.finding(said, code=codes.BAD_EXTENSION))
+    return files
 
 
 def _take(found: Imported, file: Path, dialect: Dialect | None) -> None:

@@ -25,6 +25,7 @@ from isthmus.config.extensions import ROOT as EXTENSIONS
 from isthmus.config.extensions import Extensions, read_extensions
 from isthmus.config.files import Document, find, read
 from isthmus.config.findings import ConfigError, Finding, Place, nearest
+from isthmus.config.grants import misspelt_grants
 from isthmus.config.hub import read_hub
 from isthmus.config.imports import KEY as IMPORT
 from isthmus.config.imports import Around, Imported, look_up, named_imports
@@ -47,7 +48,9 @@ from isthmus.config.tenants import ROOT as TENANTS
 from isthmus.config.tenants import read_tenants
 from isthmus.config.variables import ENV_NAME, Variables, seen_from
 from isthmus.core.access.tenants import Tenants
+from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
+from isthmus.upstream.settings import ServerSettings, StdioSettings
 
 AccessMode = Literal["open", "keys"]
 
@@ -138,7 +141,7 @@ class _Loading:
         self._findings += of_tenants
         callers, expiries = self._callers(document, tenants)
         issuers, of_issuers = read_issuers(document, hub.public_url, tenants)
-        self._findings += of_issuers
+        self._findings += [*of_issuers, *misspelt_grants(document, {*self._roster.entries, BUILTIN})]
         return Configuration(
             file=None if document is None else document.file,
             hub=hub,
@@ -150,7 +153,7 @@ class _Loading:
             credentials=credentials,
             relay=relay,
             extensions=self._extensions,
-            servers=tuple(self._roster.servers.values()),
+            servers=tuple(_held(server, hub) for server in self._roster.servers.values()),
             callers=callers,
             named=_named(document),
             tenants=tenants,
@@ -217,6 +220,13 @@ class _Loading:
             return Variables(environment, self._around.cwd, home)
         sources = self._extensions.sources()
         return Variables(seen_from(document.file, environment)[0], document.file.parent, home, sources)
+
+
+def _held(server: ServerSettings, hub: HubSettings) -> ServerSettings:
+    """Hold a server to what is said for all of them."""
+    if hub.open_programs == "warn" or not isinstance(server.reach, StdioSettings):
+        return server
+    return replace(server, reach=replace(server.reach, may_be_open=False))
 
 
 def _of_tables(document: Document) -> list[Finding]:

@@ -29,6 +29,8 @@ from isthmus.config.findings import Finding, Mistake
 from isthmus.config.process_limits import process_limits
 from isthmus.config.tool_rules import declared_tools
 from isthmus.upstream.settings import (
+    PIN_ARGV,
+    PIN_PROGRAM,
     AgentSettings,
     Carrier,
     Era,
@@ -70,14 +72,14 @@ _ALLOWED: Mapping[Way, tuple[Word, ...]] = {
     "python": ("python",),
 }
 _READ: Mapping[Way, frozenset[str]] = {
-    "command": STDIO_KEYS | {"era", "limits"},
+    "command": STDIO_KEYS | {"era", "limits", "sha256"},
     "url": URL_KEYS | LOGIN_KEYS | {"era"},
     "rpc": RPC_KEYS | LOGIN_KEYS,
     "agent": AGENT_KEYS | LOGIN_KEYS,
     "python": PYTHON_KEYS,
 }
 
-_OURS_ALONE = frozenset({"era", "limits", "user_headers"}) | LOGIN_KEYS
+_OURS_ALONE = frozenset({"era", "limits", "sha256", "user_headers"}) | LOGIN_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,20 @@ def _stdio(filled: Filled) -> StdioSettings:
         cwd=str(located(cwd, filled.folder, home)) if cwd else None,
         era=_era(fields),
         limits=process_limits(fields.get("limits", {})),
+        sha256=_digests(filled),
     )
+
+
+def _digests(filled: Filled) -> dict[str, str]:
+    """Digests by what they are of: a text is the program's."""
+    given = filled.fields.get("sha256", {})
+    if isinstance(given, str):
+        given = {PIN_PROGRAM: given}
+    digests = values.table_of_words("sha256", given)
+    return {
+        what if what in (PIN_PROGRAM, PIN_ARGV) else str(located(what, filled.folder, filled.home)): digest.lower()
+        for what, digest in digests.items()
+    }
 
 
 def _env_file(filled: Filled) -> Mapping[str, str]:

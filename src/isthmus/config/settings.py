@@ -9,12 +9,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from isthmus.config.extensions import Extensions
+from isthmus.config.files import located
 from isthmus.config.findings import Finding
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.core.catalog.pins import PINNINGS, Pinning
@@ -34,6 +35,7 @@ from isthmus.upstream.settings import ServerSettings
 from isthmus.upstream.targets.settings import TargetSettings
 
 NameStyle = Literal["canonical", "llm"]
+OpenPrograms = Literal["warn", "refuse"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
@@ -54,6 +56,8 @@ class HubSettings:
     names: NameStyle = "canonical"
     pin: Pinning = "warn"
     """What becomes of a tool whose definition changes after it was first seen."""
+    open_programs: OpenPrograms = "warn"
+    """What becomes of a server whose program, or folder, everybody on the machine can write to."""
     state: str = "~/.local/state/isthmus"
     """The folder for what must outlast the process; `load` returns it absolute."""
     audit: AuditMode = "batched"
@@ -79,6 +83,7 @@ class HubSettings:
             _check_public_url(self.public_url)
         _check_one_of("names", self.names, get_args(NameStyle))
         _check_one_of("pin", self.pin, PINNINGS)
+        _check_one_of("open_programs", self.open_programs, get_args(OpenPrograms))
         _check_one_of("audit", self.audit, get_args(AuditMode))
         _check_one_of("log_level", self.log_level, get_args(LogLevel))
         _check_one_of("log_format", self.log_format, get_args(LogFormat))
@@ -90,15 +95,13 @@ class HubSettings:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only programs on this machine can reach the hub."""
-        if self.host.lower() == "localhost":
-            return True
-        try:
-            address = ipaddress.ip_address(self.host.strip("[]"))
-        except ValueError:
-            return False  # a name may resolve to anything
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return (mapped or address).is_loopback
+        """Whether it listens where only programs on this machine reach it."""
+        return _is_loopback(self.host)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether others reach it all the same: by a proxy, at an address that is not this machine's."""
+        return self.public_url is not None and not _is_loopback(urlsplit(self.public_url).hostname or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,26 @@ class Configuration:
     extensions: Extensions = field(default_factory=Extensions)
     """What other packages add, as the file names it."""
     relay: RelayParts = field(default_factory=RelayParts)
+
+
+def unfiled_settings() -> HubSettings:
+    """Those of a hub that no file configures; its state is in the usual folder of whoever runs it.
+
+    As it is written, `~` would be a folder below wherever the program was started, which is anybody's to fill.
+    """
+    usual = HubSettings()
+    return replace(usual, state=str(located(usual.state, Path(), Path.home())))
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False  # a name may resolve to anything
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _check_one_of(key: str, value: str, known: tuple[str, ...]) -> None:

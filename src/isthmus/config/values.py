@@ -13,6 +13,7 @@ import json
 _SHOWN_LENGTH = 60
 _HIDDEN = frozenset(
     {"key", "env", "headers", "url", "rpc", "agent", "args", "defaults", "oauth", "callers", "old_keys"}
+    | {"credentials", "settings"}
 )
 """Keys whose values are named by kind only."""
 

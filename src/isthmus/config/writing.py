@@ -34,6 +34,7 @@ _AS_THEY_ARE = (
     "exclude_tools",
     "era",
     "limits",
+    "sha256",
     "max_calls",
     "max_queued",
     "isolation",

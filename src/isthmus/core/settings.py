@@ -33,6 +33,8 @@ class Limits:
     """Connections of callers at once, those that became WebSockets not among them."""
     connections_per_address: int = 2048
     """Of these, how many may come from one address."""
+    wrong_keys_per_minute: int = 60
+    """How many keys and tokens that are nobody's one address may show before it is told to wait."""
 
     max_calls: int = 64
     max_queued: int = 256

@@ -67,14 +67,21 @@ class AccessTokens:
 
     def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
         """Whose token this is; None if it is none, has expired, or its key is good no more."""
-        if not credential.startswith(PREFIX) or len(credential) != _LENGTH:
-            return None
-        mark = hashlib.sha256(credential).digest()
-        held = self._opened.get(mark) or self._open(credential, mark)
+        held = self._held(credential)
         if held is None:
             return None
         digest, expires = held
         return self._holder_of(digest) if self._now() < expires else None
+
+    def has_made(self, credential: bytes) -> bool:
+        """Whether this is a token of the hub's own, good or not any more."""
+        return self._held(credential) is not None
+
+    def _held(self, credential: bytes) -> tuple[bytes, int] | None:
+        if not credential.startswith(PREFIX) or len(credential) != _LENGTH:
+            return None
+        mark = hashlib.sha256(credential).digest()
+        return self._opened.get(mark) or self._open(credential, mark)
 
     def _open(self, credential: bytes, mark: bytes) -> tuple[bytes, int] | None:
         """What a token holds, which is remembered; None if it was not made here."""

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from isthmus.identity.jwt import Key, KeySet, Token, looks_signed, read_token
@@ -54,6 +54,8 @@ class Unproven:
     """Nobody can tell now: there are no keys to check it with."""
     scopes: tuple[str, ...] = ()
     """Those that would allow something."""
+    is_genuine: bool = False
+    """Its issuer signed it."""
 
 
 class Issuer:
@@ -70,6 +72,8 @@ class Issuer:
         self.settings = settings
         self.on_unknown_key: Callable[[], None] = _nothing
         """Called when a token names a key that is not known; it may be new."""
+        self.tells_rights = False
+        """Whether tokens of one caller are told apart by what they may do: where they are exchanged."""
         self.trouble = "they have not been fetched yet"
         """Why there are no keys, or why they are not fresh."""
         self._bound = bound
@@ -126,8 +130,9 @@ class Issuer:
         if key is None:
             return Unproven("its signature is not its issuer's")
         made = self._made_of(token.claims)
-        if isinstance(made, Caller):
-            self._remember(digest, made, float(token.claims["exp"]) + self.settings.leeway, key)
+        if isinstance(made, Unproven):
+            return replace(made, is_genuine=True)
+        self._remember(digest, made, float(token.claims["exp"]) + self.settings.leeway, key)
         return made
 
     def knows(self, caller: Caller) -> bool:
@@ -162,7 +167,9 @@ class Issuer:
             names = tuple(self.settings.scopes)
             return Unproven("none of its scopes allows anything here", is_scope_missing=True, scopes=names)
         # Behind the issuer's own name: the same subject of another issuer, or of a key, is somebody else.
-        return self._bound(Caller(f"{self.settings.name}/{name}", tenant, grants)) or Unproven("its tenant is unknown")
+        rights = _rights_of(claims) if self.tells_rights else ""
+        caller = Caller(f"{self.settings.name}/{name}", tenant, grants, rights=rights)
+        return self._bound(caller) or Unproven("its tenant is unknown")
 
     def _fault_in(self, claims: Mapping[str, Any]) -> str | None:
         now, leeway = self._now(), self.settings.leeway
@@ -265,6 +272,15 @@ def _word(value: object, length_max: int) -> str | None:
     """A name for people and logs; None if it is none."""
     is_word = isinstance(value, str) and value.strip() == value and 0 < len(value) <= length_max and value.isprintable()
     return str(value) if is_word else None
+
+
+def _rights_of(claims: Mapping[str, Any]) -> str:
+    """What tells a token from another one's of the same subject: its scopes, and the client that it was given to.
+
+    Not its times and ids: what a caller has open outlasts a token that is only a newer one.
+    """
+    told = [sorted(_scopes_of(claims)), *(repr(claims.get(name)) for name in ("azp", "client_id", "act"))]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def _scopes_of(claims: Mapping[str, Any]) -> list[str]:

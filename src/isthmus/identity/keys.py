@@ -59,8 +59,11 @@ class KeyRing:
             raise ValueError("every caller must have a key of its own, not one that another has")
 
     def caller_of(self, key: str | bytes) -> Caller | None:
-        """Return whose key this is; None if nobody's, or if it has expired."""
-        return self.holder(digest_of(key))
+        """Return whose key this is; None if nobody's, or if it has expired.
+
+        One that is too short is nobody's, though a file may have its digest, from which nobody sees that it is.
+        """
+        return self.holder(digest_of(key)) if len(key) >= KEY_LENGTH_MIN else None
 
     def holder(self, digest: bytes) -> Caller | None:
         """Return whose key has this digest.

@@ -66,14 +66,15 @@ class IssuerSettings:
 
 
 def _check_address(key: str, url: str, *, may_have_query: bool) -> None:
+    shown = "one with a user in it" if "@" in url else repr(url)  # and perhaps a password
     try:
         parts = urlsplit(url)
         _ = parts.port  # only looked at is it checked
     except ValueError as error:
-        raise ValueError(f"{key} must be an https address, not {url!r}") from error
+        raise ValueError(f"{key} must be an https address, not {shown}") from error
     is_odd = any(character.isspace() or not character.isprintable() for character in url) or "@" in parts.netloc
     if is_odd or not parts.hostname or parts.fragment or (parts.query and not may_have_query):
-        raise ValueError(f"{key} must be an https address without a user, a query or a fragment, not {url!r}")
+        raise ValueError(f"{key} must be an https address without a user, a query or a fragment, not {shown}")
     # Whoever can change what comes from there can name its own keys.
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
-        raise ValueError(f"{key} must be an https address, or http on this machine, not {url!r}")
+        raise ValueError(f"{key} must be an https address, or http on this machine, not {shown}")

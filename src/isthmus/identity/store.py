@@ -55,6 +55,7 @@ class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     targets: bool = False
+    operator: bool = False
     expires_at: float | None = None
     rotated_at: float | None = None
     revoked_at: float | None = None
@@ -62,7 +63,8 @@ class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     @property
     def caller(self) -> Caller:
         """Who comes with it."""
-        return Caller(self.name, self.tenant, Grants(self.allow, self.deny), self.targets, key=self.id)
+        grants = Grants(self.allow, self.deny)
+        return Caller(self.name, self.tenant, grants, self.targets, key=self.id, is_operator=self.operator)
 
     def state(self, now: float) -> State:
         """How it is with this key."""
@@ -128,7 +130,14 @@ def _is_pattern(text: str) -> bool:
 
 
 def mint(
-    name: str, grants: Grants, tenant: str, *, targets: bool, now: float, expires_at: float | None
+    name: str,
+    grants: Grants,
+    tenant: str,
+    *,
+    targets: bool,
+    operator: bool = False,
+    now: float,
+    expires_at: float | None,
 ) -> tuple[str, MintedKey]:
     """Make a key for a new caller; the first that is returned is the key itself, which nobody keeps.
 
@@ -147,6 +156,7 @@ def mint(
             allow=grants.allow,
             deny=grants.deny,
             targets=targets,
+            operator=operator,
             expires_at=expires_at,
         )
     )

@@ -52,13 +52,6 @@ class Grants(msgspec.Struct, frozen=True, cache_hash=True):
             return self
         return replace(self, within=bounds if self.within is None else self.within.bounded_by(bounds))
 
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether everything is allowed and nothing denied, known yet or not."""
-        if self.deny or self.whose is not None or "*" not in self.allow:
-            return False
-        return self.within is None or self.within.is_unlimited
-
 
 class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     """An identity with its tenant and permissions."""
@@ -77,6 +70,12 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     """What it is held to on single faces, within its grants."""
     face: Face | None = None
     """By which of these it came, if that makes a difference to it."""
+    is_operator: bool = False
+    """Whether it is shown what is not for callers (how every server stands, what it logs) and may tidy up. What it may
+    call says nothing of that: whoever may call everything is not meant to read what is logged of others."""
+    rights: str = ""
+    """A digest of what its token may do elsewhere, where tokens are exchanged: the token of one caller that may do less
+    must not be served by what another one of its was exchanged for."""
 
     def on(self, face: Face) -> Caller:
         """The same caller as it comes by a face: it owns the same things, and may do what is left to it there."""
@@ -86,9 +85,12 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     def can_name_targets(self) -> bool:
         """Whether it may name servers that are not configured, here.
 
-        Its tenant and its face may hold it to less than everything, and what nobody configured is not among that.
+        Its tenant and its face may hold it to less than everything, and what nobody configured is not among that; nor
+        is it if they deny what is not named, since it could be that.
         """
-        return self.may_name_targets and all("*" in each.allow for each in self._bounds())
+        return self.may_name_targets and all(
+            "*" in each.allow and not any(map(_may_mean_anything, each.deny)) for each in self._bounds()
+        )
 
     def _bounds(self) -> Iterator[Grants]:
         """What its own grants are held to, by faces and by whatever bounds them."""
@@ -121,6 +123,11 @@ def _on(caller: Caller, face: Face) -> Caller:
         if name in _WITHIN[face]:
             narrowed = grants.bounded_by(narrowed)
     return replace(caller, grants=narrowed, face=face)
+
+
+def _may_mean_anything(pattern: str) -> bool:
+    """Whether a pattern (see `core.access.policy`) is about more than what a configured server has."""
+    return pattern == "*" or pattern.startswith(("tag:", "hint:"))
 
 
 def narrowed_on(caller: Caller) -> tuple[Face, ...]:

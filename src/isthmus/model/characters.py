@@ -13,13 +13,15 @@ CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]"
 """Whatever can drive a terminal, and halves of characters. Ends of lines and tabs are none of these."""
 
 INVISIBLE: Final = re.compile(
-    "[\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\u2800\u3164\ufeff\uffa0"
-    "\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\u2800"
+    "\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 """What nobody sees, though it may turn the reading direction, break a line, or spell out words to a program (the block
 of tags). The two joiners U+200C and U+200D are left out: emoji and several scripts fall apart without them."""
 
-MISJOINED: Final = re.compile("(?<![^\x00-\x7f])[\u200c\u200d\ufe00-\ufe0e]|[\u200c\u200d\ufe00-\ufe0f]{3,}")
+_JOINING = "\u180b-\u180d\u180f\u200c\u200d"
+
+MISJOINED: Final = re.compile(rf"(?<![^\x00-\x7f])[{_JOINING}\ufe00-\ufe0e]+|[{_JOINING}\ufe00-\ufe0f]{{3,}}")
 """Joiners and variation selectors where no script and no emoji has them: after a letter of ASCII, or many in a row. A
 text of any length can be spelt out in these."""
 

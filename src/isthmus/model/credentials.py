@@ -31,6 +31,13 @@ class Subject(NamedTuple):
 
     tenant: str
     name: str
+    rights: str = ""
+    """See `model.callers.Caller.rights`; what is configured for a caller is so for all its tokens."""
+
+    @property
+    def at_large(self) -> Subject:
+        """The same with whichever token."""
+        return Subject(self.tenant, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,8 @@ class OAuthSettings:
             raise ValueError(f"scope must be words with one blank between them, not {self.scope!r}")
         for position, origin in enumerate(self.origins):
             if _ORIGIN.fullmatch(origin) is None:
-                raise ValueError(f"origins.{position} must be like http://localhost:9000, not {origin!r}")
+                said = "one with a user in it" if "@" in origin else repr(origin)
+                raise ValueError(f"origins.{position} must be like http://localhost:9000, not {said}")
         if not 0 <= self.redirect_port <= 65535:
             raise ValueError(f"redirect_port must be 0 to 65535, not {self.redirect_port}")
         self._check_client()
@@ -125,7 +133,13 @@ class ServerCredentials:
 
     def has_own(self, subject: Subject) -> bool:
         """Whether the server is called in this caller's own name."""
-        return subject in self.own or (self.oauth is not None and self.oauth.is_for_each)
+        return subject.at_large in self.own or (self.oauth is not None and self.oauth.is_for_each)
+
+    @property
+    def are_exchanged(self) -> bool:
+        """Whether what callers have shown is exchanged for some of them."""
+        own = (each.oauth for each in self.own.values())
+        return any(oauth is not None and oauth.is_for_each for oauth in (self.oauth, *own))
 
 
 NO_CREDENTIALS = ServerCredentials()
@@ -135,6 +149,12 @@ def subject_of(text: str) -> Subject:
     """Read `NAME`, or `TENANT/NAME` of another tenant than the usual one."""
     tenant, slash, name = text.partition("/")
     return Subject(tenant, name) if slash else Subject(DEFAULT_TENANT, text)
+
+
+def written(subject: Subject) -> str:
+    """The same as a key of a file: of another tenant it needs quotes."""
+    is_usual = subject.tenant == DEFAULT_TENANT and "/" not in subject.name
+    return subject.name if is_usual else f'"{subject.tenant}/{subject.name}"'
 
 
 def _check_url(key: str, url: str, schemes: tuple[str, ...]) -> None:

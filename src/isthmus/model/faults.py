@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from isthmus.model.names import ServerName
+from isthmus.model.places import without_places
 
 Executed: TypeAlias = Literal["no", "yes", "unknown"]
 
@@ -161,7 +162,7 @@ class NotConnected(UpstreamFault):
     reason = "not_connected"
 
     def __init__(self, server: ServerName, why: str, *, status: int | None = None, login: str | None = None) -> None:
-        super().__init__(f"Server {server} is not connected: {why}", server=server)
+        super().__init__(f"Server {server} is not connected: {without_places(why)}", server=server)
         self.why = why
         self.status = status
         """The HTTP status with which the server turned the request away, if it was that."""
@@ -228,7 +229,8 @@ class Lost(UpstreamFault):
     reason = "lost"
 
     def __init__(self, server: ServerName, detail: str, *, executed: Executed, is_behind: bool = False) -> None:
-        super().__init__(f"Lost server {server} during the call: {detail}", server=server, executed=executed)
+        told = without_places(detail)
+        super().__init__(f"Lost server {server} during the call: {told}", server=server, executed=executed)
         self.why = detail
         self.is_behind = is_behind
         """It was lost by a hub behind the link, which is well."""

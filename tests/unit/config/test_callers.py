@@ -98,7 +98,10 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
             {"key": "keyring:"},
             ".key must be keyring:NAME or keyring:SERVICE/NAME, not keyring:",
         ),
-        ({**GOOD, "denny": ["*"]}, " must have only key, expires, allow, deny, tenant, targets, faces, not 'denny'"),
+        (
+            {**GOOD, "denny": ["*"]},
+            " must have only key, expires, allow, deny, tenant, targets, operator, faces, not 'denny'",
+        ),
         ({**GOOD, "allow": "*"}, ".allow must be a list of texts, not '*'"),
         ({**GOOD, "deny": "*"}, ".deny must be a list of texts, not '*'"),
         (

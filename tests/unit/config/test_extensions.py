@@ -129,6 +129,21 @@ def test_another_programs_file_is_read_by_an_extension(tmp_path: Path) -> None:
     assert configuration.unread == (tmp_path / "odd.conf",)
 
 
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [(None, "raised TypeError"), ("/etc", "must be paths, not str"), (["odd.conf"], "must be paths, not str")],
+)
+def test_an_importer_that_names_no_places_refuses_the_file_by_its_name(
+    tmp_path: Path, places: object, told: str
+) -> None:
+    text = 'import = ["thing"]\n[extensions]\nimporters = ["thing"]'
+    read(tmp_path, text)
+    sys.modules["odd"].Thing.places = lambda *_: places
+    said = refusal(tmp_path, text)
+    assert "extensions.importers.thing cannot be used: " in said
+    assert told in said
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_is_not_installed_refuses_the_file(tmp_path: Path, group: str) -> None:
     told = refusal(tmp_path, f'[extensions]\n{group} = ["thin"]')

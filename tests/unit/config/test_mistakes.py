@@ -224,6 +224,12 @@ MISTAKES = [
         "isthmus.toml: issuers.b.audience must be given where the hub has no public_url, not left out (this issuer",
     ),
     Mistake(
+        codes.UNKNOWN_SERVER,
+        '[servers.files]\ncommand = "x"\n[tenants.acme]\ndeny = ["Files.delete"]',
+        "isthmus.toml: tenants.acme.deny.0 must name a server that is configured, not 'Files.delete' "
+        "(did you mean files.delete?)",
+    ),
+    Mistake(
         codes.BAD_EXTENSION,
         '[extensions]\nidentity = ["nobody-has-this"]',
         "isthmus.toml: extensions.identity.nobody-has-this must be an entry point of isthmus.identity "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from isthmus.config.settings import HubSettings
+from isthmus.config.settings import HubSettings, unfiled_settings
+from isthmus.library.engine import plan_of
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,18 @@ def test_loopback_is_what_no_other_machine_can_reach(host: str, *, is_loopback: 
 def test_the_defaults_listen_on_loopback() -> None:
     hub = HubSettings()
     assert (hub.host, hub.port, hub.is_loopback, hub.names) == ("127.0.0.1", 8765, True, "canonical")
+
+
+@pytest.mark.parametrize("given", [None, {"enable_mcp": True, "mcp_servers": []}])
+def test_a_hub_without_a_file_has_its_state_in_its_users_home(
+    given: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in a folder named ~, wherever somebody started it: whose logins would these be?"""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = str(tmp_path / ".local" / "state" / "isthmus")
+    assert unfiled_settings().state == home
+    assert plan_of(given, None, None).configuration.hub.state == home
+    assert plan_of(None, "http://127.0.0.1:9", None).configuration.hub.state == home
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ def test_a_token_outlasts_the_process_that_made_it_and_not_its_hour() -> None:
     assert later.caller_of(token) is ALICE
     keys.now += 2
     assert later.caller_of(token) is None
+    assert later.has_made(token), "who shows it does not guess"
+    assert not later.has_made(token[:-8] + b"AAAAAAAA")
 
 
 def test_a_token_ends_with_its_key() -> None:

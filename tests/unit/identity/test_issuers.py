@@ -152,6 +152,8 @@ def test_a_token_is_good_until_it_expires_however_often_it_was_shown() -> None:
     assert issuers.caller_of(credential) == caller
     clock.now = NOW + 131
     assert "expired" in why(issuers, credential).reason
+    assert why(issuers, credential).is_genuine, "who shows it does not guess"
+    assert not why(issuers, credential[:-8] + b"AAAAAAAA").is_genuine
     assert issuers.knows(caller), "who renews its token just now finds what it had open"
     clock.now = NOW + 131 + OPEN_SECONDS
     assert not issuers.knows(caller)

@@ -34,21 +34,6 @@ def test_bounds_come_last_and_are_all_kept() -> None:
     assert OWN.bounded_by(inner).bounded_by(outer) == Grants(("files.*",), within=Grants(("b",), within=outer))
 
 
-@pytest.mark.parametrize(
-    ("grants", "is_unlimited"),
-    [
-        (Grants(("*",)), True),
-        (Grants(("*",), within=Grants(("*",))), True),
-        (Grants(("files",)), False),
-        (Grants(("*",), ("files",)), False),
-        (Grants(("*",), within=Grants(("files",))), False),
-        (Grants(("*",), within=Grants(("*",), ("files",))), False),
-    ],
-)
-def test_only_who_is_held_to_nothing_is_unlimited(grants: Grants, *, is_unlimited: bool) -> None:
-    assert grants.is_unlimited == is_unlimited
-
-
 # -- faces ---------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +81,10 @@ def test_whoever_comes_by_a_face_owns_the_same_things_and_is_known_again_as_itse
         (Grants(("*",), ("files.delete",)), (), True),
         (Grants(("files",)), (), False),
         (Grants(()), (), False),
+        (Grants(("*",), ("*",)), (), False),
+        (Grants(("*",), ("hint:destructive",)), (), False),
+        (Grants(("*",), ("tag:careful",)), (), False),
+        (None, (("a2a", Grants(("*",), ("*",))),), False),
         (None, (("a2a", Grants(("files",))),), False),
         (None, (("rest", Grants(("files",))),), True),
         (Grants(("*",)), (("a2a", Grants(("*",), ("files",))),), True),

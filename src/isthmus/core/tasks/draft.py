@@ -24,8 +24,20 @@ class NotBegun(Exception):
 class NotKept(NotBegun):
     """The journal could not be written."""
 
-    def __init__(self) -> None:
-        super().__init__("The task could not be written down, so it was not begun; the hub's log says why")
+    def __init__(
+        self, message: str = "The task could not be written down, so it was not begun; the hub's log says why"
+    ) -> None:
+        super().__init__(message)
+
+
+class TooMuchSaid(NotKept):
+    """So much is kept of what the caller said, and of which nothing came, that no more of it is."""
+
+    def __init__(self, seconds: float) -> None:
+        minutes = max(1, round(seconds / 60))
+        super().__init__(
+            f"Too much was said within an hour that told the agent nothing to do; name a tool, or try in {minutes} min"
+        )
 
 
 class Taken(NotBegun):

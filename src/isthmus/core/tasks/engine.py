@@ -24,9 +24,10 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Document, Journal, Verdict
-from isthmus.core.tasks.draft import Draft, Errand, NotKept, Taken
+from isthmus.core.tasks.draft import Draft, Errand, NotKept, Taken, TooMuchSaid
 from isthmus.core.tasks.live import Live, contained
 from isthmus.core.tasks.pushes import DELIVERY, deliveries_of
+from isthmus.core.tasks.quota import Quota
 from isthmus.core.tasks.record import (
     TASK,
     Ending,
@@ -100,6 +101,7 @@ class Engine:
         self._crew = crew or Crew("tasks")
         self.on_due: OnDue = _leave_due
         """Is told what is to be sent as soon as that is kept."""
+        self._quota = Quota()
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -109,7 +111,7 @@ class Engine:
         """Make a task; when this returns it is kept, and its call has started, whether or not anybody still waits.
 
         Raises:
-            NotKept: it could not be written; nothing was started.
+            NotKept: it could not be written, or is more of what says nothing to do than may be; nothing was started.
             Taken: its caller has a task of this id, or what was to be kept with it is there already.
         """
         live = Live(self, self._record(draft))
@@ -124,10 +126,13 @@ class Engine:
             raise NotKept from error
         if live.key in self._live or self._rested.get(live.key) is not None:
             raise Taken(live.record.id)
+        document = self._document(live)
+        if draft.call is None and (wait := self._quota.take(live.record.owner, live.size_bytes, self._loop.time())):
+            raise TooMuchSaid(wait)
         self._enter(live)
         live.is_writing = True
         live.begun = begun = self._loop.create_future()
-        documents = (self._document(live), *draft.besides, *deliveries_of(live.record))
+        documents = (document, *draft.besides, *deliveries_of(live.record))
         facts = self._foretold(live, draft.call)
         self._journal.write(documents, partial(self._begun, live, documents, draft.call), facts)
         verdict = await begun
@@ -140,7 +145,8 @@ class Engine:
         live.is_writing = False
         begun, live.begun = live.begun, None
         if begun is not None and not begun.done():
-            # Before the call: whoever waits for this is then listening when the tool reports for the first time.
+            # Before the call: on most loops, who waits for this then listens when the tool reports for the first time.
+            # On uvloop a quick tool is heard first, and `Live.reports` has what it said.
             begun.set_result(verdict)
         if verdict == "kept":
             self._told(live, live.record)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc
 from msgspec import Struct
@@ -24,6 +25,7 @@ from isthmus.faces.a2a.http import A2aHttp, Answered, Visit
 from isthmus.faces.a2a.listeners import IsLast, Telling, is_over, is_settled
 from isthmus.faces.http.bind import DoorError
 from isthmus.faces.http.bodies import joined
+from isthmus.faces.http.brake import COMING_FROM
 from isthmus.faces.http.gate import Denied, Fields, Gate
 from isthmus.model.callers import Caller
 from isthmus.model.conversation import Data, File, Part, Update
@@ -41,6 +43,7 @@ CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 DENIALS: Mapping[int, grpc.StatusCode] = {
     HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
 """What the gate's refusals are here; all others are that nobody knows the caller."""
@@ -73,6 +76,12 @@ class GrpcSettings(Struct, frozen=True):
     """How long a client may take for one item of a stream before it is cut."""
     message_seconds: float = 30.0
     """How long a request may take to arrive, which is held as far as it has."""
+    connections: int = 4096
+    """How many there may be at once; gRPC does not count them by address."""
+    greeting_seconds: float = 10.0
+    """How long a client may take until it has begun to speak HTTP/2."""
+    idle_seconds: float = 300.0
+    """How long a connection is kept on which nothing is asked; clients make another one unnoticed."""
 
 
 class A2aGrpc:
@@ -148,11 +157,11 @@ class A2aGrpc:
     async def _visit(self, method: str, context: Any) -> tuple[_GrpcVisit, Payload | Live]:
         """Do what is asked; refuses the call, which raises, where that is not possible."""
         fields = _fields(context)
-        caller = self._gate.know(fields, "a2a")
-        if isinstance(caller, Denied):
-            self._gate.on_turned_away("a2a", caller.status)
-            await _abort(context, DENIALS.get(caller.status, grpc.StatusCode.UNAUTHENTICATED), caller.message)
+        COMING_FROM.set(_address(context.peer()))
+        await self._caller(fields, context)
         request = await self._request(context)
+        # It may have taken its time, and the key may have been revoked meanwhile.
+        caller = await self._caller(fields, context)
         visit = _GrpcVisit(self._face, caller, _Client(), fields)
         # The desk finishes what it begins, whoever waits for it: a task may be kept and not yet known as begun.
         work = self._crew.spawn("a call over gRPC", visit.do(method, request))
@@ -166,6 +175,14 @@ class A2aGrpc:
         if isinstance(done, Problem):
             await _refuse(context, done)
         return visit, done
+
+    async def _caller(self, fields: Fields, context: Any) -> Caller:
+        """Who is let in with this metadata; refuses the call, which raises, where nobody is."""
+        caller = self._gate.know(fields, "a2a")
+        if isinstance(caller, Denied):
+            self._gate.on_turned_away("a2a", caller.status)
+            await _abort(context, DENIALS.get(caller.status, grpc.StatusCode.UNAUTHENTICATED), caller.message)
+        return caller
 
     async def _request(self, context: Any) -> bytes:
         """The message of a call whose caller is known."""
@@ -189,7 +206,15 @@ def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.keepalive_time_ms", KEEP_ALIVE_MILLISECONDS),
+        ("grpc.max_allowed_incoming_connections", settings.connections),
+        ("grpc.server_handshake_timeout_ms", round(settings.greeting_seconds * 1000)),
+        ("grpc.max_connection_idle_ms", round(settings.idle_seconds * 1000)),
     ]
+
+
+def _address(peer: str) -> str:
+    """Who calls, out of what gRPC calls it: `ipv4:192.0.2.1:50000`, `ipv6:%5B2001:db8::1%5D:50000`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def _fields(context: Any) -> Fields:

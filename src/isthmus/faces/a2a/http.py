@@ -20,7 +20,7 @@ from isthmus.faces.a2a.listeners import IsLast, Telling, is_over, is_settled, nu
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.faces.a2a.shown import direct_answer, shown
 from isthmus.faces.http.bodies import JSON, STREAM, joined, read_body
-from isthmus.faces.http.gate import Denied, Fields, Gate
+from isthmus.faces.http.gate import TOO_MANY, Denied, Fields, Gate
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send, Taking, header_lines
 from isthmus.model.callers import Caller
 from isthmus.wire import jsonrpc
@@ -95,7 +95,9 @@ class A2aHttp:
         fields = joined(scope["headers"])
         admitted = self._gate.admit(fields, "a2a")
         path: str = scope["path"]
-        if scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
+        if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
+            self._turn_away(peer, path, admitted)
+        elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
             await self._cards.show(peer, path, fields, admitted)
         elif path in CARD_PATHS:
             peer.answer(405, header_lines([(b"allow", b"GET, HEAD")]), b"")

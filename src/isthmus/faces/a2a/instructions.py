@@ -31,9 +31,14 @@ OWN_FORMS: dict[str, Form] = {EXECUTE: "execute", COMMAND: "command"}
 
 EMPTY = Raw(b"{}")
 
+UNCLEAR = "data must be an object that has no member twice: readers differ on which of them counts"
+
 HEADERS = b"mcp_headers"
 ESCAPE = b"\\u"
 """By which a key may be spelt otherwise."""
+
+UNKEPT = b'{"mcp_headers":null}'
+"""What is kept of an instruction that has headers and says something twice: what of it is a secret cannot be told."""
 
 
 class ToolInstruction(msgspec.Struct, frozen=True):
@@ -83,7 +88,7 @@ def read_instruction(message: Message) -> Instruction:
     skill = _skill(message)
     members, given = _first_object(message.parts)
     if members is None:
-        return _without_object(message, skill)
+        return BadInstruction(OWN_FORMS.get(skill or "", "tool"), UNCLEAR) if given else _without_object(message, skill)
     if skill is not None and skill not in OWN_FORMS:
         return ToolInstruction(skill, given)
     if skill == COMMAND or "mcp_method" in members or "mcp_target_url" in members:
@@ -99,17 +104,19 @@ def _without_object(message: Message, skill: str | None) -> Instruction:
     text = "\n".join(part.text for part in message.parts if isinstance(part, Text))
     if skill is None or skill in OWN_FORMS:
         return Saying(text, OWN_FORMS.get(skill or ""))
+    if any(isinstance(part, Data) and not _is_null(part.data) for part in message.parts):
+        # Without them it would do what it does to everything.
+        return BadInstruction("tool", "arguments must be an object")
     return ToolInstruction(skill, EMPTY, words=text)
 
 
 def _first_object(parts: tuple[Part, ...]) -> tuple[dict[str, Raw] | None, Raw]:
-    """The first part that is a JSON object, one level deep and whole."""
+    """The first part that is a JSON object, one level deep and whole; without members, if that is said in two ways."""
     for part in parts:
         given = part.data if isinstance(part, Data) else object_in(part)
-        members = object_members(given) if given else None
-        if members is not None:
-            return members, given
-    return None, EMPTY
+        if given and _is_object(given):
+            return object_members(given), given
+    return None, ABSENT
 
 
 def object_in(part: Part) -> Raw:
@@ -192,10 +199,25 @@ def _without_headers(part: Part) -> Part:
     if HEADERS not in text and ESCAPE not in text:  # nearly all, and spared the rest
         return part
     members = object_members(part.data if isinstance(part, Data) else object_in(part) or b"")
-    if members is None or "mcp_headers" not in members:
+    if members is None:
+        if not _may_have_headers(text.strip()):
+            return part
+        kept = UNKEPT
+    elif "mcp_headers" not in members:
         return part
-    kept = render({**members, "mcp_headers": _names_only(members["mcp_headers"])})
+    else:
+        kept = render({**members, "mcp_headers": _names_only(members["mcp_headers"])})
     return replace(part, data=Raw(kept)) if isinstance(part, Data) else replace(part, text=kept.decode())
+
+
+def _may_have_headers(text: bytes) -> bool:
+    """Whether what was meant as an instruction, and cannot be read as one, has headers among the rest."""
+    if not text.startswith(b"{"):
+        return False
+    try:
+        return "mcp_headers" in msgspec.json.decode(text, type=dict[str, Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return HEADERS in text
 
 
 def _names_only(headers: Raw) -> bytes:

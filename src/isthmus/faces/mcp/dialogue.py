@@ -27,6 +27,7 @@ from isthmus.model.events import LOG_LEVELS, Event, LogLevel, Progress
 from isthmus.model.faults import Cancelled, Fault, NotWritten
 from isthmus.model.features import Ability
 from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.places import without_places
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, object_members, render
@@ -387,7 +388,11 @@ def _missing(view: View) -> bytes | None:
     if not view.missing:
         return None
     told = {
-        server: {"state": missing.state, "reason": missing.reason, "listed": missing.is_listed}
+        server: {
+            "state": missing.state,
+            "reason": None if missing.reason is None else without_places(missing.reason),
+            "listed": missing.is_listed,
+        }
         for server, missing in view.missing.items()
     }
     return msgspec.json.encode({MISSING_KEY: told})

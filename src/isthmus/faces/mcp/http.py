@@ -80,6 +80,8 @@ class McpHttp:
         self.slow = Deadlines(self.loop)
         """Calls of which it is not known yet whether they are answered soon."""
         self._gate = gate
+        self._callers: Container[Caller] | None = None
+        """Those who may still hear something, once others may not."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def end_streams(self) -> None:
@@ -90,13 +92,23 @@ class McpHttp:
             _set(stream)
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the sessions, parked calls and streams of everybody else: who was removed, or may now do other things."""
+        """End the sessions, parked calls and streams of everybody else: who was removed, or may now do other things.
+
+        Streams that they are about to begin, too: what is agreed on with servers first may take its time.
+        """
+        self._callers = callers
         self.sessions.retain(callers)
         if self.dialogue.comebacks is not None:
             self.dialogue.comebacks.retain(callers)
         for stream, caller in list(self.streams.items()):
             if caller not in callers:
                 _set(stream)
+
+    def begin_stream(self, over: asyncio.Future[None], caller: Caller) -> None:
+        """Have a stream of changes be ended by this once the hub goes away, or who it is for is known no more."""
+        self.streams[over] = caller
+        if self._callers is not None and caller not in self._callers:
+            _set(over)
 
     def open_session(self, caller: Caller, surface: Surface, version: str) -> Session:
         """A new session; while there are any, those that nobody uses are looked for."""
@@ -572,7 +584,7 @@ class _Visit:
     ) -> None:
         """Keep a stream open until the caller leaves or the hub does; `tell` is called for every list that changes."""
         over = over or self._face.loop.create_future()
-        self._face.streams[over] = self._caller
+        self._face.begin_stream(over, self._caller)
         self._peer.on_disconnect(partial(_set, over))
         feed = ChangeFeed(self._hub, self._caller.grants, self._surface, tell, topics, profile=profile, seen=seen)
         alive = KeepAlive(self._peer, self._face.loop)

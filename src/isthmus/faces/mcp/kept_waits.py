@@ -137,6 +137,9 @@ class News:
         self._live = live
         if self._session is not None:
             self._task = kept_task(self._caller, self._server, self._session, announced(live.record))
+        # uvloop reads from servers before it wakes who waits for the task to be kept: a quick one has reported by then.
+        for noted in live.reports.after(0):
+            self.happened(live.record, noted)
         if live.kept is not None and live.kept.state != "working":
             self.moved(live.kept)
 

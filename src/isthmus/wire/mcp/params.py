@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.jsonrpc import Payload, object_members
 from isthmus.wire.mcp.messages import read_string
 from isthmus.wire.mcp.modern import decode_header, encode_header
 
@@ -42,7 +42,6 @@ _Schema: TypeAlias = dict[str, Any]
 _Path: TypeAlias = tuple[str, ...] | None
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _INTEGER = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 
 
@@ -123,7 +122,9 @@ def param_headers(places: Places, arguments: Payload) -> dict[str, str]:
     """The headers that repeat these arguments."""
     headers: dict[str, str] = {}
     for path, header in places:
-        text = _text_of(_value_at(path, arguments))
+        value = _value_at(path, arguments)
+        # Of what is said twice nothing is repeated: servers refuse a call that lacks a header, and take none by it.
+        text = None if value is None else _text_of(value)
         if text is not None:
             headers[header] = encode_header(text)
     return headers
@@ -134,6 +135,8 @@ def contradiction(places: Places, arguments: Payload, headers: Mapping[bytes, by
     for path, header in places:
         claimed = headers.get(header.encode())
         value = _value_at(path, arguments)
+        if value is None:
+            return f"the argument that the header {header} repeats is there twice"
         if claimed is None and _text_of(value) is not None:
             return f"the header {header} is missing, and the argument that it repeats is there"
         if claimed is not None and not _is_same(decode_header(claimed.decode("latin-1")), value):
@@ -150,14 +153,21 @@ def _is_same(claimed: str | None, value: bytes) -> bool:
     return text == (claimed if number is None else number[1])
 
 
-def _value_at(path: tuple[str, ...], arguments: Payload) -> bytes:
-    """The JSON text of an argument; that of null if it is absent, which is the same here."""
+def _value_at(path: tuple[str, ...], arguments: Payload) -> bytes | None:
+    """The JSON text of an argument; that of null if it is absent, which is the same here.
+
+    None if something is there twice on the way to it: who routes by a header and who reads the body could go by two.
+    """
     value: Payload = arguments
     for step in path:
-        try:
-            value = _MEMBERS.decode(value)[step]
-        except (KeyError, msgspec.MsgspecError):
+        if bytes(value)[:1] != b"{":
             return b"null"
+        members = object_members(value)
+        if members is None:
+            return None
+        if step not in members:
+            return b"null"
+        value = members[step]
     return bytes(value)
 
 

@@ -114,7 +114,6 @@ def test_who_is_bound_can_be_loosed(tenants: Tenants) -> None:
     assert tenants.loosed(bound) == PLANNER
     assert tenants.loosed(tenants.bound(bound)) == bound
     assert not tenants.hold_nobody
-    assert not bound.grants.is_unlimited
 
 
 def test_who_is_asked_about_counts_as_no_permission_set_of_its_own() -> None:

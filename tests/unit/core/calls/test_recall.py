@@ -101,12 +101,21 @@ async def test_a_users_result_is_given_again_to_that_user_alone() -> None:
     [
         call(caller=OTHER),
         call(caller=NAMESAKE),
+        call(caller=msgspec.structs.replace(ANYONE, rights="few")),
         call(arguments={"path": "/"}),
         msgspec.structs.replace(call(), arguments=msgspec.Raw(b"{ }")),
         msgspec.structs.replace(call(), extra={"task": raw({})}),
         msgspec.structs.replace(call(), headers={"X-User-Id": "ann"}),
     ],
-    ids=["another caller", "another tenant's", "other arguments", "other bytes", "more members", "a user's"],
+    ids=[
+        "another caller",
+        "another tenant's",
+        "with other rights",
+        "other arguments",
+        "other bytes",
+        "more members",
+        "a user's",
+    ],
 )
 async def test_a_result_is_the_callers_own_for_these_very_arguments(another: Call) -> None:
     stage = Stage.of(KEPT)

@@ -16,7 +16,7 @@ from isthmus.core.ports.journal import Document
 from isthmus.core.tasks import outbox as module
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.outbox import AT_ONCE_PER_HOST, Letter, Outbox
+from isthmus.core.tasks.outbox import AT_ONCE_PER_HOST, AWAY_SECONDS, Letter, Outbox, Standing
 from isthmus.core.tasks.pushes import ATTEMPTS_MAX, DELIVERY, Delivery, delivery_of
 from isthmus.core.tasks.record import Recipient, Record
 from isthmus.model.callers import Caller, Grants
@@ -60,7 +60,7 @@ class Post:
 def write(recipient: Recipient, record: Record, mark: str) -> Sequence[Letter]:
     """Two letters of an end, one of anything else."""
     words = [f"{record.id} {record.state}"] + [f"{record.id} over"] * record.is_ended
-    return [Letter({"mark": f"{mark}-{at}"}, word.encode()) for at, word in enumerate(words)]
+    return [Letter(recipient.url, {"mark": f"{mark}-{at}"}, word.encode()) for at, word in enumerate(words)]
 
 
 class Office:
@@ -487,3 +487,37 @@ async def test_nothing_is_begun_any_more_once_it_is_closed() -> None:
         await office.begin("http://b/", id="later")
         await turns(20)
         assert len(office.post.carried) == 1
+
+
+async def test_who_is_gone_is_told_nothing_and_of_whom_nobody_can_say_later() -> None:
+    async with sending() as office:
+        standings: dict[str, Standing] = {"mine": "gone", "theirs": "away"}
+        office.outbox.judge = lambda owner, key: standings[key] if owner == OWNER else "known"
+        named = [msgspec.structs.replace(recipient(f"http://{key}/"), key=key) for key in standings]
+        await office.engine.begin(msgspec.structs.replace(draft(call(), id="t"), recipients=tuple(named)))
+        await until(lambda: {lane.timer is not None for lane in office.outbox._lanes.values()} == {True})
+        assert office.post.carried == []
+        assert [(each.state, delivery.attempts) for each, delivery in await office.kept()] == [
+            ("dropped", ()),
+            ("due", ()),
+        ]
+        (lane,) = office.outbox._lanes.values()
+        standings["theirs"] = "known"
+        assert lane.timer is not None
+        assert lane.timer.when() - asyncio.get_running_loop().time() > AWAY_SECONDS / 2
+        lane.timer.cancel()
+        office.outbox._ready(lane)
+        await office.until_carried(1)
+        assert office.post.to("http://theirs/") == ["t submitted"]
+
+
+async def test_a_key_that_is_revoked_between_two_letters_ends_them() -> None:
+    async with sending() as office:
+        await office.begin("http://a/")
+        await office.until_carried(1)
+        answers: deque[Standing] = deque(["known", "gone"])
+        office.outbox.judge = lambda _owner, _key: answers.popleft()
+        office.end()
+        await until(lambda: not answers and not office.outbox._lanes)
+        assert office.post.to("http://a/") == ["t submitted", "t completed"]
+        assert [each.state for each, _ in await office.kept()] == ["delivered", "dropped"]

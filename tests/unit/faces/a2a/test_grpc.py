@@ -19,7 +19,7 @@ from isthmus.faces.a2a import grpc as service_module
 from isthmus.faces.a2a.grpc import DETAILS, A2aGrpc, GrpcSettings
 from isthmus.faces.http.bind import DoorError
 from isthmus.faces.http.bodies import CROWDED_BYTES
-from isthmus.faces.http.gate import Gate
+from isthmus.faces.http.gate import Fields, Gate, Identify
 from isthmus.faces.http.origin import OriginGuard
 from isthmus.model.events import Progress
 from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, SERVICE, STREAMS
@@ -35,9 +35,10 @@ SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 6553
 class Caller:
     """A client that writes and reads the messages of the service as JSON."""
 
-    def __init__(self, here: Hall, service: A2aGrpc, channel: Any) -> None:
+    def __init__(self, here: Hall, service: A2aGrpc, channel: Any, port: int) -> None:
         self.here = here
         self.service = service
+        self.port = port
         self._channel = channel
 
     def call(self, method: str, params: Any, seconds: float = PATIENCE_SECONDS, **metadata: str) -> Any:
@@ -80,18 +81,22 @@ class Caller:
 
 @asynccontextmanager
 async def counter(
-    stall_seconds: float = PATIENCE_SECONDS, message_seconds: float = PATIENCE_SECONDS
+    stall_seconds: float = PATIENCE_SECONDS,
+    message_seconds: float = PATIENCE_SECONDS,
+    *,
+    identify: Identify = identify,
+    **more: Any,
 ) -> AsyncIterator[Caller]:
     """The agent behind gRPC, and a client before it."""
     crew = Crew("test")
     gate = Gate(OriginGuard(bind_host="127.0.0.1"), identify)
     async with hall() as here:
-        settings = GrpcSettings("127.0.0.1", 0, BODY_BYTES, stall_seconds, message_seconds)
+        settings = GrpcSettings("127.0.0.1", 0, BODY_BYTES, stall_seconds, message_seconds, **more)
         service = A2aGrpc(here.face, gate, crew, settings)
         port = await service.open()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=SMALL_WINDOW) as channel:
-                yield Caller(here, service, channel)
+                yield Caller(here, service, channel, port)
         finally:
             await service.close()
             await crew.aclose()
@@ -191,6 +196,59 @@ async def test_a_message_that_does_not_come_is_waited_for_only_so_long(method: s
         call = caller.call_without_a_word(method)
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert await call.details() == "The request did not arrive within 0.05 s"
+
+
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+"""How a client of HTTP/2 begins, with no settings of its own."""
+
+
+async def until_cut(reader: asyncio.StreamReader) -> None:
+    """Wait until the service has closed a connection, whatever it says before that."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await reader.read(4096):
+            pass
+
+
+@pytest.mark.parametrize("said", [b"", GREETING[:20], GREETING])
+async def test_who_connects_and_asks_nothing_is_cut(said: bytes) -> None:
+    async with counter(greeting_seconds=0.1, idle_seconds=0.1) as caller:
+        reader, writer = await asyncio.open_connection("127.0.0.1", caller.port)
+        writer.write(said)
+        await until_cut(reader)
+        writer.close()
+
+
+async def test_there_is_room_for_so_many_connections_and_no_more() -> None:
+    async with counter(connections=3) as caller:
+        held = [await asyncio.open_connection("127.0.0.1", caller.port) for _ in range(3)]
+        for reader, writer in held:
+            writer.write(GREETING)
+            assert await reader.read(1)
+        reader, one_more = await asyncio.open_connection("127.0.0.1", caller.port)
+        await until_cut(reader)
+        assert not any(reader.at_eof() for reader, _ in held)
+        for _, writer in [*held, (reader, one_more)]:
+            writer.close()
+
+
+@pytest.mark.parametrize("method", ["ListTasks", "SendStreamingMessage"])
+async def test_a_key_that_is_revoked_while_a_message_comes_lets_nobody_in(method: str) -> None:
+    """A message may take half a minute, and whoever sends it would have that long after its key has ended."""
+    given = CLASSES[METHODS[method][0]]
+    params = run() if method in STREAMS else {}
+    asked = asyncio.Event()
+    known = [identify]
+
+    def identify_once(fields: Fields) -> Any:
+        asked.set()
+        return known.pop()(fields) if known else None
+
+    async with counter(identify=identify_once) as caller:
+        call = caller.call_without_a_word(method)
+        await asked.wait()
+        await call.write(json_format.ParseDict(params, given()).SerializeToString())
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert (await caller.here.rpc("ListTasks", {}))["result"]["tasks"] == []
 
 
 @pytest.mark.parametrize("method", ["ListTasks", "SendStreamingMessage"])

@@ -91,11 +91,19 @@ def test_of_headers_only_the_names_are_kept() -> None:
         '{"mcp_headers":"hunter22"}',
         '{"mcp_headers":["hunter22"]}',
         '{"mcp_headers":{"X-A":{"X-B":"hunter22"}}}',
+        '{"mcp_method":"a","mcp_headers":{"X-A":"hunter22"},"mcp_method":"b"}',
+        '{"mcp_headers":{},"mcp_headers":{"X-A":"hunter22"}}',
+        '{"a":1,"a":2,"mcp\\u005fheaders":{"X-A":"hunter22"}}',
     ],
 )
 def test_headers_are_not_kept_however_they_are_written(written: str) -> None:
     for part in (Text(written), Data(Raw(written.strip().encode()))):
         assert b"hunter22" not in msgspec.json.encode(without_headers(Message("m", "user", (part,))))
+
+
+def test_headers_are_not_kept_of_an_instruction_that_was_cut_short() -> None:
+    said = Message("m", "user", (Text('{"mcp_target_url":"files","mcp_headers":{"X-A":"hunter22"}'),))
+    assert b"hunter22" not in msgspec.json.encode(without_headers(said))
 
 
 def test_what_is_kept_of_headers_is_no_instruction_any_more() -> None:
@@ -127,6 +135,25 @@ def test_a_skill_takes_the_data_as_its_arguments(key: str) -> None:
     assert read(data(EXECUTE), metadata={key: "mcp.execute_tool"}) == read(data(EXECUTE))
     assert read(data(COMMAND), metadata={key: "execute_mcp_command"}) == read(data(COMMAND))
     assert isinstance(read(data({}), metadata={key: "mcp.execute_tool"}), BadInstruction)
+
+
+TWICE = Data(Raw(b'{"tool":"files.read","tool":"files.delete"}'))
+
+
+@pytest.mark.parametrize("skill", [None, "files.wipe", "mcp.execute_tool", "execute_mcp_command"])
+def test_data_that_says_two_things_is_no_instruction_whatever_stands_behind_it(skill: str | None) -> None:
+    told = read(TWICE, data({"tool": "files.delete"}), metadata=None if skill is None else {"skill": skill})
+    assert isinstance(told, BadInstruction)
+    assert "twice" in told.message
+
+
+@pytest.mark.parametrize("part", [TWICE, data(["x"]), data("x"), data(0)])
+def test_a_skill_is_not_run_without_the_arguments_that_were_meant_for_it(part: Data) -> None:
+    assert isinstance(read(part, metadata={"skill": "files.wipe"}), BadInstruction)
+
+
+def test_a_skill_takes_data_that_is_nothing_for_nothing() -> None:
+    assert read(data(None), metadata={"skill": "files.wipe"}) == ToolInstruction("files.wipe", raw({}))
 
 
 @pytest.mark.parametrize(

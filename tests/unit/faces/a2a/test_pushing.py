@@ -403,19 +403,30 @@ async def test_what_proves_it_is_kept_sealed_and_told_to_its_caller_and_its_reci
     assert document is not None
     assert b"a-token" not in (document.body or b"")
     assert b"a-credential" not in (document.body or b"")
+    assert b"/hook" not in (document.body or b"")
     assert await pushing.get(ANYONE, GetPush(live.record.id, "ann")) == ANN
     (kept,) = record_of(document).recipients
-    assert pushing.opened(kept) == KEPT
+    assert replace(pushing.opened(kept, live.record.id), host="") == KEPT
+    assert kept.host == "ann.example"
 
 
 def test_a_proof_that_was_moved_to_another_address_is_sent_nowhere() -> None:
     office_less: Any = None
     pushing = Pushing(office_less, office_less, lambda _: False, ProcessSealer())
     kept = pushing.recipient(ANYONE, "1.0", ANN, "t")
-    moved = pushing.opened(replace(kept, url="https://eve.example/hook"))
+    moved = pushing.opened(replace(kept, url="https://eve.example/hook"), "t")
     assert (moved.token, moved.credentials) == ("", "")
+
+
+def test_an_address_that_was_moved_to_another_task_is_none() -> None:
+    office_less: Any = None
+    pushing = Pushing(office_less, office_less, lambda _: False, ProcessSealer())
+    kept = pushing.recipient(ANYONE, "1.0", ANN, "t")
+    assert pushing.opened(kept, "t").url == URL
+    moved = pushing.opened(kept, "u")
+    assert (moved.url, moved.token, moved.credentials) == ("", "", "")
 
 
 def test_what_an_earlier_hub_kept_as_it_was_is_sent_as_it_was() -> None:
     office_less: Any = None
-    assert Pushing(office_less, office_less, lambda _: False, ProcessSealer()).opened(KEPT) == KEPT
+    assert Pushing(office_less, office_less, lambda _: False, ProcessSealer()).opened(KEPT, "t") == KEPT

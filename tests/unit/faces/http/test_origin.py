@@ -152,6 +152,32 @@ def test_the_public_url_adds_its_host_and_its_origin() -> None:
     assert status(PUBLISHED, "evil.test") == 421
 
 
+@pytest.mark.parametrize("origin", ["http://hub.example", "https://hub.example:8443", "http://hub.example:8765"])
+@pytest.mark.parametrize("host", ["hub.example", "hub.example:8443", "hub.example:8765"])
+def test_of_the_public_urls_host_only_that_urls_own_pages_are_ours(host: str, origin: str) -> None:
+    assert status(PUBLISHED, host, origin) == 403
+    assert status(PUBLISHED, host, "https://hub.example:443") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "expected"),
+    [
+        ("hub.example:9000", "http://hub.example:9000", None),
+        ("hub.example:9000", "http://hub.example:9001", 403),
+        ("hub.example:9000", "https://hub.example", 403),
+        ("hub.example", "https://hub.example:9001", 403),
+        ("hub.example:80", "http://hub.example", None),
+        ("[2001:db8::1]:9000", "http://[2001:db8::1]:9001", 403),
+    ],
+)
+def test_pages_of_another_port_of_the_same_host_are_somebody_elses(host: str, origin: str, expected: int) -> None:
+    assert status(NARROW, host, origin) == expected
+
+
+def test_pages_of_another_port_of_the_same_address_are_somebody_elses() -> None:
+    assert status(WIDE, "10.0.0.1:8765", "http://10.0.0.1:3000") == 403
+
+
 def test_a_name_that_was_made_to_lead_here_is_no_page_of_ours() -> None:
     assert status(WIDE, "evil.test:8765") is None
     assert status(WIDE, "evil.test:8765", "http://evil.test:8765") == 403

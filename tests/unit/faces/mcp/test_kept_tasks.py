@@ -326,6 +326,16 @@ async def test_progress_reaches_who_asked_for_it_and_lines_do_not() -> None:
     ]
 
 
+async def test_what_is_reported_before_the_caller_knows_of_the_task_follows_its_answer() -> None:
+    house = House()
+    talk = house.talk()
+    house.hosted.stage.link.at_once = lambda inflight: inflight.emit(PROGRESS)
+    params = {"name": "files.read", "arguments": {}, "task": {}, "_meta": {"progressToken": 7}}
+    id = (await talk.ask("tools/call", params))["task"]["taskId"]
+    house.sent[0].emit(PROGRESS)
+    assert [message["params"]["_meta"] for message in talk.heard[1:]] == [{RELATED: {"taskId": id}}] * 2
+
+
 async def test_the_conversation_of_a_task_is_over_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House()
     talk = house.talk()

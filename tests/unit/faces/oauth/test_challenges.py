@@ -40,6 +40,14 @@ def test_a_credential_that_is_nobodys_is_told_so() -> None:
     assert said.endswith('error="invalid_token", error_description="it has expired"')
 
 
+@pytest.mark.parametrize(
+    ("shown", "is_guess"),
+    [(None, False), (Shown(), True), (Shown("forged"), True), (Shown("it has expired", is_genuine=True), False)],
+)
+def test_only_what_was_never_anybodys_is_a_guess(shown: Shown | None, *, is_guess: bool) -> None:
+    assert Challenges(lambda _: None, lambda _: shown).refuse({}, "mcp").is_guess == is_guess
+
+
 def test_a_token_that_allows_nothing_is_told_which_scopes_would() -> None:
     status, said = refused(Shown("none allows anything", is_scope_missing=True, scopes=("a", "b")))
     assert status == 403

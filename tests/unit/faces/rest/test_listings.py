@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
+import msgspec
 
 from isthmus.core.calls.lane import Heard, Lane
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.faces.rest.listings import (
     entry_document,
-    is_operator,
     list_document,
     server_document,
     servers_document,
@@ -23,6 +22,7 @@ from isthmus.model.names import FeatureName, ServerName
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
 from tests.unit.core.doubles import ANYONE, SERVER, Stage, raw, tool
 
+OPERATOR = msgspec.structs.replace(ANYONE, is_operator=True)
 READER = Caller("reader", "default", Grants(("files.read",)))
 AWAY = ServerName("away")
 
@@ -80,27 +80,13 @@ async def test_an_entry_is_found_by_the_name_it_is_listed_by() -> None:
     assert entry_document(view, TOOLS, "read") is None
 
 
-@pytest.mark.parametrize(
-    ("grants", "is_trusted"),
-    [
-        (Grants(("*",)), True),
-        (Grants(("files", "*")), True),
-        (Grants(("files",)), False),
-        (Grants(("*",), ("files.write",)), False),
-        (Grants(()), False),
-    ],
-)
-def test_an_operator_is_who_may_use_everything(grants: Grants, *, is_trusted: bool) -> None:
-    assert is_operator(Caller("x", "x", grants)) == is_trusted
-
-
 async def test_an_operator_sees_all_servers_and_what_they_said() -> None:
     made = stage()
-    servers = json.loads(servers_document(made.hub, ANYONE))["servers"]
+    servers = json.loads(servers_document(made.hub, OPERATOR))["servers"]
     assert [(server["name"], server["state"]) for server in servers] == [
         ("away", "retrying"), ("files", "ready"), ("off", "disabled"),
     ]  # fmt: skip
-    one = server_document(made.hub, ANYONE, "files")
+    one = server_document(made.hub, OPERATOR, "files")
     assert one is not None
     assert json.loads(one) == {
         "name": "files", "state": "ready", "reason": None, "transport": "stdio", "era": "2025-11-25",
@@ -108,6 +94,16 @@ async def test_an_operator_sees_all_servers_and_what_they_said() -> None:
         "detail": "last words", "notes": ["a schema cannot be checked"],
         "log": [{"at": 5.0, "level": "warning", "text": "low on space"}],
     }  # fmt: skip
+
+
+async def test_who_may_use_everything_is_no_operator_by_that() -> None:
+    made = stage()
+    servers = json.loads(servers_document(made.hub, ANYONE))["servers"]
+    assert [server["name"] for server in servers] == ["away", "files"]
+    assert all(server.keys().isdisjoint({"detail", "notes", "log"}) for server in servers)
+    one = server_document(made.hub, ANYONE, "files")
+    assert one is not None
+    assert json.loads(one) == servers[1]
 
 
 async def test_other_callers_see_their_servers_and_count_their_own_tools() -> None:

@@ -37,6 +37,7 @@ LONELY = Device("d2", "garden", 1002.0, "192.0.2.9:6000")
 STATUS = RelayStatus((OVEN, SINK, RACK, NEW), (ROBOT, LONELY))
 
 CALLERS = {
+    b"operator": Caller("operator", "default", Grants(()), is_operator=True),
     b"all": ANYONE,
     b"kitchen": Caller("kitchen", "default", Grants(("agent:kitchen",))),
     b"one": Caller("one", "default", Grants(("kitchen_oven.look",))),
@@ -59,17 +60,17 @@ class Hall:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    async def ask(self, path: str, key: str = "all", method: str = "GET") -> Answer:
+    async def ask(self, path: str, key: str = "operator", method: str = "GET") -> Answer:
         async with visiting(self._port) as visitor:
             visitor.say(request(path, b"", f"X-Api-Key: {key}", method=method))
             return await visitor.hear()
 
-    async def told(self, path: str, key: str = "all") -> Any:
+    async def told(self, path: str, key: str = "operator") -> Any:
         answer = await self.ask(path, key)
         assert answer.status == 200, answer.body
         return json.loads(answer.body)
 
-    async def names(self, path: str, key: str = "all") -> list[str]:
+    async def names(self, path: str, key: str = "operator") -> list[str]:
         """What a list is of: names of servers and tools, or of agents, or ids of devices."""
         ((_, entries),) = (await self.told(path, key)).items()
         return [entry.get("name") or entry.get("id") or entry["agent"] for entry in entries]
@@ -213,9 +214,10 @@ async def test_without_a_relay_there_is_nothing_of_one() -> None:
 @pytest.mark.parametrize(
     ("name", "key", "status", "reason"),
     [
-        ("kitchen_sink", "all", 200, None),
-        ("kitchen_oven", "all", 409, "not_away"),
-        ("kitchen_none", "all", 404, "unknown_server"),
+        ("kitchen_sink", "operator", 200, None),
+        ("kitchen_oven", "operator", 409, "not_away"),
+        ("kitchen_none", "operator", 404, "unknown_server"),
+        ("kitchen_sink", "all", 403, "forbidden"),
         ("kitchen_sink", "kitchen", 403, "forbidden"),
         ("kitchen_sink", "most", 403, "forbidden"),
     ],

@@ -134,6 +134,18 @@ def test_headers_are_believed_where_the_official_server_believes_them(
     assert (ours is None) == (official is None), (ours, official)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [b'{"region":"us","region":"eu"}', b'{"region":"us","\\u0072egion":"eu"}', b'{"x":1,"x":2,"region":"eu"}'],
+)
+def test_an_argument_that_is_there_twice_is_what_no_header_says(arguments: bytes) -> None:
+    """Who routes by the header and the server that reads the body could go by two different ones."""
+    said = contradiction(demanded(raw(SCHEMA)), msgspec.Raw(arguments), {b"mcp-param-region": b"eu"})
+    assert said is not None
+    assert "twice" in said
+    assert param_headers(annotated(raw(SCHEMA)), msgspec.Raw(arguments)) == {}
+
+
 def test_a_value_hidden_behind_an_odd_key_is_seen() -> None:
     arguments = msgspec.Raw(b'{"\\"":"\\u0022","region":"eu"}')
     assert contradiction(demanded(raw(SCHEMA)), arguments, {}) is not None

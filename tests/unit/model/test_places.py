@@ -1,0 +1,42 @@
+"""What callers are told of why a server is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.model.faults import Lost, NotConnected
+from isthmus.model.names import ServerName
+from isthmus.model.places import without_places
+
+REASONS = {
+    "connection refused by 10.1.2.3:9": "connection refused by its address",
+    "connection refused by [fd00::1]:9; no answer from 10.1.2.3:9 within 1.0 s": (
+        "connection refused by its address; no answer from its address within 1.0 s"
+    ),
+    "no address for host db.corp.example": "no address for host",
+    "db.corp.example was not resolved within 5 s": "its host was not resolved within 5 s",
+    "'/opt/acme/bin/prog' could not be started: there is no such file": (
+        "'…/prog' could not be started: there is no such file"
+    ),
+    "its working directory '/srv/acme/data' does not exist": "its working directory '…/data' does not exist",
+    "'npx' could not be started: there is no such command on PATH": (
+        "'npx' could not be started: there is no such command on PATH"
+    ),
+    "it answered HTTP 404 with application/json": "it answered HTTP 404 with application/json",
+    "exited with code 3": "exited with code 3",
+    "it wants a login: see https://login.example/a/b": "it wants a login: see https://login.example/a/b",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("reason", "told"), REASONS.items())
+def test_the_cause_is_told_and_not_where_it_is(reason: str, told: str) -> None:
+    assert without_places(reason) == told
+
+
+def test_faults_say_no_more_than_that_and_keep_the_rest_for_operators() -> None:
+    reason = "connection refused by 10.1.2.3:9"
+    for fault in (NotConnected(ServerName("a"), reason), Lost(ServerName("a"), reason, executed="no")):
+        assert "10.1.2.3" not in fault.message
+        assert fault.message.endswith("connection refused by its address")
+        assert fault.why == reason
