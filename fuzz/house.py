@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import tempfile
 from collections.abc import Coroutine, MutableMapping
 from functools import cache
@@ -115,7 +116,10 @@ class House:
         hub = serve(configuration, {}, on_open=lambda _, found: opened.set_result(found))
         self._hub = self._loop.create_task(hub)
         self._server = server
-        return await opened
+        port = await opened
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the process, which lasts longer
+            self._loop.remove_signal_handler(number)
+        return port
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something in the house, and look afterwards whether it is well."""

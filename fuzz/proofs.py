@@ -5,12 +5,17 @@ They come from callers and from servers on the network. Each is read, or refused
 
 from __future__ import annotations
 
+import base64
 from contextlib import suppress
 
+from isthmus.credentials.authorizing import LoginRefused
+from isthmus.credentials.callback import _read as read_callback
 from isthmus.credentials.challenge import read_challenge
+from isthmus.credentials.device import _read as read_device
 from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded
 from isthmus.credentials.fetching import Fetched, FetchFailed
 from isthmus.credentials.grants import GrantRefused, _read, _refusal
+from isthmus.faces.oauth.asking import FORM, read_asked
 from isthmus.identity.jwt import looks_signed, read_keys, read_token
 from isthmus.identity.keys import KeyRing, credential_of
 from isthmus.identity.settings import Algorithm
@@ -29,7 +34,7 @@ class Believed(AssertionError):
 
 
 def tokens(data: bytes) -> None:
-    """A credential is no key of anybody, and no token that a key of ours has signed."""
+    """A credential is no key of anybody, and no token that a key of ours has signed; nor is it read wrongly."""
     looks_signed(data)
     token = read_token(data)
     if not isinstance(token, str):
@@ -39,6 +44,9 @@ def tokens(data: bytes) -> None:
     if _RING.caller_of(data) is not None:
         raise Believed(repr(data))
     credential_of({b"authorization": data, b"x-api-key": data})
+    for authorization in (None, data, b"Basic " + base64.b64encode(data)):
+        read_asked(FORM, authorization, data)
+        read_asked(FORM, authorization, b"grant_type=client_credentials&" + data)
 
 
 def key_sets(data: bytes) -> None:
@@ -49,7 +57,7 @@ def key_sets(data: bytes) -> None:
 
 
 def metadata(data: bytes) -> None:
-    """What authorization servers and resources say of themselves, and how they answer for tokens."""
+    """What authorization servers and resources say of themselves, how they answer, and what a browser brings back."""
     read_challenge(data.decode("latin-1"))
     said = Fetched(200, {}, data)
     with suppress(DiscoveryFailed):
@@ -58,4 +66,8 @@ def metadata(data: bytes) -> None:
         _decoded(said, ServerMetadata, "it")
     with suppress(FetchFailed, GrantRefused):
         _read(said)
+    with suppress(LoginRefused):
+        read_device(said)
+    with suppress(ValueError):  # which ends the one connection
+        read_callback(b"GET /callback?" + data + b" HTTP/1.1\r\n\r\n")
     _refusal(Fetched(400, {}, data), ["s"])

@@ -43,13 +43,17 @@ class LinesJournal:
         self._file = open(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b")  # noqa: SIM115
 
     async def read_back(self) -> None:
-        """Take up what the hub before this one wrote; half a line at the end was told to nobody."""
+        """Take up what the hub before this one wrote; half a line at the end was told to nobody, and is cut off."""
         self._file.seek(0)
+        whole = 0
         for text in self._file:
-            if text.endswith(b"\n"):
-                line = msgspec.json.decode(text, type=Line)
-                self._memory.write(line.documents, lambda _: None)
-                await self._memory.commit(line.entries)
+            if not text.endswith(b"\n"):
+                break
+            line = msgspec.json.decode(text, type=Line)
+            self._memory.write(line.documents, lambda _: None)
+            await self._memory.commit(line.entries)
+            whole += len(text)
+        self._file.truncate(whole)  # else the next line would go on where this one broke off
 
     def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
         """Keep all of these or none; `facts` are for an audit log, which this journal has not."""

@@ -18,6 +18,9 @@ from isthmus.telemetry import logs
 
 log = structlog.get_logger(__name__)
 
+GUESSED = "keys.guessed"
+"""What the audit log calls it when wrong keys come faster than they are answered; at most once a minute."""
+
 MAKE_A_KEY = "isthmus token create NAME --allow '*'"
 
 
@@ -53,6 +56,7 @@ class Access:
         self.identities.decide()
         self._tell()
         self._gate = Gate(_guard(self._configuration.hub), self.identities.identify)
+        self._gate.brake.per_minute = self._configuration.hub.limits.wrong_keys_per_minute
         return self._gate
 
     def follow(self, running: RunningHub, faces: Sequence[SessionFace]) -> None:
@@ -61,6 +65,8 @@ class Access:
         self._known = self.identities.callers()
         running.callers = self.identities
         running.know_tenants(self._known)
+        if self._gate is not None:
+            self._gate.brake.on_told = lambda address, count: running.note(GUESSED, address=address, refused=count)
         running.crew.spawn("keys", self.identities.run(self.let_go))
 
     def change(self, configuration: Configuration) -> None:
@@ -77,6 +83,7 @@ class Access:
         self._configuration = configuration
         if self._gate is not None:
             self._gate.change(guard, self.identities.identify)
+            self._gate.brake.per_minute = configuration.hub.limits.wrong_keys_per_minute
         self.let_go()
 
     def let_go(self) -> None:
@@ -104,12 +111,12 @@ class Access:
             log.info("callers have to show who they are", keys_of=len(callers), issuers=len(issuers))
             if self._is_insecure:
                 log.warning("--insecure has no effect: callers are configured, and everybody has to show a key")
-        elif hub.is_loopback:
+        elif hub.is_loopback and not hub.is_published:
             told = "open: every program on this machine may call everything; to want keys, make one"
             log.warning(told, run=MAKE_A_KEY)
         else:
             told = "INSECURE: everybody who can reach this address may call everything; to want keys, make one"
-            log.warning(told, host=hub.host, run=MAKE_A_KEY)
+            log.warning(told, host=hub.public_url if hub.is_published else hub.host, run=MAKE_A_KEY)
 
 
 def _guard(settings: HubSettings) -> OriginGuard:

@@ -1,7 +1,8 @@
 """Pins of a running hub: what tools looked like is read when it starts, kept as it changes, and told.
 
 The core decides what is withheld (`core.catalog.pins`); the file (`storage.definitions`) is this module's to write, in
-a thread of its own, and to look into for what the operator has approved of meanwhile. Made by `serve`.
+a thread of its own, and to look into for what the operator has approved of meanwhile. Which tools are left out because
+of their schemas is told here, too. Made by `serve`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Key, Pinning, Pins, Sighting, known_of
+from isthmus.core.catalog.review import LeftOut
 from isthmus.core.crew import Crew
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, Change, Definitions, Seen
@@ -72,6 +74,7 @@ class DefinitionPins:
         """Review what this hub's servers list; before any of them is added."""
         self._hub, self._crew = hub, crew
         hub.review.pins = self.pins
+        hub.review.on_left_out = self._left_out
         if self._file is not None:
             crew.spawn("approvals", self._look_for_approvals())
 
@@ -142,6 +145,14 @@ class DefinitionPins:
         for (event, server), count in rest.items():
             log.warning("more tools than are named look otherwise", event_kind=event, server=server, tools=count)
             self.tell(event, {"server": server, "tools": count})
+
+    def _left_out(self, server: ServerName, tools: LeftOut) -> None:
+        for tool, why in list(tools.items())[:TOLD_ONE_BY_ONE]:
+            log.warning("a tool is left out", tool=f"{server}.{tool}", reason=why)
+            self.tell("definition.refused", {"server": server, "tool": tool, "reason": why})
+        if (more := len(tools) - TOLD_ONE_BY_ONE) > 0:
+            log.warning("more tools than are named are left out", server=server, tools=more)
+            self.tell("definition.refused", {"server": server, "tools": more})
 
     def _take(self) -> list[Sighting]:
         taken, self._unwritten = self._unwritten, []

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from isthmus.app.audit import AuditLog, close_audit, open_audit
 from isthmus.app.dial_address import HubAddress
 from isthmus.app.dial_line import HubRefused, Line, LineShown, OnlyOne, Refusal
 from isthmus.app.dial_talk import Offer, Share
@@ -22,6 +23,7 @@ from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.settings import Limits
+from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.egress import Egress
 from isthmus.upstream.settings import TIMEOUT_SECONDS_MAX, ServerSettings
 
@@ -51,7 +53,7 @@ class Plan:
 
     address: HubAddress
     configuration: Configuration
-    """The local servers, and nothing else of it is used but its limits."""
+    """The local servers, and nothing else of it is used but its limits and where its audit log is."""
     offers: tuple[Offer, ...]
     is_compatible: bool = False
     """One plain socket each, whatever the hub can do."""
@@ -81,9 +83,23 @@ class Shown(msgspec.Struct, frozen=True):
 class Dialler:
     """Servers and connections, from the start to the end."""
 
-    def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
-        """Start the local servers in the background and return at once. Needs a running loop."""
-        self.running = RunningHub(for_dialling(plan.configuration), environment, profile=PROFILE)
+    def __init__(
+        self,
+        plan: Plan,
+        environment: Mapping[str, str],
+        journal: MemoryJournal | None = None,
+        books: AuditLog | None = None,
+    ) -> None:
+        """Start the local servers in the background and return at once. Needs a running loop.
+
+        `books` is the audit log, which is closed at the end.
+        """
+        self._books = books
+        self._journal = journal or MemoryJournal()
+        configuration, audit = for_dialling(plan.configuration), None if books is None else books.audit
+        self.running = RunningHub(configuration, environment, self._journal, profile=PROFILE, audit=audit)
+        if books is not None:
+            books.follow(self.running, None)
         self.address = plan.address
         self.share = Share()
         self.egress = Egress()
@@ -257,6 +273,7 @@ class Dialler:
             await asyncio.gather(*(socket.aclose() for socket in sockets))
         finally:
             await self.running.aclose()
+            await close_audit(self._books, self._journal)
 
     async def _calls_ended(self, within: float) -> None:
         until = self._loop.time() + within
@@ -264,10 +281,21 @@ class Dialler:
             await asyncio.sleep(POLL_SECONDS)
 
 
+async def open_dialler(plan: Plan, environment: Mapping[str, str]) -> Dialler:
+    """Servers and connections, with the audit log that the configuration asks for: who is called here should know.
+
+    Raises:
+        ConfigError: every call is to be in the log, and there can be none.
+    """
+    journal = MemoryJournal()
+    books = await open_audit(plan.configuration, journal, "dial")
+    return Dialler(plan, environment, journal, books)
+
+
 def for_dialling(configuration: Configuration) -> Configuration:
     """What the little hub is configured with: the hub that is dialled decides how long its calls may take."""
     servers = tuple(_patient(server, configuration.hub.limits) for server in configuration.servers)
-    return Configuration(None, configuration.hub, servers)
+    return Configuration(None, configuration.hub, servers, audit=configuration.audit)
 
 
 def _patient(server: ServerSettings, limits: Limits) -> ServerSettings:

@@ -33,6 +33,9 @@ from isthmus.wire.relay import mux
 HUB = "hub"
 """Who calls here: the hub that was dialled, in the name of whoever calls it."""
 
+FACE = "dial"
+"""What the audit log calls this way in."""
+
 SMALL_BYTES = 16 * 1024
 """Requests this short are not counted: there are at most as many as a server may have calls running and queued."""
 
@@ -172,8 +175,10 @@ class Talk:
         self._deliver = deliver
         self._is_over = self._is_leaving = False
         self._caller = _caller(offer)
+        dialogue = running.dialogue(Implementation(offer.server_id, ME.version), keeps_tasks=False)
+        dialogue.face = FACE
         self._conversation = Conversation(
-            running.dialogue(Implementation(offer.server_id, ME.version), keeps_tasks=False),
+            dialogue,
             self._caller,
             Surface("canonical") if offer.beside else Surface("own", offer.name),
             running.crew,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, cast
 
+import msgspec
 import structlog
 
 from isthmus.config.codes import BAD_EXTENSION
@@ -59,19 +60,27 @@ class Contained:
             self._complain(type(error).__name__)
             return None
         if isinstance(found, Caller):
-            return found if found in self._sound or self._is_sound(found) else None
-        return found if isinstance(found, Unprovable) else None
+            return found if self._is_known_sound(found) or self._is_sound(found) else None
+        return found if isinstance(found, Unprovable) and isinstance(found.reason, str) else None
+
+    def _is_known_sound(self, caller: Caller) -> bool:
+        try:
+            return caller in self._sound
+        except TypeError:  # it has a list where a tuple belongs, and so cannot be remembered
+            return False
 
     def _is_sound(self, caller: Caller) -> bool:
         """Whether it is a caller as the hub itself makes them; remembered, because each of its calls asks."""
         try:
+            # One text in the place of several patterns would be taken for its letters, one of which may be a star.
+            is_typed = msgspec.convert(msgspec.to_builtins(caller), Caller) == caller
             Policy(caller.grants)
             for _, held in caller.faces:
                 Policy(held)
             is_named = bool(caller.name and caller.tenant) and (caller.name + caller.tenant).isprintable()
         except Exception:  # noqa: BLE001 - grants that are none, of whatever type
-            is_named = False
-        if not is_named or caller.is_anyone or caller.face is not None:
+            is_typed = is_named = False
+        if not is_typed or not is_named or caller.is_anyone or caller.face is not None:
             self._complain("a caller that cannot be used")
             return False
         if len(self._sound) >= SOUND_MAX:

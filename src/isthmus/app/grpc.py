@@ -53,7 +53,8 @@ async def open_grpc(running: RunningHub, agent: A2aHttp, gate: Gate) -> Service 
         return None
     from isthmus.faces.a2a.grpc import A2aGrpc, GrpcSettings  # noqa: PLC0415 - only who wants it has the library
 
-    settings = GrpcSettings(hub.host, port, hub.limits.request_bytes, hub.limits.lag_seconds)
+    limits = hub.limits
+    settings = GrpcSettings(hub.host, port, limits.request_bytes, limits.lag_seconds, connections=limits.connections)
     service = A2aGrpc(agent, gate, running.crew, settings)
     bound = await service.open()
     agent.speak_grpc(grpc_address(hub.public_url, bound))

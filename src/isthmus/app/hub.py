@@ -40,7 +40,7 @@ from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.temporary import Targets
 from isthmus.wire.mcp.messages import Implementation
 
-LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True)
+LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True, is_operator=True)
 """Who calls where no callers are configured: the person at this machine, by whichever of its programs."""
 
 PARENT = Caller("local", "local", Grants(("*",)))

@@ -59,6 +59,9 @@ LOST = Unprovable("Keys cannot be checked at the moment: the hub cannot read its
 _MARK = secrets.token_bytes(32)
 """Marks the keys of the file for the life of this process; a mark cannot be taken back to a key."""
 
+FILE_MARKS = f"file:{secrets.token_hex(4)}-"
+"""How marks of this process begin; of another process's nobody can say which keys they stand for."""
+
 
 class Minted:
     """The list of keys in the state folder, as a hub that runs knows it."""
@@ -176,7 +179,7 @@ class Identities(Container[Caller]):
         mode = access_mode(hub, configuration.callers, has_others=others, is_insecure=self._is_insecure)
         if mode == "keys":
             return None
-        return LOCAL if hub.is_loopback else ANYONE
+        return LOCAL if hub.is_loopback and not hub.is_published else ANYONE
 
     @property
     def wants_proof(self) -> bool:
@@ -195,6 +198,17 @@ class Identities(Container[Caller]):
     def callers(self) -> frozenset[Caller]:
         """Everybody who has a key that is good now; whom verifiers would know is not known beforehand."""
         return self._ring.callers() if self._anybody is None else frozenset({self._anybody})
+
+    @property
+    def live(self) -> frozenset[Caller]:
+        """The same, each also as the faces have it: another value whenever somebody came, changed or went."""
+        return self._live
+
+    def may_be_proved(self, name: str) -> bool:
+        """Whether somebody who is not known may be later: by other proof than keys, or once these can be read again."""
+        issuer, slash, _ = name.partition("/")
+        is_issued = bool(slash) and issuer in {each.name for each in self._configuration.issuers}
+        return is_issued or self.knows_more or self._is_lost
 
     def find(self, tenant: str, name: str) -> Caller | None:
         """Who has this name now; None if nobody is known by it any more, by a key or by what a verifier was shown."""
@@ -401,4 +415,4 @@ def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio
 
 
 def _mark_of(digest: bytes) -> str:
-    return f"file:{hmac.digest(_MARK, digest, 'sha256')[:8].hex()}"
+    return FILE_MARKS + hmac.digest(_MARK, digest, "sha256")[:8].hex()

@@ -24,6 +24,7 @@ from isthmus.upstream.functions import PythonLink
 from isthmus.upstream.keeper import HOPS_MAX
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.plain import PlainLink
+from isthmus.upstream.programs import Programs
 from isthmus.upstream.rpc import RpcLink
 from isthmus.upstream.settings import (
     AgentSettings,
@@ -80,6 +81,7 @@ class Links:
         self._egress = egress or Egress()
         self._guarded = Guarded(self._egress)
         self._given = GivenTasks()
+        self._programs = Programs()
         self.logins = logins
 
     @property
@@ -92,6 +94,8 @@ class Links:
         login = self._login(settings, subject)
         if login is None:
             link = await self._reach(settings, carrier, _shown(settings))
+            if settings.secrets:
+                link.hide = settings.redact
         else:
             await _be_ready(login)
             link = await self._reach_with(login, settings, carrier)
@@ -152,7 +156,8 @@ class Links:
             raise ConnectFailed(f"{hops} hubs have started each other, and this one starts nothing more")
         process = StdioLink(server, ME, self.limits)
         env = {**reach.env, HOPS_VARIABLE: str(hops + 1)}
-        await process.start(dataclasses.replace(reach, env=env), self._environment)
+        program = await self._programs.check(server, reach, self._environment)
+        await process.start(dataclasses.replace(reach, env=env), self._environment, program)
         return process
 
     def _http(

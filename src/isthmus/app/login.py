@@ -25,7 +25,7 @@ from isthmus.credentials.grants import Endpoint, GrantRefused
 from isthmus.credentials.logins import fetcher_for
 from isthmus.credentials.tokens import Client, Kept, Token
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
-from isthmus.model.credentials import ANYONE, OAuthSettings, Subject
+from isthmus.model.credentials import ANYONE, OAuthSettings, Subject, written
 from isthmus.transport.egress import Egress
 from isthmus.upstream.settings import NamedSettings, PythonSettings, ServerSettings, StdioSettings
 
@@ -53,7 +53,7 @@ class Wanted:
     @property
     def slot(self) -> Slot:
         """Where it is kept."""
-        return Slot(self.server.name) if self.subject is None else Slot(self.server.name, *self.subject)
+        return Slot.of(self.server.name, self.subject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _terms(wanted: Wanted) -> tuple[str, OAuthSettings]:
     else:
         own = server.credentials.own.get(wanted.subject)
         if own is None or own.oauth is None:
-            place = f"[servers.{server.name}.callers.{wanted.subject.name}.oauth]"
+            place = f"[servers.{server.name}.callers.{written(wanted.subject)}.oauth]"
             raise LoginFailed(f"this caller does not log in there by itself; add {place}")
         settings = own.oauth
     if settings.grant in ("client_credentials", "token_exchange"):
@@ -130,7 +130,7 @@ class _Visit:
 
     async def made(self, show: Callable[[Shown], None]) -> Kept:
         place = await find_place(self._fetcher, self._url, self._settings)
-        if self._known is not None and self._known.issuer != place.server.issuer:
+        if self._known is not None and not _is_of(self._known, place):
             self._known = None  # what one is at one authorization server is nothing at another
         scope = self._scope(place)
         is_device = self._wanted.is_device or self._settings.grant == "device"
@@ -197,6 +197,11 @@ class _Visit:
             port = self._settings.redirect_port
             raise LoginRefused(f"port {port} cannot be listened on for the browser: {error.strerror}") from error
         return None
+
+
+def _is_of(known: Kept, place: Place) -> bool:
+    """Whether a login is of this authorization server; one that says nothing of itself has no name to go by."""
+    return (known.issuer, known.token_endpoint) == (place.server.issuer, place.server.token_endpoint)
 
 
 def _port_of(redirect: str) -> int:

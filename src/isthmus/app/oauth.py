@@ -17,6 +17,7 @@ import structlog
 
 from isthmus.app.identity import Identities
 from isthmus.app.issuers import IssuerKeys
+from isthmus.app.secret_file import offer_secret
 from isthmus.config.contents import contents_of
 from isthmus.config.settings import Configuration
 from isthmus.core.access.tenants import Tenants
@@ -28,7 +29,7 @@ from isthmus.faces.oauth.http import LIFETIME_SECONDS, OauthHttp
 from isthmus.identity import access_tokens
 from isthmus.identity.access_tokens import AccessTokens
 from isthmus.identity.issuers import Issuer, Issuers, OnProved
-from isthmus.identity.keys import credential_of, digest_of
+from isthmus.identity.keys import KEY_LENGTH_MIN, credential_of, digest_of
 from isthmus.model.callers import Caller, Unprovable
 from isthmus.transport.egress import Egress
 
@@ -88,6 +89,9 @@ class Tokens:
             if old is not None:
                 new.inherit_keys(old)
             issuers.append(new)
+        are_exchanged = any(server.credentials.are_exchanged for server in configuration.servers)
+        for issuer in issuers:
+            issuer.tells_rights = are_exchanged
         self._issuers = Issuers(issuers)
         self._issuers.on_proved = self._proved
         if self._keys is not None:
@@ -115,7 +119,7 @@ class Tokens:
     def token_for(self, name: str | None, key: str) -> str | None:
         """See `faces.oauth.http.Giver`."""
         digest = digest_of(key)
-        caller = self.identities.by_digest(digest)
+        caller = self.identities.by_digest(digest) if len(key) >= KEY_LENGTH_MIN else None
         return self._own.make(digest) if isinstance(caller, Caller) and name in (None, caller.name) else None
 
     def gives_tokens(self) -> bool:
@@ -129,8 +133,8 @@ class Tokens:
             return None
         unproven = self._issuers.refusal_of(credential)
         if unproven is None:
-            return Shown()
-        return Shown(unproven.reason, unproven.is_scope_missing, unproven.scopes)
+            return Shown(is_genuine=self._own.has_made(credential))
+        return Shown(unproven.reason, unproven.is_scope_missing, unproven.is_genuine, unproven.scopes)
 
     def _trusted(self) -> tuple[Trusted, ...]:
         settings = (issuer.settings for issuer in self._issuers)
@@ -166,7 +170,7 @@ def secret_in(state: Path) -> bytes:
             return _read(file)
         for folder in (state, file.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _offer(file)
+        offer_secret(file, SECRET_BYTES)
         return _read(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -182,18 +186,3 @@ def _read(file: Path) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise ValueError("it is not a secret that was made here: delete it to have one made")
     return secret
-
-
-def _offer(file: Path) -> None:
-    """Put a new secret there, whole, unless somebody else just did: two that start at once have the same."""
-    draft = file.with_name(f"{SECRET_FILE}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "w", encoding="ascii") as stream:
-            stream.write(secrets.token_hex(SECRET_BYTES) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        with suppress(FileExistsError):
-            os.link(draft, file)
-    finally:
-        os.unlink(draft)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from isthmus.app.secret_file import offer_secret
 from isthmus.config.contents import contents_of
 from isthmus.config.findings import ConfigError, Place
 from isthmus.identity.relay import is_id
@@ -29,6 +29,8 @@ REVOKED_FILE = "revoked"
 
 NO_KEY = "中继密钥暂不可用"
 """Closes a socket while there is no key. It says nothing of the token, so that `isthmus dial` asks again later."""
+
+KEY_BYTES = 16
 
 KEY_LENGTH_MIN = 16
 """A shorter key was not made here, or its file was cut short."""
@@ -62,7 +64,7 @@ def relay_key(configured: str | None, state: Path) -> str:
     with suppress(FileNotFoundError):
         return _read_key(file)
     _make_folder(state)
-    _offer_key(file)
+    offer_secret(file, KEY_BYTES)
     return _read_key(file)
 
 
@@ -124,21 +126,6 @@ def _read_key(file: Path) -> str:
     if len(key) < KEY_LENGTH_MIN:
         raise KeyDamaged(f"{file} must hold a key of {KEY_LENGTH_MIN} characters or more: delete it to have one made")
     return key
-
-
-def _offer_key(file: Path) -> None:
-    """Put a new key there, whole, unless somebody else just did: two that start at once have the same."""
-    draft = file.with_name(f"{KEY_FILE}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "w", encoding="ascii") as stream:
-            stream.write(secrets.token_hex(16) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        with suppress(FileExistsError):
-            os.link(draft, file)
-    finally:
-        os.unlink(draft)
 
 
 def _make_folder(state: Path) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from isthmus.app.access import Access
-from isthmus.app.audit import close_audit, open_audit
+from isthmus.app.audit import AuditLog, close_audit, open_audit
 from isthmus.app.collector import spare_the_collector
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.descriptors import raise_limit
@@ -38,6 +38,7 @@ from isthmus.faces.a2a.cards import AgentCards
 from isthmus.faces.a2a.desk import Desk
 from isthmus.faces.a2a.http import A2aHttp
 from isthmus.faces.a2a.pushing import Pushing
+from isthmus.faces.http.brake import COMING_FROM
 from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Gate
 from isthmus.faces.http.health import PATHS as HEALTH_PATHS
@@ -119,6 +120,7 @@ class Routes:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        COMING_FROM.set(scope["client"])
         path: str = scope["path"]
         if self._well_known is not None and self._well_known.is_at(path, scope["method"]):
             await self._well_known.serve(scope, receive, send)
@@ -174,17 +176,15 @@ async def serve(
     journal = await open_journal(configuration)
     books = await open_audit(configuration, journal)
     running = RunningHub(configuration, environment, journal, pins=pins, audit=None if books is None else books.audit)
-    pushes = Pushes(running)
+    pushes = Pushes(running, access.identities)
     grpc: Service | None = None
     has_told_all = False
     try:
         if books is not None:
             books.attach(running, gate, access.identities, pins)
-        untold = await _recover(running, access.identities)
+        untold = await _recover(running, access.identities, books)
         mcp = McpHttp(running.dialogue(), gate)
         sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
-        health = Health(lambda: not running.hub.is_draining)
-        faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
         ports: list[int] = []
         agent = _agent(running, access.identities, pushes.pushing, gate, lambda: _address(settings, ports))
         agent.desk.repeats.untold(untold)
@@ -199,7 +199,7 @@ async def serve(
         well_known = _well_known(running, access.identities, gate)
         tokens.on_proved = running.logins.proved
         oauth = tokens.open(gate, running.crew, Egress())
-        routes = Routes(running.surface, mcp, rest, faces, agent, well_known, shown, oauth)
+        routes = Routes(running.surface, mcp, rest, _by_path(running, sse), agent, well_known, shown, oauth)
         door = _door(configuration, routes, (mcp, sse, agent), shown)
         grpc = await open_grpc(running, agent, gate)
         port = await door.open()
@@ -213,24 +213,20 @@ async def serve(
             signals.reload_by(Reloader(running, source, change, books.reloaded if books is not None else None))
         has_told_all = await _until_told(running, door, grpc, relay, signals)
     finally:
-        if grpc is not None:
-            await grpc.close()
-        pushes.close()
-        await _end(running, signals)
-        await pushes.aclose()
-        if has_told_all:
-            await running.tasks.close()
+        await _close(running, signals, pushes, grpc, has_told_all=has_told_all)
         await pins.aclose()
         await close_audit(books, journal)
         # Not before: a signal that nobody takes would end the hub at once, and leave its servers or its journal behind.
         signals.close()
 
 
-async def _recover(running: RunningHub, identities: Identities) -> Sequence[Untold]:
+async def _recover(running: RunningHub, identities: Identities, books: AuditLog | None) -> Sequence[Untold]:
     """End the tasks that the last hub left unfinished; what is returned are messages whose senders may not know."""
     running.tasks.waits.find_caller = partial(_caller_of, identities)
     untold = await running.tasks.perhaps_untold()
     lost = await running.tasks.recover()
+    if books is not None:
+        books.tasks_lost(lost)
     if lost:
         log.warning("tasks were on their way when the hub ended last time; they have failed", tasks=len(lost))
     return (*untold, *lost)
@@ -293,6 +289,12 @@ def _well_known(running: RunningHub, identities: Identities, gate: Gate) -> Well
     cards = Cards(ME, address, VERSIONS)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     return WellKnown(running.hub, gate, cards, needs_key, lambda: running.configuration.a2a.name)
+
+
+def _by_path(running: RunningHub, sse: McpSse) -> dict[str, Face]:
+    """The faces that are known by whole paths."""
+    health = Health(lambda: not running.hub.is_draining)
+    return {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
 
 
 def _path_of(public_url: str | None) -> str:
@@ -376,6 +378,19 @@ async def _drain(running: RunningHub, door: Door, grpc: Service | None, relay: R
                 await beside
             return has_drained
     return False
+
+
+async def _close(
+    running: RunningHub, signals: Signals, pushes: Pushes, grpc: Service | None, *, has_told_all: bool
+) -> None:
+    """End all that works on tasks; that these ended in good order is noted if everybody was told of theirs."""
+    if grpc is not None:
+        await grpc.close()
+    pushes.close()
+    await _end(running, signals)
+    await pushes.aclose()
+    if has_told_all:
+        await running.tasks.close()
 
 
 async def _end(running: RunningHub, signals: Signals) -> None:

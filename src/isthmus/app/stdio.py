@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from isthmus.app.audit import close_audit, open_audit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import PARENT, RunningHub
 from isthmus.app.reload import Reloader, Source
@@ -25,8 +26,12 @@ from isthmus.config.settings import Configuration
 from isthmus.core.settings import Limits
 from isthmus.faces.mcp.stdio import McpStdio
 from isthmus.model.calls import Surface
+from isthmus.storage.memory import MemoryJournal
 
 log = structlog.get_logger(__name__)
+
+NAME = "stdio"
+"""What the audit log calls this hub, and this way in."""
 
 CHUNK_BYTES = 64 * 1024
 CHUNKS_AHEAD = 2
@@ -51,17 +56,25 @@ async def run_stdio(
     """Serve until the caller closes `stdin` and has its answers, or a signal says to end.
 
     Nothing but the protocol is written to `stdout`; both descriptors stay open. With a `source`, its files are
-    watched, and what changes in them is done.
+    watched, and what changes in them is done. Tasks last as long as the hub; what was called is in the audit log.
+
+    Raises:
+        ConfigError: every call is to be in the audit log, and there can be none.
     """
     pins = DefinitionPins(configuration, is_lasting=False)
-    running = RunningHub(configuration, environment, pins=pins)
+    journal = MemoryJournal()
+    books = await open_audit(configuration, journal, NAME)
+    running = RunningHub(configuration, environment, journal, pins=pins, audit=None if books is None else books.audit)
     try:
+        if books is not None:
+            books.follow(running, pins)
         if source is not None:
-            Reloader(running, source).start()
+            Reloader(running, source, on_reloaded=None if books is None else books.reloaded).start()
         await _Conversation(running, surface or running.surface, stdin, stdout).run()
     finally:
         await running.aclose()
         await pins.aclose()
+        await close_audit(books, journal)
         # Not before: a signal that nobody takes would end the hub at once, and leave its servers behind.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
@@ -76,9 +89,9 @@ class _Conversation:
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[str] = self._loop.create_future()
         self._outlet = Outlet(stdout, self._limits, self._stop)
-        self._face = McpStdio(
-            running.dialogue(), PARENT, surface, running.crew, self._outlet.write, lambda: self._outlet.is_full
-        )
+        dialogue = running.dialogue()
+        dialogue.face = NAME
+        self._face = McpStdio(dialogue, PARENT, surface, running.crew, self._outlet.write, lambda: self._outlet.is_full)
         self._inlet = Inlet(stdin, self._face.feed, self._outlet)
 
     async def run(self) -> None:

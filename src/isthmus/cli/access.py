@@ -148,6 +148,7 @@ def _lines(caller: Caller, found: Sequence[Reason]) -> Iterable[str]:
     if rest:
         yield from ("", "not for it, which is told that there is no such thing:", *_explained(rest, caller))
     yield from _notes(caller, rest)
+    yield from _idle_denials(caller, found)
 
 
 def _heading(caller: Caller) -> str:
@@ -194,15 +195,32 @@ def _notes(caller: Caller, rest: Iterable[Reason]) -> Iterable[str]:
         yield f"that counts with servers.{server}.trusted = true."
     if caller.can_name_targets:
         yield from ("", "It may also name servers by their addresses, as far as [targets] allows them.")
+    if caller.is_operator:
+        yield from ("", "It is an operator: over REST it is shown how every server stands, and what that logs.")
     others = [face for face, _ in caller.faces] if caller.face is None else []
     if others:
         yield from ("", f"On some faces it is held to less: see --face {' or --face '.join(others)}.")
 
 
-def _allows(grants: Grants | None) -> Iterable[tuple[str, ...]]:
+def _idle_denials(caller: Caller, found: Sequence[Reason]) -> Iterable[str]:
+    """What is denied by a name that nothing has, as far as is known: it may be mistyped, and then denies nothing."""
+    names = {f"{each.route.feature.server}.{each.route.feature.name}" for each in found}
+    servers = {str(each.route.feature.server) for each in found}
+    for place, grants in zip(places_of(caller), _chain(caller.grants), strict=False):
+        for pattern in grants.deny:
+            server, _, name = pattern.partition(".")
+            if server in servers and name not in ("", "*") and pattern not in names:
+                yield from ("", f"{pattern} in {place}.deny: {server} has nothing of that name.")
+
+
+def _chain(grants: Grants | None) -> Iterable[Grants]:
     while grants is not None:
-        yield grants.allow
+        yield grants
         grants = grants.within
+
+
+def _allows(grants: Grants | None) -> Iterable[tuple[str, ...]]:
+    return (each.allow for each in _chain(grants))
 
 
 def tell_missing(snapshot: Snapshot, of: str = "") -> None:
@@ -217,6 +235,13 @@ def tell_missing(snapshot: Snapshot, of: str = "") -> None:
         say(f"{name}{of} is withheld from everybody: isthmus approve {name}")
     if len(withheld) > NAMES_MAX:
         say(f"So are {len(withheld) - NAMES_MAX} more: isthmus approve lists them.")
+    left_out = {
+        f"{each.server}.{tool}": why for each in snapshot.standings.values() for tool, why in each.left_out.items()
+    }
+    for name, why in list(left_out.items())[:NAMES_MAX]:
+        say(f"{name}{of} is left out: {why}")
+    if len(left_out) > NAMES_MAX:
+        say(f"So are {len(left_out) - NAMES_MAX} more: isthmus doctor lists them.")
 
 
 # -- for a program -----------------------------------------------------------------------------------------------------

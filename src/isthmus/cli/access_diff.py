@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,11 @@ What: TypeAlias = tuple[Listed, str]
 COMPARED = ("timeout", "max_calls", "max_queued", "isolation", "pin")
 """Settings of a server that its callers may notice."""
 
+TARGETS = "servers that it names by their addresses, as far as [targets] allows them"
+OPERATOR = "how every server stands, and what that logs (operator)"
+
+Change: TypeAlias = Literal["appear", "vanish"]
+
 
 @dataclass(slots=True)
 class Difference:
@@ -39,9 +44,13 @@ class Difference:
     appearing: list[What] = field(default_factory=list)
     vanishing: list[What] = field(default_factory=list)
     changing: dict[What, list[str]] = field(default_factory=dict)
+    targets: Change | None = None
+    """What becomes of its right to name servers by their addresses."""
+    operator: Change | None = None
+    """What becomes of its right to see how every server stands."""
 
     def __bool__(self) -> bool:
-        return bool(self.appearing or self.vanishing or self.changing)
+        return bool(self.appearing or self.vanishing or self.changing or self.targets or self.operator)
 
 
 async def show_difference(old_file: Path | None, new_file: Path, *, wait: float, is_json: bool) -> Exit:
@@ -71,24 +80,38 @@ async def show_difference(old_file: Path | None, new_file: Path, *, wait: float,
 
 def differences(old: tuple[Configuration, Snapshot], new: tuple[Configuration, Snapshot]) -> Iterator[Difference]:
     """What each caller of either would notice, in the order of their names."""
-    before, after = _forms(old[0]), _forms(new[0])
+    known = callers_of(old[0]), callers_of(new[0])
+    held = {who for callers in known for caller in callers for who in _held(caller)}
+    before, after = (_forms(callers, held) for callers in known)
     for who in sorted({**before, **after}, key=lambda who: (who[0], who[1], who[2] or "")):
         was, is_now = before.get(who), after.get(who)
         caller = is_now or was
         assert caller is not None, "it is in one of them"
-        yield _difference(
-            Difference(who, caller.tenant), _reached(was, old[1]), _reached(is_now, new[1]), _settings(old[0], new[0])
-        )
+        told = Difference(who, caller.tenant)
+        told.targets = _change(*(each is not None and each.can_name_targets for each in (was, is_now)))
+        told.operator = _change(*(each is not None and each.is_operator for each in (was, is_now)))
+        yield _difference(told, _reached(was, old[1]), _reached(is_now, new[1]), _settings(old[0], new[0]))
 
 
-def _forms(configuration: Configuration) -> dict[Who, Caller]:
-    """Callers at large, and as each face has them that holds them to less."""
+def _held(caller: Caller) -> list[Who]:
+    """A caller as each face has it that holds it to less."""
+    return [(caller.name, caller.key, face) for face in FACES if caller.on(face).grants != caller.grants]
+
+
+def _forms(callers: Iterable[Caller], held: Container[Who]) -> dict[Who, Caller]:
+    """Callers at large, and on the faces that hold them to less here, or in what this is compared with."""
     forms: dict[Who, Caller] = {}
-    for caller in callers_of(configuration):
+    for caller in callers:
         forms[caller.name, caller.key, None] = caller
-        held = [face for face in FACES if caller.on(face).grants != caller.grants]
-        forms.update({(caller.name, caller.key, face): caller.on(face) for face in held})
+        ways: list[Who] = [(caller.name, caller.key, face) for face in FACES]
+        forms.update({who: caller.on(face) for who, face in zip(ways, FACES, strict=True) if who in held})
     return forms
+
+
+def _change(*may: bool) -> Change | None:
+    """What becomes of a right, by whether it was there and is now."""
+    was, is_now = may
+    return None if was == is_now else "appear" if is_now else "vanish"
 
 
 def _reached(caller: Caller | None, snapshot: Snapshot) -> dict[What, Reason]:
@@ -152,6 +175,9 @@ def _lines(difference: Difference) -> Iterator[str]:
     yield f"{name} (tenant {difference.tenant}{by}{on})"
     yield from _named("+", difference.appearing)
     yield from _named("-", difference.vanishing)
+    for change, right in ((difference.targets, TARGETS), (difference.operator, OPERATOR)):
+        if change is not None:
+            yield f"  {'+' if change == 'appear' else '-'} {right}"
     rows = [(f"  ~ {_name(what)}", ", ".join(changes)) for what, changes in difference.changing.items()]
     yield from aligned(rows)
 
@@ -175,6 +201,8 @@ def _document(difference: Difference) -> Mapping[str, object]:
         "appear": [_entry(what) for what in difference.appearing],
         "vanish": [_entry(what) for what in difference.vanishing],
         "change": [{**_entry(what), "what": changes} for what, changes in difference.changing.items()],
+        "targets": difference.targets,
+        "operator": difference.operator,
     }
 
 

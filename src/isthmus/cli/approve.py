@@ -153,12 +153,32 @@ def _difference(title: str, before: bytes | None, after: bytes) -> str:
 def _lines(definition: bytes) -> Iterator[str]:
     """A definition as lines that can be compared: a text of several lines is shown as such."""
     # Not `splitlines`, which would take U+2028 and its like for ends of lines, and not show them.
-    for line in msgspec.json.format(definition, indent=2).decode("utf-8", "replace").split("\n"):
+    for line in _laid_out(definition).decode("utf-8", "replace").split("\n"):
         yield from (harmless(part, keep="") for part in line.replace("\\n", "\\n\n      ").split("\n"))
 
 
+def _laid_out(definition: bytes) -> bytes:
+    try:
+        return msgspec.json.format(definition, indent=2)
+    except msgspec.MsgspecError:
+        return definition  # the file was changed by another than a hub; whoever approves sees what is there
+
+
 def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError):
+        return "at no time"
+
+
+def _in_json(definition: bytes | None) -> msgspec.Raw | str | None:
+    if definition is None:
+        return None
+    try:
+        msgspec.json.decode(definition)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return definition.decode("utf-8", "replace")
+    return msgspec.Raw(definition)
 
 
 def _as_json(each: Waiting) -> dict[str, object]:
@@ -169,8 +189,8 @@ def _as_json(each: Waiting) -> dict[str, object]:
         "listed_to": seen.variant or None,
         "fingerprint": seen.fingerprint.hex(),
         "seen": _when(seen.at),
-        "before": None if each.before is None else msgspec.Raw(each.before),
-        "now": msgspec.Raw(seen.definition),
+        "before": _in_json(each.before),
+        "now": _in_json(seen.definition),
     }
 
 
@@ -181,6 +201,6 @@ def _change_as_json(change: Change) -> dict[str, object]:
         "listed_to": change.variant or None,
         "how": change.how,
         "at": _when(change.at),
-        "before": None if change.before is None else msgspec.Raw(change.before),
-        "now": msgspec.Raw(change.after),
+        "before": _in_json(change.before),
+        "now": _in_json(change.after),
     }

@@ -43,7 +43,7 @@ async def call_tool(source: Running | Own, wanted: Wanted, *, wait: float) -> Ex
     Raises:
         CommandFailed: there is no such hub or tool, an argument is wrong, or the call ended in a fault.
     """
-    async with opened(source, wait=wait, name=wanted.name) as hub:
+    async with opened(source, wait=wait, name=wanted.name, is_to_call=True) as hub:
         offer = choose(wanted.name, read_listing(await hub.list(TOOLS), TOOLS))
         arguments = arguments_of(wanted.words, wanted.whole, offer.definition.get("inputSchema"), read_text)
         outcome = await _perform(hub, Asked("tool", offer.name, arguments))
@@ -56,7 +56,7 @@ async def write_prompt(source: Running | Own, wanted: Wanted, *, wait: float) ->
     Raises:
         CommandFailed: as of `call_tool`.
     """
-    async with opened(source, wait=wait, name=wanted.name, shape=PROMPTS) as hub:
+    async with opened(source, wait=wait, name=wanted.name, shape=PROMPTS, is_to_call=True) as hub:
         offer = choose(wanted.name, read_listing(await hub.list(PROMPTS), PROMPTS), PROMPTS)
         arguments = arguments_of(wanted.words, wanted.whole, None, read_text)
         outcome = await _perform(hub, Asked("prompt", offer.name, arguments))
@@ -69,7 +69,7 @@ async def read_resource(source: Running | Own, uri: str, *, wait: float, is_json
     Raises:
         CommandFailed: as of `call_tool`.
     """
-    async with opened(source, wait=wait) as hub:
+    async with opened(source, wait=wait, is_to_call=True) as hub:
         outcome = await _perform(hub, Asked("resource", uri, msgspec.Raw(b"{}")))
     return _tell(outcome, uri, readable_contents, is_json=is_json)
 

@@ -19,6 +19,7 @@ import msgspec
 
 from isthmus.cli.documents import Offer
 from isthmus.config.codes import Code
+from isthmus.config.redaction import secrets_of
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, llm_form
 from isthmus.core.catalog.schema import Unchecked, compile_check
 from isthmus.core.catalog.uris import is_qualified, owner_of
@@ -66,6 +67,7 @@ WANTS_LOGIN = Code("ISD-116", "wants-login", "run the command that it names: ist
 
 SLOW = Code("ISD-201", "slow-start", "nothing, unless callers complain: it is listed as soon as it is there")
 OPEN_FOLDER = Code("ISD-202", "open-folder", "take the right to write from others: chmod o-w FOLDER")
+TOLD_SECRET = Code("ISD-203", "secret-in-arguments", "give it by env, if the server reads it there")
 NAMES_CLASH = Code("ISD-301", "names-clash", "rename one of the servers, if the digits at the end are in the way")
 NAME_CUT = Code("ISD-302", "name-cut", "give the server a shorter name")
 SHARED_URI = Code("ISD-303", "shared-uri", "read it by the name that is listed: isthmus resources")
@@ -276,6 +278,10 @@ def _mend_process(code: Code, patient: Patient, entry: Entry, reach: StdioSettin
     redact, program = entry.settings.redact, Path(reach.command).name
     if code is DIED:
         return f"see what it says when run by hand: {redact(shlex.join([reach.command, *reach.args]))}"
+    if code is NOT_STARTED and "sha256 is" in (patient.reason or ""):
+        return f"find out who changed it; if that is right, write the new sha256 in {entry.place}"
+    if code is NOT_STARTED and "can write to" in (patient.reason or ""):
+        return "take the right to write from others, as it says"
     if code is NOT_STARTED and "working directory" in (patient.reason or ""):
         return f"in {entry.place}, correct cwd, or make the folder"
     if code is NOT_STARTED:
@@ -285,10 +291,19 @@ def _mend_process(code: Code, patient: Patient, entry: Entry, reach: StdioSettin
     return None
 
 
-def of_folder(entry: Entry, folder: Path) -> Diagnosis:
-    """Tell of a folder in which anybody could put what a server runs as the hub's user."""
-    text = f"everybody on this machine can write into {folder}, where it starts or its program is"
-    return Diagnosis(OPEN_FOLDER, entry.settings.name, text, f"chmod o-w {shlex.quote(str(folder))}")
+def of_open_path(entry: Entry, path: Path) -> Diagnosis:
+    """Tell of a file or a folder in which anybody could put what a server runs as the hub's user."""
+    text = f"everybody on this machine can write to {path}, where it starts or its program is"
+    return Diagnosis(OPEN_FOLDER, entry.settings.name, text, f"chmod o-w {shlex.quote(str(path))}")
+
+
+def of_arguments(entry: Entry) -> list[Diagnosis]:
+    """Tell of a secret among the words that a server is started with, which nobody can hide."""
+    reach = entry.settings.reach
+    if not isinstance(reach, StdioSettings) or not secrets_of({"args": list(reach.args)}):
+        return []
+    text = "there seems to be a secret among its args, which everybody on this machine can read while it runs"
+    return [Diagnosis(TOLD_SECRET, entry.settings.name, text, f"in {entry.place}, {TOLD_SECRET.mend}")]
 
 
 def _of_note(server: str, note: str) -> Diagnosis:

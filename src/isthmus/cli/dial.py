@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from urllib.parse import urlsplit
 
-from isthmus.app.dial import Dialler, Plan
+from isthmus.app.dial import Plan, open_dialler
 from isthmus.app.dial_address import BadAddress, BadToken, HubAddress, read_address
 from isthmus.app.dial_line import HubRefused
 from isthmus.app.dial_talk import Offer
@@ -19,8 +19,9 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import say
 from isthmus.cli.running import run_service
 from isthmus.cli.sources import configuration_of
-from isthmus.config.findings import Finding
-from isthmus.config.settings import Configuration, HubSettings
+from isthmus.cli.sources import refused as unusable
+from isthmus.config.findings import ConfigError, Finding
+from isthmus.config.settings import Configuration, unfiled_settings
 from isthmus.config.variables import ENV_NAME, seen_from
 from isthmus.model.names import ServerName, parse_server_name
 from isthmus.telemetry.logs import configure
@@ -72,11 +73,13 @@ def dial_hub(wanted: Wanted) -> Exit:
         run_service(_run(plan, environment, is_watched=is_watched))
     except HubRefused as refused:
         raise _refused(plan.address, refused) from refused
+    except ConfigError as error:
+        raise unusable(error) from error
     return Exit.WELL
 
 
 async def _run(plan: Plan, environment: Mapping[str, str], *, is_watched: bool) -> None:
-    dialler = Dialler(plan, environment)
+    dialler = await open_dialler(plan, environment)
     if not is_watched:
         await dialler.run()
         return
@@ -184,7 +187,7 @@ def _configuration(
         server = ServerSettings(as_name(name), reach)
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, str(error)) from None
-    return Configuration(None, HubSettings(), (server,))
+    return Configuration(None, unfiled_settings(), (server,))
 
 
 def _sources(wanted: Wanted, command: tuple[str, ...]) -> tuple[tuple[str, object], ...]:

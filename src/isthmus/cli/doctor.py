@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,18 @@ from typing import Any
 import msgspec
 
 from isthmus.cli.check import access_of, finding_as_json
-from isthmus.cli.diagnosis import CODES, Diagnosis, Entry, Patient, of_folder, of_names, of_schemas, of_server, of_uris
+from isthmus.cli.diagnosis import (
+    CODES,
+    Diagnosis,
+    Entry,
+    Patient,
+    of_arguments,
+    of_names,
+    of_open_path,
+    of_schemas,
+    of_server,
+    of_uris,
+)
 from isthmus.cli.documents import ServerTold, read_listing, read_servers
 from isthmus.cli.exits import Exit
 from isthmus.cli.output import aligned, first_line, show_table, write, write_json
@@ -30,6 +40,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import Standing
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
+from isthmus.upstream.programs import open_paths, program_of
 from isthmus.upstream.settings import StdioSettings
 from isthmus.wire.mcp.lists import RESOURCES, TOOLS
 
@@ -121,7 +132,9 @@ def _access(configuration: Configuration) -> tuple[str, str]:
         return "refused", f"isthmus serve would refuse to start: {error}"
     if mode == "keys":
         return mode, "everybody has to show a key"
-    return mode, "open: every program on this machine may call everything; isthmus token create makes a key"
+    published = configuration.hub.public_url if configuration.hub.is_published else None
+    who = "every program on this machine" if published is None else f"everybody who can reach {published}"
+    return mode, f"open: {who} may call everything; isthmus token create makes a key"
 
 
 # -- a hub that runs already ---------------------------------------------------------------------------------
@@ -169,32 +182,21 @@ async def _diagnose(
     tools = read_listing(await hub.list(TOOLS), TOOLS).offers
     resources = read_listing(await hub.list(RESOURCES), RESOURCES).offers
     alone = [found for patient in patients for found in of_server(patient, entries.get(patient.server))]
-    return [*alone, *_open_folders(entries), *of_names(tools), *of_uris(resources), *of_schemas(tools, limits)]
+    told = [found for entry in entries.values() for found in of_arguments(entry)]
+    return [*alone, *_opened(entries), *told, *of_names(tools), *of_uris(resources), *of_schemas(tools, limits)]
 
 
 def _entries(configuration: Configuration) -> dict[str, Entry]:
     return {server.name: Entry(server, _place(server.name, configuration)) for server in configuration.servers}
 
 
-def _open_folders(entries: Mapping[str, Entry]) -> list[Diagnosis]:
-    return [of_folder(entry, folder) for entry in entries.values() for folder in _folders(entry) if _is_open(folder)]
+def _opened(entries: Mapping[str, Entry]) -> list[Diagnosis]:
+    return [of_open_path(entry, path) for entry in entries.values() for path in _open_paths(entry)]
 
 
-def _folders(entry: Entry) -> list[Path]:
-    """Where a server's process starts, and where its program is, as far as the entry says."""
+def _open_paths(entry: Entry) -> list[Path]:
     reach = entry.settings.reach
-    if not isinstance(reach, StdioSettings):
-        return []
-    program = Path(reach.command)
-    beside = [program.parent] if program.is_absolute() else []
-    return list(dict.fromkeys([*([] if reach.cwd is None else [Path(reach.cwd)]), *beside]))
-
-
-def _is_open(folder: Path) -> bool:
-    try:
-        return bool(folder.stat().st_mode & stat.S_IWOTH)
-    except OSError:
-        return False  # that it is not there is told otherwise
+    return open_paths(reach, program_of(reach, os.environ)) if isinstance(reach, StdioSettings) else []
 
 
 def _place(name: ServerName, configuration: Configuration) -> str:

@@ -55,6 +55,7 @@ class Wanted:
     deny: tuple[str, ...] = ()
     tenant: str | None = None
     targets: bool = False
+    operator: bool = False
     expires: str | None = None
     is_json: bool = False
 
@@ -72,6 +73,7 @@ class Known:
     allow: tuple[str, ...]
     deny: tuple[str, ...]
     targets: bool
+    operator: bool
     source: str
     """`state` for keys that were made here, `file` for those of the configuration."""
 
@@ -92,7 +94,8 @@ def create_key(file: Path | None, wanted: Wanted) -> Exit:
     tenant = DEFAULT_TENANT if wanted.tenant is None else wanted.tenant
     grants = Grants(wanted.allow, wanted.deny)
     try:
-        key, made = mint(wanted.name, grants, tenant, targets=wanted.targets, now=now, expires_at=ends)
+        may = {"targets": wanted.targets, "operator": wanted.operator}
+        key, made = mint(wanted.name, grants, tenant, **may, now=now, expires_at=ends)
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, f"the {error}", "Choose another name.") from None
 
@@ -193,7 +196,7 @@ def _check(wanted: Wanted, configuration: Configuration) -> None:
     if "/" in wanted.name:
         said = f"the name must be one that no caller of an issuer can have, without a slash, not {wanted.name!r}"
         raise CommandFailed(Exit.USAGE, said, "Choose another name.")
-    if not (wanted.allow or wanted.targets):
+    if not (wanted.allow or wanted.targets or wanted.operator):
         advice = "Write --allow '*' for everything, or --allow files.read, --allow 'files.*' for a part."
         raise CommandFailed(Exit.USAGE, "--allow must say what it may call, not be left out", advice)
     for option, patterns in (("--allow", wanted.allow), ("--deny", wanted.deny)):
@@ -284,6 +287,7 @@ def _known(configuration: Configuration) -> Iterator[Known]:
             grants.allow,
             grants.deny,
             caller.may_name_targets,
+            caller.is_operator,
             "file",
         )
     file = KeyFile(Path(configuration.hub.state))
@@ -305,6 +309,7 @@ def _of_state(key: MintedKey, now: float) -> Known:
         key.allow,
         key.deny,
         key.targets,
+        key.operator,
         "state",
     )
 
@@ -316,7 +321,8 @@ def _row(known: Known) -> tuple[str, ...]:
 def _may(known: Known) -> str:
     denied = f" but not {' '.join(known.deny)}" if known.deny else ""
     targets = " (and name targets)" if known.targets else ""
-    return (" ".join(known.allow) or "nothing") + denied + targets
+    operator = " (an operator)" if known.operator else ""
+    return (" ".join(known.allow) or "nothing") + denied + targets + operator
 
 
 def _shown(moment: float | None) -> str | None:

@@ -65,10 +65,8 @@ def log_out_of(file: Path | None, server: str, caller: str | None) -> Exit:
     Raises:
         CommandFailed: there is none.
     """
-    subject = _subject(caller)
-    slot = Slot(server) if subject is None else Slot(server, *subject)
     try:
-        is_gone = _vault(configuration_of(file)).remove(slot)
+        is_gone = _vault(configuration_of(file)).remove(Slot.of(server, _subject(caller)))
     except OSError as error:
         raise CommandFailed(Exit.CONFIGURATION, f"the login cannot be removed: {error.strerror}") from error
     if not is_gone:

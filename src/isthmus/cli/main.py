@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from isthmus import __version__
+from isthmus.cli import lean
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import say
 
@@ -33,6 +34,7 @@ WAIT_SECONDS = 20.0
 
 def program() -> int:
     """Run `main` as the whole of this process."""
+    lean.install()
     code = main()
     if code == Exit.WELL:
         # It has ended in good order; who asks for that once more must not make it look otherwise, and the interpreter's
@@ -442,6 +444,7 @@ def token() -> None:
 @click.option("--deny", multiple=True, metavar="PATTERN", help="What it may not call, whatever is allowed.")
 @click.option("--tenant", metavar="T", help="To whom it belongs.  [default: default]")
 @click.option("--targets", is_flag=True, help="It may name servers by their addresses, as [targets] allows.")
+@click.option("--operator", is_flag=True, help="It is shown how every server stands, over REST.")
 @click.option("--expires", metavar="TIME", help="After how long it ends, such as 12h or 90d.  [default: never]")
 @_with_config
 @_with_json

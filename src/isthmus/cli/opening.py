@@ -15,21 +15,27 @@ from isthmus.wire.mcp.lists import TOOLS, ListShape
 
 @asynccontextmanager
 async def opened(
-    source: Running | Own, *, wait: float, name: str | None = None, shape: ListShape = TOOLS
+    source: Running | Own, *, wait: float, name: str | None = None, shape: ListShape = TOOLS, is_to_call: bool = False
 ) -> AsyncIterator[Reached]:
     """A running hub, or one with every server or those that `name`, of this list, could belong to; closed at the end.
+
+    What `is_to_call` is in an audit log: the running hub's, or this one's.
 
     Raises:
         CommandFailed: the configuration cannot be used.
     """
-    hub = RemoteHub(source) if isinstance(source, Running) else await _start(source, wait, name, shape)
+    hub = (
+        RemoteHub(source)
+        if isinstance(source, Running)
+        else await _start(source, wait, name, shape, is_to_call=is_to_call)
+    )
     try:
         yield hub
     finally:
         await hub.aclose()
 
 
-async def _start(source: Own, wait: float, name: str | None, shape: ListShape) -> OwnHub:
+async def _start(source: Own, wait: float, name: str | None, shape: ListShape, *, is_to_call: bool) -> OwnHub:
     configuration = configuration_of(source.file)
     only = None if name is None else servers_for(name, configuration, shape)
-    return await start_own(configuration, os.environ, within=wait, only=only)
+    return await start_own(configuration, os.environ, within=wait, only=only, is_to_call=is_to_call)

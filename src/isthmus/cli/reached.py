@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from isthmus.app.audit import AuditLog, open_audit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.cli.faults import Told, told_of
@@ -29,11 +30,15 @@ from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
+from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.settings import ServerSettings
 from isthmus.wire.mcp.lists import ListShape
 
 HUB = ServerName("hub")
 """What a running hub is called where this process has it as a server; nobody sees it but in messages."""
+
+COMMAND = "command"
+"""What the audit log calls this hub, and this way in."""
 
 NOTICE_SECONDS = 1.0
 """After this long a person wants to know what is being waited for."""
@@ -73,15 +78,17 @@ class Reached(Protocol):
 class OwnHub:
     """A hub of this process."""
 
-    def __init__(self, running: RunningHub, pins: DefinitionPins) -> None:
+    def __init__(self, running: RunningHub, pins: DefinitionPins, books: AuditLog | None = None) -> None:
         self.running = running
         self._pins = pins
+        self._books = books
         self.settled_at: dict[ServerName, float] = {}
         """When the first attempt of each server ended, on the loop's clock."""
 
     async def list(self, shape: ListShape) -> bytes:
         """See `Reached`; servers were waited for when the hub was started."""
-        return list_document(self.running.hub.snapshot.view(LOCAL.grants, EVERYTHING), shape)
+        view = self.running.hub.snapshot.view(LOCAL.grants, EVERYTHING)
+        return list_document(view, shape, is_operator=LOCAL.is_operator)
 
     async def servers(self) -> bytes:
         """See `Reached`."""
@@ -90,7 +97,7 @@ class OwnHub:
     async def perform(self, asked: Asked, watch: Callable[[Event], None]) -> Result | Told:
         """See `Reached`."""
         exchange = Watched(watch)
-        call = Call(LOCAL, EVERYTHING, asked.name, asked.arguments, wants_progress=True, kind=asked.kind)
+        call = Call(LOCAL, EVERYTHING, asked.name, asked.arguments, wants_progress=True, kind=asked.kind, face=COMMAND)
         inflight = self.running.hub.start(call, exchange)
         try:
             outcome = await exchange.outcome
@@ -104,6 +111,9 @@ class OwnHub:
         """See `Reached`."""
         await self.running.aclose()
         await self._pins.aclose()
+        if self._books is not None:
+            await self._books.stop()
+            await self._books.close()
 
 
 class Watched:
@@ -132,17 +142,25 @@ async def start_own(
     *,
     within: float,
     only: Iterable[ServerName] | None = None,
+    is_to_call: bool = False,
 ) -> OwnHub:
     """Start a hub without state and wait for its servers, or for `only` those that are needed.
 
+    One that `is_to_call` has an audit log; what merely looks needs none.
+
     Raises:
-        CommandFailed: changed tools are to be withheld, and it cannot be known which are.
+        CommandFailed: changed tools are to be withheld, and it cannot be known which are; or calls cannot be audited,
+            and have to be.
     """
+    journal = MemoryJournal()
     try:
         pins = DefinitionPins(configuration, is_lasting=False)
+        books = await open_audit(configuration, journal, COMMAND) if is_to_call else None
     except ConfigError as error:
         raise refused(error) from error
-    own = OwnHub(RunningHub(_for_a_command(configuration, within, only), environment, pins=pins), pins)
+    audit = None if books is None else books.audit
+    running = RunningHub(_for_a_command(configuration, within, only), environment, journal, pins=pins, audit=audit)
+    own = OwnHub(running, pins, books)
     own.running.hub.watch(lambda: _note_settled(own))
     try:
         await _settle(own.running)
@@ -192,5 +210,5 @@ REMOTE_LIMITS = Limits(call_seconds=600.0, tools_per_server=100_000)
 def running_as_server(source: Running) -> tuple[Configuration, Surface]:
     """Describe a hub whose only server is the running one, for faces that must outlast a lost connection."""
     server = ServerSettings(HUB, source.reach, timeout=REMOTE_LIMITS.call_seconds)
-    hub = HubSettings(limits=REMOTE_LIMITS)
+    hub = HubSettings(limits=REMOTE_LIMITS, audit="off")  # the running one keeps the log
     return Configuration(None, hub, (server,)), Surface("own", HUB)

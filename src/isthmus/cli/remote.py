@@ -35,7 +35,8 @@ REPLY_BYTES = 64 * 1024 * 1024
 """Room for the lists of many servers; what is longer is a defect."""
 
 OK = 200
-REFUSED = (401, 403)
+FORBIDDEN = 403
+REFUSED = (401, FORBIDDEN)
 EVENT_STREAM = "text/event-stream"
 
 LISTS = {
@@ -77,8 +78,11 @@ class RemoteHub:
             raise self._unreachable(reply.reason)
         if reply.status == OK:
             return None
-        told = None if reply.status in REFUSED else told_in(reply.body)
-        if told is None:
+        told = told_in(reply.body)
+        if told is not None and reply.status == FORBIDDEN:
+            make = "Make one with `isthmus token create NAME --operator` where the hub is."
+            raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self._source.reach.url}: {told.message}", make)
+        if told is None or reply.status in REFUSED:
             raise self._turned_away(reply)
         return told.message
 

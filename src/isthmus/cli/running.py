@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from isthmus.app.privacy import keep_private
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.transport.descendants import claim_process
 
 T = TypeVar("T")
 
@@ -49,6 +50,7 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 def run_service(work: Coroutine[Any, Any, T]) -> T:
     """Run what ends by itself when it is told to, and keep what it holds from other processes of the same user."""
     allow_descriptors()
+    claim_process()
     if not os.environ.get(DEBUGGABLE_VARIABLE):
         keep_private()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:

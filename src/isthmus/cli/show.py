@@ -134,6 +134,7 @@ def _of_caller(caller: Caller, keys: int, expires_at: float | None) -> Iterator[
     yield "allow", caller.grants.allow
     yield "deny", caller.grants.deny
     yield "targets", caller.may_name_targets
+    yield "operator", caller.is_operator
     yield "faces", {face: {"allow": list(held.allow), "deny": list(held.deny)} for face, held in caller.faces}
 
 
@@ -168,6 +169,7 @@ def _of_reach(server: ServerSettings) -> Iterator[Pair]:
             yield "cwd", reach.cwd
             limits = ((name, getattr(reach.limits, name)) for name in _names(reach.limits))
             yield "limits", {name.removesuffix("_bytes"): value for name, value in limits if value is not None}
+            yield "sha256", dict(reach.sha256)
         case HttpSettings():
             yield "url", server.redact(reach.url)
             yield "type", reach.carrier
@@ -221,7 +223,7 @@ def _of_rest(server: ServerSettings) -> Iterator[Pair]:
 def _of_credentials(credentials: ServerCredentials) -> Iterator[Pair]:
     if credentials.oauth is not None:
         yield "oauth", _of_oauth(credentials.oauth)
-    yield "callers", {f"{tenant}/{name}": _of_own(own) for (tenant, name), own in credentials.own.items()}
+    yield "callers", {f"{whose.tenant}/{whose.name}": _of_own(own) for whose, own in credentials.own.items()}
     if credentials.are_demanded:
         yield "credentials", "caller"
 

@@ -13,10 +13,11 @@ PATH = "/callback"
 HEAD_BYTES_MAX = 16 * 1024
 HEAD_SECONDS = 5.0
 
-_PAGE = b"<!doctype html><meta charset=utf-8><title>Isthmus</title><p>You may close this page and go back."
+_PAGE = b"You may close this page and go back.\n"
 _ANSWER = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/html; charset=utf-8\r\ncache-control: no-store\r\n"
-    b"referrer-policy: no-referrer\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_PAGE), _PAGE)
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; charset=utf-8\r\nx-content-type-options: nosniff\r\n"
+    b"cache-control: no-store\r\nreferrer-policy: no-referrer\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
+    % (len(_PAGE), _PAGE)
 )
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 

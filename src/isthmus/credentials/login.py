@@ -321,19 +321,30 @@ class Login:
         self._use(await endpoint.by_exchange(shown, self._settings.scope))
 
     async def _refresh(self) -> None:
-        self._seen = None
-        if self.look() and self._is_good():
-            return  # another process has done it
+        before = self._kept
+        async with self._logins.vault.turn(self.slot):
+            self._seen = None
+            self.look()
+            if self._kept == before or not self._is_good():
+                await self._refresh_in_turn()  # else another process has done it
+
+    async def _refresh_in_turn(self) -> None:
         kept, read_as = self._kept, self._read_as
         if kept is None or not kept.token.refresh:
             return
         server = ServerMetadata(issuer=kept.issuer, token_endpoint=kept.token_endpoint)
-        endpoint = Endpoint(self._fetcher(), server, kept.client, self._settings, kept.resource)
+        endpoint = Endpoint(self._fetcher(), server, self._client(kept.client), self._settings, kept.resource)
         token = await endpoint.by_refresh(kept.token)
         if self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
             self._take(kept)
         elif self.look():  # somebody has logged in or out meanwhile, and that is what holds
             self._logins.tell(self.slot)
+
+    def _client(self, kept: Client) -> Client:
+        """Who logged in; with its present secret, which the operator may have changed since then."""
+        if kept.id != self._settings.client_id:
+            return kept
+        return msgspec.structs.replace(kept, secret=self._settings.client_secret)
 
     def _is_put(self, before: bytes, kept: Kept) -> bool:
         """Write a renewed login down; False if it is not there any more that was renewed."""

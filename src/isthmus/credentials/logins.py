@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import structlog
 
@@ -27,8 +28,15 @@ log = structlog.get_logger(__name__)
 LOOK_SECONDS = 0.5
 """How often it is looked whether somebody has logged in, or out, by the command line."""
 
+PROVING = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"})
+"""Headers by which servers know who calls: beside a caller's own, those of everybody would make it somebody else."""
+
 LOGINS_MAX = 4_096
 """Logins that are remembered; callers with tokens of their own may be many."""
+
+
+_Place: TypeAlias = tuple[Slot, str]
+"""Whose login it is, and with which rights, where it was had by exchange for a token that has these."""
 
 
 class Logins:
@@ -49,7 +57,7 @@ class Logins:
         self.on_changed: Callable[[ServerName, Subject | None], None] = lambda _server, _subject: None
         """Hears of a server that is shown something else from now on, or nothing any more."""
         self._egress = egress
-        self._known: OrderedDict[Slot, tuple[object, Login]] = OrderedDict()
+        self._known: OrderedDict[_Place, tuple[object, Login]] = OrderedDict()
         self._is_watching = False
         self._has_exchanges = False
         """Whether there ever was a server for which callers' tokens are exchanged; else none of them is kept."""
@@ -68,19 +76,20 @@ class Logins:
         ca: str = "",
     ) -> Login:
         """The login to show this server, in everybody's name or in one caller's."""
-        slot = Slot(server) if subject is None else Slot(server, *subject)
-        self._has_exchanges |= _is_exchanged(credentials)
+        slot = Slot.of(server, subject)
+        self._has_exchanges |= credentials.are_exchanged
         terms = (url, dict(headers), credentials, ca)
-        known = self._known.get(slot)
+        place = (slot, subject.rights if subject is not None and credentials.are_exchanged else "")
+        known = self._known.get(place)
         if known is not None and known[0] == terms:
-            self._known.move_to_end(slot)
+            self._known.move_to_end(place)
             return known[1]
         login = self._make(slot, url, headers, credentials, subject)
         if known is not None:
             known[1].close()
             login.follow(known[1])
         login.ca = ca
-        self._known[slot] = (terms, login)
+        self._known[place] = (terms, login)
         self._make_room()
         if not login.is_fixed:
             self._watch()
@@ -91,11 +100,12 @@ class Logins:
     ) -> Login:
         if subject is None:
             return Login(self, slot, url, headers, credentials.oauth)
-        own = credentials.own.get(subject)
+        own = credentials.own.get(subject.at_large)
         if own is None:
             return Login(self, slot, url, headers, credentials.oauth, subject)
-        # What everybody has in common stays out of it, but for headers that prove nothing.
-        common = {name: value for name, value in headers.items() if name.lower() != "authorization"}
+        # What everybody has in common stays out of it, but for headers that prove nothing and are not given anew.
+        left_out = PROVING | {name.lower() for name in own.headers}
+        common = {name: value for name, value in headers.items() if name.lower() not in left_out}
         oauth = own.oauth
         if oauth is not None and oauth.is_for_each:
             return Login(self, slot, url, {**common, **own.headers}, oauth, subject)
@@ -109,12 +119,13 @@ class Logins:
     def proved(self, caller: Caller, credential: bytes, until: float) -> None:
         """A caller has shown a token of an issuer, which was verified: it may be exchanged, and goes nowhere else."""
         if self._has_exchanges:
-            self.subjects.note(Subject(caller.tenant, caller.name), credential.decode("ascii", "replace"), until)
+            subject = Subject(caller.tenant, caller.name, caller.rights)
+            self.subjects.note(subject, credential.decode("ascii", "replace"), until)
 
     def forget(self, server: ServerName) -> None:
         """A server is not there any more."""
-        for slot in [slot for slot in self._known if slot.server == server]:
-            self._known.pop(slot)[1].close()
+        for place in [place for place in self._known if place[0].server == server]:
+            self._known.pop(place)[1].close()
 
     def fetcher(self, url: str, settings: OAuthSettings, ca: str) -> Fetcher:
         """Fetches for a login at this server: there, where the operator says, and wherever is public."""
@@ -140,11 +151,6 @@ class Logins:
                     if login.look():
                         log.info("login changed", server=login.slot.server)
                         self.tell(login.slot)
-
-
-def _is_exchanged(credentials: ServerCredentials) -> bool:
-    own = (each.oauth for each in credentials.own.values())
-    return any(oauth is not None and oauth.is_for_each for oauth in (credentials.oauth, *own))
 
 
 def fetcher_for(egress: Egress, crew: Crew, url: str, settings: OAuthSettings, ca: str = "") -> Fetcher:

@@ -16,7 +16,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -27,12 +27,16 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from isthmus.credentials.turns import turn
+from isthmus.model.credentials import Subject
+
 if sys.platform != "win32":
     import fcntl
 
 FOLDER = "credentials"
 KEY_FILE = "key"
 LOCK_SECONDS = 1.0
+TURN_ENDING = ".turn"
 ENDING = ".sealed"
 VERSION = 1
 KEY_BYTES = 32
@@ -68,6 +72,11 @@ class Slot(NamedTuple):
     server: str
     tenant: str = ""
     caller: str = ""
+
+    @classmethod
+    def of(cls, server: str, subject: Subject | None) -> Slot:
+        """That of a caller, with whichever token it came, or of everybody."""
+        return cls(server) if subject is None else cls(server, subject.tenant, subject.name)
 
     @property
     def id(self) -> str:
@@ -121,8 +130,7 @@ class Vault:
         row = self._row(self._file(slot))
         if row is None:
             return None
-        if row.slot != slot:
-            raise VaultDamaged(f"{self._file(slot)} is of another login; delete it and log in again")
+        self._check_place(self._file(slot), row)
         try:
             return self._opened(row)
         except VaultDamaged:
@@ -156,11 +164,18 @@ class Vault:
             os.unlink(self._file(slot))
         return True
 
+    def turn(self, slot: Slot) -> AbstractAsyncContextManager[None]:
+        """Renew a login while no other process does."""
+        with suppress(OSError):
+            self._make_folder()
+        return turn(self._folder / f"{slot.id}{TURN_ENDING}")
+
     def slots(self) -> Iterator[Slot]:
         """Every slot that is not empty, as far as it can be read."""
         for file in sorted(self._files()):
             with suppress(VaultDamaged, OSError):
                 if (row := self._row(file)) is not None:
+                    self._check_place(file, row)
                     yield row.slot
 
     def rotate(self) -> int:
@@ -180,9 +195,12 @@ class Vault:
         for file in self._files():
             row = self._row(file)
             if row is not None:
+                self._check_place(file, row)
                 self._write(row.slot, self._opened(row))
                 count += 1
-        if not self._settings.key:
+        if self._settings.key:
+            self._drop_keys()
+        else:
             self._keep_only([self._current])
         return count
 
@@ -227,8 +245,13 @@ class Vault:
             return None
         try:
             return msgspec.json.decode(content, type=_Row)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise VaultDamaged(f"{file} is damaged; delete it and log in again") from None
+
+    def _check_place(self, file: Path, row: _Row) -> None:
+        """Raise `VaultDamaged` for a file under another's name: an older copy must not come in for what is there."""
+        if file != self._file(row.slot):
+            raise VaultDamaged(f"{file} is of another login; delete it and log in again")
 
     def _write(self, slot: Slot, content: bytes) -> None:
         nonce = os.urandom(NONCE_BYTES)
@@ -276,7 +299,7 @@ class Vault:
             keys = [(id, base64.b64decode(text, validate=True)) for id, text in rows]
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, UnicodeDecodeError, binascii.Error):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             keys = []
         if not keys or any(len(key) != KEY_BYTES for _, key in keys):
             raise VaultDamaged(f"{file} holds no keys; delete the folder {self._folder} and log in again")
@@ -288,6 +311,12 @@ class Vault:
 
     def _keep_only(self, ids: Sequence[str]) -> None:
         self._replace_keys([(id, key) for id, key in self._read_keys() or [] if id in ids])
+
+    def _drop_keys(self) -> None:
+        """Nothing is sealed under a key of the folder any more; whoever has an older copy of it is not to find one."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._folder / KEY_FILE)
+        _sync_folder(self._folder)
 
     def _replace_keys(self, keys: Sequence[tuple[str, bytes]]) -> None:
         _put_in_place(self._folder / KEY_FILE, _written(keys))
@@ -366,3 +395,16 @@ def _put_in_place(file: Path, content: bytes, *, may_replace: bool = True) -> No
     finally:
         with suppress(FileNotFoundError):
             os.unlink(draft)
+    _sync_folder(file.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in a folder survive: else a login could be there after a power cut, and its key not."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some file systems cannot; what is in the files is written through already
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -135,6 +135,16 @@ def test_a_hub_that_is_open_to_a_network_was_told_to_be_and_says_so(opened: Conf
     assert admitted(gate) is ANYONE
 
 
+def test_an_open_hub_that_is_published_takes_nobody_for_the_person_at_this_machine(opened: Configuration) -> None:
+    """Behind a proxy everybody comes from here."""
+    published = replace(opened, hub=replace(opened.hub, public_url="https://hub.example"))
+    (said,) = told(published)
+    assert said.startswith("INSECURE: everybody who can reach this address may call everything")
+    assert admitted(Access(published).open()) is ANYONE
+    here = replace(opened, hub=replace(opened.hub, public_url="http://localhost:8765"))
+    assert told(here)[0].startswith("open: every program on this machine")
+
+
 def test_who_asks_for_an_open_hub_with_callers_is_told_that_it_is_not(closed: Configuration) -> None:
     (said,) = told(closed, is_insecure=True)
     assert said.startswith("--insecure has no effect")

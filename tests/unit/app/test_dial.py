@@ -10,18 +10,21 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from isthmus.app import dial, dial_line
-from isthmus.app.dial import Dialler, Plan
+from isthmus.app.dial import Dialler, Plan, open_dialler
 from isthmus.app.dial_address import read_address
 from isthmus.app.dial_line import HubRefused, Lost, Pauses, verdict_on
 from isthmus.app.dial_talk import ASKED_BYTES_MAX, Offer
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.names import ServerName
+from isthmus.storage import log_sqlite
+from isthmus.storage.seats import file_of
 from isthmus.upstream.settings import ServerSettings, StdioSettings
 from tests.conftest import children
 from tests.hubs import META
@@ -298,6 +301,22 @@ async def test_a_child_that_dies_is_started_again_and_calls_wait_for_it() -> Non
         assert (error["code"], error["data"]["executed"]) == (-32012, "unknown")
         assert int(await guest.call("pid", channel=number)) != pid
         assert len(hub.present) == 1, "the hub's connection was not touched"
+
+
+async def test_what_the_hub_calls_here_is_in_the_audit_log_here(tmp_path: Path) -> None:
+    async with standing_in(shares=True) as hub:
+        plan = plan_for(hub, "one")
+        settings = HubSettings(state=str(tmp_path))
+        dialler = await open_dialler(replace(plan, configuration=replace(plan.configuration, hub=settings)), os.environ)
+        running = asyncio.ensure_future(dialler.run())
+        guest = await hub.arrives()
+        await guest.call("pid", channel=(await channels(guest, 1))["one-id"])
+        dialler.stop()
+        await asyncio.wait_for(running, PATIENCE)
+    async with log_sqlite.reading(file_of(tmp_path, 1)) as log:
+        told = [json.loads(row.content) async for row in log.rows()]
+    assert [each["event"] for each in told] == ["hub.started", "call", "hub.stopped"]
+    assert (told[1]["face"], told[1]["caller"], told[1]["name"], told[1]["executed"]) == ("dial", "hub", "pid", "yes")
 
 
 async def test_one_that_cannot_start_is_not_offered_and_keeps_nobody_back() -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.pushes import Pushes
+from isthmus.app.identity import FILE_MARKS, TRUST_SECONDS
+from isthmus.app.pushes import Owners, Pushes
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.ports.journal import Document
 from isthmus.core.tasks.pushes import DELIVERY
+from isthmus.core.tasks.record import Owner
 from isthmus.model.callers import Caller, Grants
 from isthmus.upstream.targets.settings import TargetSettings
 from isthmus.wire.a2a.operations import PushTarget
+from tests.unit.app.test_identity import GUEST, KEY, OTHER_KEY, Guests, World, keyed
 
 URL = "http://127.0.0.1:9/hook"
 SOME = Caller("some", "default", Grants(("*",)))
@@ -23,8 +27,8 @@ PLANNER = Caller("planner", "default", Grants(("*",)), may_name_targets=True)
 
 
 @pytest.fixture
-async def running() -> AsyncIterator[RunningHub]:
-    made = RunningHub(Configuration(None, HubSettings()), {})
+async def running(tmp_path: Path) -> AsyncIterator[RunningHub]:
+    made = RunningHub(Configuration(None, HubSettings(state=str(tmp_path))), {})
     yield made
     await made.aclose()
 
@@ -56,3 +60,65 @@ async def test_what_was_due_is_looked_at_when_it_starts(running: RunningHub) -> 
     assert found.state == "dropped"
     pushes.close()
     await pushes.aclose()
+
+
+# -- who is gone -------------------------------------------------------------------------------------------------------
+
+READER, PLANNING = Owner("default", "reader"), Owner("default", "planner")
+
+
+def test_a_key_that_is_good_no_more_takes_what_it_asked_for_with_it(tmp_path: Path) -> None:
+    world = World(tmp_path, **keyed(KEY, OTHER_KEY))
+    _, first = world.mint()
+    owners = Owners(world.start())
+    mine = world.who(KEY)
+    assert isinstance(mine, Caller)
+    assert owners.judge(READER, first.id) == owners.judge(PLANNING, mine.key) == "known"
+    assert owners.judge(Owner("acme", "reader"), first.id) == owners.judge(Owner("default", "other"), "") == "gone"
+    _, second = world.mint()
+    world.revoke(first.id)
+    world.look()
+    assert owners.judge(READER, first.id) == "gone", "though its caller has another"
+    assert owners.judge(READER, second.id) == "known"
+    assert owners.judge(READER, "") == "known", "an earlier hub did not note by which"
+    world.revoke(second.id)
+    fewer = dataclasses.replace(world.configuration, callers=world.configuration.callers[1:])
+    world.known.prepare(fewer)()
+    world.look()
+    assert owners.judge(READER, second.id) == owners.judge(READER, "") == "gone"
+    assert owners.judge(PLANNING, mine.key) == "gone"
+    assert mine.key.startswith(FILE_MARKS)
+    assert owners.judge(PLANNING, "file:00000000-0123456789abcdef") == "known", "which key that was, nobody can say"
+
+
+def test_who_may_yet_be_proved_is_waited_for(tmp_path: Path) -> None:
+    world = World(tmp_path, **keyed(KEY))
+    known = world.start()
+    owners, guests, owner = Owners(known), Guests(), Owner(GUEST.tenant, GUEST.name)
+    known.verifiers.append(guests)
+    assert owners.judge(owner, GUEST.key) == "gone"
+    known.knows_more = True
+    assert owners.judge(owner, GUEST.key) == "away"
+    assert world.who("guest-token") == GUEST
+    assert owners.judge(owner, GUEST.key) == "known"
+    guests.is_gone = True
+    assert owners.judge(owner, GUEST.key) == "away"
+
+
+def test_while_the_list_of_keys_cannot_be_read_nobody_is_gone_for_good(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    _, made = world.mint()
+    owners = Owners(world.start())
+    world.file.path.write_bytes(b"damaged")
+    world.clock.now += TRUST_SECONDS + 1
+    world.look()
+    assert owners.judge(READER, made.id) == "away"
+
+
+def test_the_person_at_an_open_hub_is_known_until_it_wants_keys(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    owners, local = Owners(world.start()), Owner(LOCAL.tenant, LOCAL.name)
+    assert owners.judge(local, LOCAL.key) == "known"
+    world.mint()
+    world.look()
+    assert owners.judge(local, LOCAL.key) == "gone"

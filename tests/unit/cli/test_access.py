@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.cli import main as main_module
 from isthmus.cli.access import Asked, callers_of, places_of, show_access
-from isthmus.cli.access_diff import show_difference
+from isthmus.cli.access_diff import OPERATOR, TARGETS, show_difference
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.main import main
 from isthmus.cli.sources import Own, Running, configuration_of
@@ -95,6 +95,20 @@ async def test_what_can_be_reached_is_told_with_the_pattern_and_where_it_is_writ
         "On some faces it is held to less: see --face rest.",
     ]
     assert max(map(len, out.splitlines())) <= 80
+
+
+async def test_a_denial_that_fits_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be mistyped, and what was meant is then not denied."""
+    caller = {"key": key_of("one"), "tenant": "acme", "allow": ["*"], "deny": ["alpha.dorp", "alpha.look", "other.x"]}
+    out = await told(
+        config(tmp_path, {"alpha": ALPHA}, callers={"one": caller}, tenants={"acme": {"deny": ["alpha.alpha:shot"]}}),
+        "one",
+        capsys,
+    )
+    assert [line for line in out.splitlines() if line.endswith("has nothing of that name.")] == [
+        "alpha.dorp in callers.one.deny: alpha has nothing of that name.",
+        "alpha.alpha:shot in tenants.acme.deny: alpha has nothing of that name.",
+    ]
 
 
 async def test_on_a_face_both_that_allow_it_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,6 +243,38 @@ async def test_what_appears_vanishes_and_changes_is_told_for_each_caller(
     assert "  - alpha:open/{n} (template)" in parts["planner (tenant acme)"]
     assert parts["planner (tenant acme, on rest)"] == ["  - alpha.look"]
     assert parts["root (tenant default)"][0] == "  - alpha.drop"
+
+
+async def test_what_a_face_takes_or_gives_back_is_told_for_that_face(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only one of the two configurations holds the caller to less there; the other is what it is compared with."""
+    free = {"one": {"key": key_of("one"), "allow": ["alpha.look", "alpha.drop"]}}
+    held = {"one": {**free["one"], "faces": {"rest": {"deny": ["alpha.drop"]}}}}
+    old = config(tmp_path / "old", {"alpha": ALPHA}, callers=free)
+    new = config(tmp_path / "new", {"alpha": ALPHA}, callers=held)
+    assert await differences(old, new, capsys) == (
+        Exit.CALL_FAILED,
+        "one (tenant default, on rest)\n  - alpha.drop\n",
+    )
+    assert await differences(new, old, capsys) == (
+        Exit.CALL_FAILED,
+        "one (tenant default, on rest)\n  + alpha.drop\n",
+    )
+
+
+@pytest.mark.parametrize(("key", "right"), [("targets", TARGETS), ("operator", OPERATOR)])
+async def test_a_right_that_is_no_tool_is_told_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, right: str
+) -> None:
+    caller = {"key": key_of("one"), "allow": ["builtin.echo"]}
+    old = config(tmp_path / "old", {}, callers={"one": caller})
+    new = config(tmp_path / "new", {}, callers={"one": {**caller, key: True}})
+    code, out = await differences(old, new, capsys)
+    assert code == Exit.CALL_FAILED
+    assert out.splitlines()[1:] == [f"  + {right}"]
+    (told_of,) = json.loads((await differences(new, old, capsys, is_json=True))[1])
+    assert (told_of[key], told_of["appear"], told_of["vanish"]) == ("vanish", [], [])
 
 
 async def test_limits_labels_and_definitions_that_change_are_named(

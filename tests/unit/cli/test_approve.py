@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,33 @@ def test_a_damaged_file_is_named(config: Path, first: int) -> None:
     file.write_bytes(pages)
     with pytest.raises(CommandFailed, match=FILE):
         approve(config, [], is_sure=False, is_json=False)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE pins SET definition = CAST(definition AS TEXT), fingerprint = 'x'",
+        "UPDATE waiting SET definition = CAST(definition AS TEXT)",
+        "UPDATE waiting SET definition = x'ff'",
+        "UPDATE waiting SET at = 1e300",
+        "UPDATE waiting SET at = 'x'",
+        "UPDATE changes SET before = 'x', after = x'ff', at = 'x'",
+        "ALTER TABLE waiting ADD COLUMN more",
+    ],
+)
+def test_a_file_that_somebody_has_been_at_is_shown_as_it_is(
+    config: Path, statement: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Definitions(config.parent / "state")) as definitions:
+        definitions.keep([(seen("list", "Lists."), False), (seen("list", "Lists all."), False)])
+    with closing(sqlite3.connect(config.parent / "state" / FILE, isolation_level=None)) as file:
+        file.execute(statement)
+    for is_json in (False, True):
+        assert approve(config, [], is_sure=False, is_json=is_json) is Exit.WELL
+        assert show_changes(config, is_json=is_json) is Exit.WELL
+    capsys.readouterr()
+    assert approve(config, ["files.read"], is_sure=True, is_json=False) is Exit.WELL
+    assert "files.read" in capsys.readouterr().out
 
 
 def test_a_change_is_of_the_time_at_which_it_was_approved(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

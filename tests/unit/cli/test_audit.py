@@ -17,6 +17,8 @@ from isthmus.cli.audit import show_tail
 from isthmus.cli.main import main
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit.chain import START, Point, follow
+from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.seats import file_of
 from isthmus.storage.sqlite import FILE
 from tests.unit.core.doubles import DONE, SERVER, call
 
@@ -134,3 +136,89 @@ async def test_the_end_can_be_followed(
             seen += capsys.readouterr().out.splitlines()
     following.cancel()
     assert [json.loads(line)["number"] for line in seen][-4:] == [5, 6, 7, 8]
+
+
+# -- several logs ----------------------------------------------------------------------------------------------------
+
+
+async def write_beside(state: Path, *, ends_well: bool = True) -> None:
+    """Two logs on seats, each with an event and a call that began."""
+    configuration = Configuration(None, HubSettings(state=str(state)))
+    journals = MemoryJournal(), MemoryJournal()
+    logs = [await open_audit(configuration, journal, "stdio") for journal in journals]
+    for log, journal in zip(logs, journals, strict=True):
+        assert log is not None
+        log.audit.note("beside")
+        log.audit.add((time.time(), call(), SERVER, None, 0.0, False, "begun"))
+        if ends_well:
+            await close_audit(log, journal)
+        else:
+            await log.audit.aclose()
+            await log.close()
+
+
+@pytest.fixture
+def state(config: Path) -> Path:
+    """A log with two others beside it."""
+    asyncio.run(write_beside(config.parent / "state"))
+    return config.parent / "state"
+
+
+def test_all_logs_are_looked_through_and_open_calls_counted(
+    config: Path, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config, "verify") == 0
+    said = capsys.readouterr().out
+    assert "The audit log is whole: 4 records, 1 to 4." in said
+    assert "The audit log on seat 2 is whole: 4 records, 1 to 4." in said
+    assert said.count("1 calls have begun in it and not ended") == 2
+    asyncio.run(write_beside(state, ends_well=False))
+    asyncio.run(write_beside(state))
+    assert run(config, "verify", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(seat["seat"], seat["open"], seat["lost"]) for seat in told["seats"]] == [(1, 1, 1), (2, 1, 1)]
+    assert (told["good"], told["records"], told["open"]) == (True, 4, 0)
+    assert run(config, "verify") == 0
+    assert capsys.readouterr().out.count("1 calls in it were lost") == 2
+
+
+@pytest.mark.parametrize("how", ["gone", "another's"])
+def test_a_log_on_a_seat_that_is_gone_or_another_is_said_so(
+    config: Path, state: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    file_of(state, 2).unlink()
+    if how == "gone":
+        file_of(state, 2).parent.joinpath("journal.lock").unlink()
+        file_of(state, 2).parent.rmdir()
+    else:
+        file_of(state, 2).write_bytes(file_of(state, 1).read_bytes())
+        (state / "audit" / "checkpoint-2").write_bytes((state / "audit" / "checkpoint-1").read_bytes())
+    assert run(config, "verify") == 1
+    why = "seat 2, record 1: it is missing" if how == "gone" else "seat 2, the checkpoint was not signed"
+    assert why in capsys.readouterr().err
+    assert run(config, "verify", "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["good"], told["bad"], [seat["good"] for seat in told["seats"]]) == (False, None, [True, False])
+
+
+def test_what_happened_is_all_of_them_together(config: Path, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(config, "tail", "-n", "3") == 0
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["2/2", "2/3", "2/4"]
+    assert run(config, "export") == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["record"]["at"] for each in told] == sorted(each["record"]["at"] for each in told)
+    assert [each["number"] for each in told if each.get("seat") == 1] == [1, 2, 3, 4]
+    assert len([each for each in told if "seat" not in each]) == 4
+    assert run(config, "export", "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["seat"] for row in rows} == {"", "1", "2"}
+
+
+def test_logs_on_seats_need_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(write_beside(tmp_path / "state"))
+    file = tmp_path / "isthmus.toml"
+    file.write_text(f"[hub]\nstate = {json.dumps(str(tmp_path / 'state'))}")
+    assert run(file, "verify") == 0
+    assert "The audit log is whole" not in capsys.readouterr().out
+    assert run(file, "tail") == 0

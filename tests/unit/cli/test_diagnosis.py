@@ -11,7 +11,17 @@ import msgspec
 import pytest
 
 from isthmus.cli import diagnosis as module
-from isthmus.cli.diagnosis import CODES, SLOW_SECONDS, Entry, Patient, of_names, of_schemas, of_server, of_uris
+from isthmus.cli.diagnosis import (
+    CODES,
+    SLOW_SECONDS,
+    Entry,
+    Patient,
+    of_arguments,
+    of_names,
+    of_schemas,
+    of_server,
+    of_uris,
+)
 from isthmus.cli.documents import Offer
 from isthmus.config import codes
 from isthmus.core.settings import Limits
@@ -146,6 +156,24 @@ def test_a_disabled_server_and_notes_are_told() -> None:
 
 
 # -- what servers offer, seen together -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "is_told"),
+    [
+        (("--token", "s3cret-0123"), True),
+        (("--api-key=s3cret-0123",), True),
+        (("postgresql://me:s3cret-0123@db/x",), True),
+        (("-y", "server", "--root", "/home/me"), False),
+    ],
+)
+def test_a_secret_that_everybody_can_read_in_the_list_of_processes_is_told(
+    args: tuple[str, ...], *, is_told: bool
+) -> None:
+    found = of_arguments(entry(StdioSettings("server", args)))
+    assert [each.code.number for each in found] == (["ISD-203"] if is_told else [])
+    assert "s3cret" not in repr(found)
+    assert of_arguments(entry(RPC)) == []
 
 
 def test_names_that_language_models_would_mistake_for_each_other_are_told() -> None:

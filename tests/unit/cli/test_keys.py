@@ -72,11 +72,12 @@ def test_a_key_is_printed_once_and_only_its_digest_kept(folder: Path, capsys: py
 
 
 def test_programs_get_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    made = create(capsys, "planner", "--expires", "90d", "--targets")
+    made = create(capsys, "planner", "--expires", "90d", "--targets", "--operator")
     assert KEY.fullmatch(made.pop("key"))
     assert made == {
         "name": "planner", "id": made["id"], "tenant": "default", "state": "good", "made": "2030-03-17T17:46:40+00:00",
-        "expires": "2030-06-15T17:46:40+00:00", "allow": ["*"], "deny": [], "targets": True, "source": "state",
+        "expires": "2030-06-15T17:46:40+00:00", "allow": ["*"], "deny": [], "targets": True,
+        "operator": True, "source": "state",
     }  # fmt: skip
     assert listed(capsys) == [made]
 

@@ -66,24 +66,30 @@ async def test_a_caller_without_any_tool_is_told_so(tmp_path: Path, capsys: pyte
     assert (told.out, told.err) == ("", "There are no tools.\n")
 
 
-@pytest.mark.parametrize(
-    ("shape", "names"),
-    [
-        (PROMPTS, {f"shelf.{name}" for name in content.PROMPTS}),
-        (RESOURCES, set(content.LISTED)),
-        (TEMPLATES, {content.TEMPLATE_URI}),
-    ],
-)
-@pytest.mark.parametrize("is_remote", [False, True])
-async def test_every_list_is_shown_by_either_kind_of_hub(
-    shape: ListShape, names: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_remote: bool
+LISTS: list[tuple[ListShape, set[str]]] = [
+    (PROMPTS, {f"shelf.{name}" for name in content.PROMPTS}),
+    (RESOURCES, set(content.LISTED)),
+    (TEMPLATES, {content.TEMPLATE_URI}),
+]
+
+
+def check_shown(told: tuple[str, str], names: set[str]) -> None:
+    out, err = told
+    assert {line.split()[0] for line in out.splitlines()} == names
+    assert err == ""
+
+
+@pytest.mark.parametrize(("shape", "names"), LISTS)
+async def test_every_list_is_shown_by_a_hub_of_ones_own(
+    shape: ListShape, names: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    servers = {"shelf": stdio(command("full_sdk2"))}
-    if is_remote:
-        async with serving(tmp_path, servers, limits=PATIENT) as served:
+    own = Own(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
+    await list_features(own, shape, wait=20, is_json=False)
+    check_shown(capsys.readouterr(), names)
+
+
+async def test_every_list_is_shown_by_a_running_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(tmp_path, {"shelf": stdio(command("full_sdk2"))}, limits=PATIENT) as served:
+        for shape, names in LISTS:
             await list_features(Running(HttpSettings(served.url), has_key=False), shape, wait=20, is_json=False)
-    else:
-        await list_features(Own(write_config(tmp_path, servers)), shape, wait=20, is_json=False)
-    told = capsys.readouterr()
-    assert {line.split()[0] for line in told.out.splitlines()} == names
-    assert told.err == ""
+            check_shown(capsys.readouterr(), names)

@@ -262,6 +262,8 @@ async def test_nobody_else_is(words: tuple[str, str | None], said: str) -> None:
     [
         (409, b'{"detail": "it is back", "reason": "not_away", "executed": "no"}', Exit.CALL_FAILED, "it is back"),
         (403, b"{}", Exit.NOT_ALLOWED, "does not let us in"),
+        (401, b'{"detail": "No", "reason": "x", "executed": "no"}', Exit.NOT_ALLOWED, "does not let us in"),
+        (403, b'{"detail": "Ask an operator", "reason": "forbidden", "executed": "no"}', Exit.NOT_ALLOWED, "operator"),
         (500, b"", Exit.UNREACHABLE, "HTTP 500"),
     ],
 )

@@ -157,6 +157,21 @@ env = { DATABASE_URL = "postgres://me:hunter33@db/x", API_KEY = 9876543210, DB_P
 """
 
 
+def test_what_callers_show_a_server_themselves_is_shown_without_what_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = 'callers = { planner = { headers = { A = "hunter22" } }, "acme/ann" = { oauth = { grant = "device" } } }'
+    file = folder / "own.toml"
+    file.write_text(f'[servers.s]\nurl = "https://a.example"\ncredentials = "caller"\n{own}\n')
+    assert main(["config", "show", "--config", str(file)]) == Exit.WELL
+    out = capsys.readouterr().out
+    shown = json.loads(rows(out)["servers.s.callers"])
+    assert shown["default/planner"] == {"headers": {"A": "***"}}
+    assert shown["acme/ann"]["oauth"]["grant"] == "device"
+    assert rows(out)["servers.s.credentials"] == '"caller"'
+    assert "hunter22" not in out
+
+
 def test_programs_get_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--origin", "--json"]) == Exit.WELL
     told = json.loads(capsys.readouterr().out)

@@ -8,12 +8,14 @@ import json
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from isthmus.app.login import Wanted, log_in
 from isthmus.cli.exits import Exit
 from isthmus.cli.login import list_logins
 from isthmus.core.crew import Crew
@@ -23,18 +25,21 @@ from isthmus.credentials.device import Device, wait_for
 from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_place
 from isthmus.credentials.fetching import Fetched, Fetcher, FetchFailed
 from isthmus.credentials.grants import Endpoint, GrantRefused
+from isthmus.credentials.login import Login
 from isthmus.credentials.logins import Logins
 from isthmus.credentials.tokens import Client, Kept, Token
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
 from isthmus.model.faults import NotConnected
+from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress, Origin
 from isthmus.upstream.replies import advice_on
-from tests.faults.scripted import Heard, Scripted, hub_of, reply
+from isthmus.upstream.settings import HttpSettings, ServerSettings
+from tests.faults.scripted import Heard, InProcess, Scripted, hub_of, reply
 from tests.faults.watching import eventually
-from tests.security.authority import Authority, Protected, entry_of
-from tests.unit.credentials.test_logins import EXCHANGE, OTHER, OWN, PLANNER, S, called, logged_in, reason_of
+from tests.security.authority import Authority, Protected, entry_of, visit
+from tests.unit.credentials.test_logins import EXCHANGE, OTHER, OWN, PLANNER, S, called, logged_in, reason_of, standing
 
 LONG = "x" * 600
 
@@ -71,47 +76,75 @@ def kept_of(state: Path) -> Kept | None:
     return None if content is None else msgspec.json.decode(content, type=Kept)
 
 
+def login_of(hub: InProcess) -> Login:
+    """What the server is shown in nobody's name."""
+    return hub.running.logins._known[Slot("s"), ""][1]
+
+
+@asynccontextmanager
+async def renewing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Slow, Protected, InProcess]]:
+    """A hub whose login is being renewed: the authorization server was asked, and has not answered."""
+    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    async with Slow() as authority, Protected(authority) as server:
+        authority.expires_in = 0.5
+        async with hub_of(folder, {"s": entry_of(server)}) as hub:
+            await logged_in(hub, folder / "state")
+            await asyncio.wait_for(authority.asked_at.wait(), 5.0)
+            authority.expires_in = 3600
+            yield authority, server, hub
+
+
+async def let_answer(authority: Slow, hub: InProcess) -> None:
+    """Have the refresh that is under way answered, and the answer taken in."""
+    renewing = login_of(hub)._renewing
+    assert renewing is not None
+    authority.may_answer.set()
+    await asyncio.wait_for(asyncio.wait({renewing}), 5.0)
+    assert authority.count("refresh_token") == 1
+
+
 async def test_who_logs_out_while_a_login_is_renewed_is_logged_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
     state = tmp_path / "state"
+    async with renewing(tmp_path, monkeypatch) as (authority, _, hub):
+        assert Vault(state).remove(Slot("s"))
+        await let_answer(authority, hub)
+        await eventually(lambda: hub.state("s") == "login", "the hub gives it up")
+        assert kept_of(state) is None
+        assert hub.state("s") == "login"
+
+
+async def test_of_two_hubs_with_one_state_folder_one_renews_a_login(tmp_path: Path) -> None:
+    """Both wake up at the same time, as after a laptop did: what is used twice, authorization servers revoke."""
     async with Slow() as authority, Protected(authority) as server:
-        authority.expires_in = 1.0
-        async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
-            await logged_in(hub, state)
+        entry = {"s": entry_of(server)}
+        async with hub_of(tmp_path, entry) as one, hub_of(tmp_path, entry) as other:
+            await logged_in(one, tmp_path / "state")
+            await one.ready("s")
+            await other.ready("s")
+            renewals = [asyncio.ensure_future(login_of(hub)._renewed()) for hub in (one, other)]
             await asyncio.wait_for(authority.asked_at.wait(), 5.0)
-            assert Vault(state).remove(Slot("s"))
-            authority.expires_in = 3600
             authority.may_answer.set()
-            await eventually(lambda: hub.state("s") == "login", "the hub gives it up")
-            await eventually(lambda: authority.count("refresh_token") == 1, "the answer has come")
-            await asyncio.sleep(0.2)
-            assert kept_of(state) is None
-            assert hub.state("s") == "login"
+            await asyncio.wait_for(asyncio.gather(*renewals), 10.0)
+            assert authority.count("refresh_token") == 1
+            shown = {login_of(hub).headers_for(S)["authorization"] for hub in (one, other)}
+            assert shown == {"Bearer token-2"}
 
 
 async def test_who_logs_in_while_a_login_is_renewed_has_logged_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
     state = tmp_path / "state"
-    async with Slow() as authority, Protected(authority) as server:
-        authority.expires_in = 1.0
-        async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
-            await logged_in(hub, state)
-            await asyncio.wait_for(authority.asked_at.wait(), 5.0)
-            authority.expires_in = 3600
-            await logged_in(hub, state)
-            authority.may_answer.set()
-            await eventually(lambda: authority.count("refresh_token") == 1, "the answer has come")
-            await asyncio.sleep(0.2)
-            kept = kept_of(state)
-            assert kept is not None
-            assert kept.token.access == "token-2", "which is what the person has got"
-            await hub.ready("s")
-            await hub.call("s.t")
-            assert server.shown[-1] == "Bearer token-2"
+    async with renewing(tmp_path, monkeypatch) as (authority, server, hub):
+        await logged_in(hub, state)
+        await let_answer(authority, hub)
+        kept = kept_of(state)
+        assert kept is not None
+        assert kept.token.access == "token-2", "which is what the person has got"
+        await hub.ready("s")
+        await hub.call("s.t")
+        assert server.shown[-1] == "Bearer token-2"
 
 
 @pytest.mark.parametrize("seconds", [0, 0.2, 5])
@@ -124,17 +157,14 @@ async def test_tokens_that_hold_for_no_time_are_not_asked_for_in_a_loop(
         async with hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub:
             await hub.ready("s")
             assert isinstance(await hub.call("s.t"), Result)
-            await asyncio.sleep(0.7)
             assert len(authority.forms) == 1
+            login = login_of(hub)
+            assert login._renewing is None
+            assert login._timer is None or login._timer.when() - asyncio.get_running_loop().time() > 4.0
 
 
 async def test_a_clock_that_was_put_back_costs_no_login(tmp_path: Path) -> None:
-    async with (
-        Authority() as authority,
-        Protected(authority) as server,
-        hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub,
-    ):
-        await hub.ready("s")
+    async with standing(tmp_path) as (authority, hub):
         hub.running.logins._clock = lambda: time.time() - 86_400
         authority.good.clear()
         await hub.call("s.t")
@@ -274,7 +304,7 @@ async def test_a_client_that_is_refused_is_not_asked_for_in_a_loop(tmp_path: Pat
         async with hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub:
             await eventually(lambda: hub.state("s") == "login", "the hub leaves it alone")
             assert reason_of(hub) == "no token for it: the authorization server says invalid_client"
-            await asyncio.sleep(0.8)
+            assert (login_of(hub)._renewing, login_of(hub)._timer) == (None, None)
             assert len(authority.forms) == 1
 
 
@@ -308,15 +338,22 @@ async def test_what_is_no_answer_of_a_browser_breaks_nothing() -> None:
         callback.close()
 
 
-async def test_a_login_that_is_configured_otherwise_while_it_is_renewed_is_renewed_once(tmp_path: Path) -> None:
-    """A refresh token is good once: whoever takes a login's place does not spend what that one is spending."""
-    vault, crew = Vault(tmp_path), Crew("t")
+@asynccontextmanager
+async def expired(folder: Path) -> AsyncIterator[tuple[Slow, Logins, str]]:
+    """A server's login that has expired, where refreshes are answered when the test says so."""
+    vault, crew = Vault(folder), Crew("t")
     async with Slow() as authority:
         url = f"{authority.url}/mcp"
         token = Token("old", time.time() - 1, 0.0, "refresh-0")
         kept = Kept(token, Client("c"), authority.url, f"{authority.url}/token", url, url)
         vault.put(Slot("s"), msgspec.json.encode(kept))
-        logins = Logins(vault, Egress(), crew)
+        yield authority, Logins(vault, Egress(), crew), url
+        await crew.aclose()
+
+
+async def test_a_login_that_is_configured_otherwise_while_it_is_renewed_is_renewed_once(tmp_path: Path) -> None:
+    """A refresh token is good once: whoever takes a login's place does not spend what that one is spending."""
+    async with expired(tmp_path) as (authority, logins, url):
         first = logins.of(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,))))
         readying = asyncio.ensure_future(first.ready())
         await asyncio.wait_for(authority.asked_at.wait(), 5.0)
@@ -328,24 +365,16 @@ async def test_a_login_that_is_configured_otherwise_while_it_is_renewed_is_renew
         assert second.headers_for(S)["authorization"] == "Bearer token-1"
         assert first._timer is None, "what was replaced renews nothing more"
         assert second._timer is not None
-        await crew.aclose()
         second.close()
 
 
 async def test_a_login_that_expires_among_many_calls_is_renewed_once(tmp_path: Path) -> None:
-    vault, crew = Vault(tmp_path), Crew("t")
-    async with Slow() as authority:
-        url = f"{authority.url}/mcp"
-        token = Token("old", time.time() - 1, 0.0, "refresh-0")
-        kept = Kept(token, Client("c"), authority.url, f"{authority.url}/token", url, url)
-        vault.put(Slot("s"), msgspec.json.encode(kept))
-        logins = Logins(vault, Egress(), crew)
+    async with expired(tmp_path) as (authority, logins, url):
         login = logins.of(S, url, {}, ServerCredentials(OAuthSettings(origins=(authority.url,))))
         many = asyncio.gather(*(login.ready() for _ in range(100)))
         authority.may_answer.set()
         await asyncio.wait_for(many, 5.0)
         assert [form["refresh_token"] for form in authority.forms] == ["refresh-0"]
-        await crew.aclose()
         login.close()
 
 
@@ -367,3 +396,28 @@ async def test_who_waits_for_a_person_outlasts_an_authorization_server_that_is_a
     endpoint = Away(fetcher, ServerMetadata(), Client("c"), OAuthSettings(), "https://s.example/mcp")
     got = await wait_for(endpoint, Device("code", "WDJB", "https://login.example"), 5.0, sleep)
     assert (got.access, pauses) == ("a", [5.0, 10.0, 10.0])
+
+
+class Alone(Authority):
+    """A server of 2025-03-26: it is its own authorization server, and says nothing of that."""
+
+    def _answer(self, target: str, fields: dict[str, str], body: bytes) -> bytes:
+        if target.startswith("/.well-known/"):
+            return reply(None, status=404)
+        return reply(None, status=401) if target == "/mcp" else super()._answer(target, fields, body)
+
+
+async def test_a_server_that_was_moved_is_not_shown_who_the_hub_was_at_another(tmp_path: Path) -> None:
+    """Where neither says who it is, both have no name: what the hub registered as there is told apart by the place."""
+    people: list[asyncio.Task[int]] = []
+    client = Client("client-of-old", "secret-of-old", "client_secret_basic", "http://127.0.0.1:1/callback")
+    kept = Kept(Token("t"), client, "", "https://old.example/token", "https://old.example", "https://old.example/mcp")
+    vault = Vault(tmp_path)
+    vault.put(Slot("s"), msgspec.json.encode(kept))
+    async with Alone() as server:
+        settings = ServerSettings(ServerName("s"), HttpSettings(f"{server.url}/mcp"))
+        show = lambda shown: people.append(asyncio.create_task(visit(shown.address)))  # noqa: E731
+        await log_in(Wanted(settings, within=10.0), vault, show)
+        await asyncio.gather(*people)
+    assert [asked["client_id"] for asked in server.asked] == ["client-1"]
+    assert all("authorization" not in head for head in server.heads)

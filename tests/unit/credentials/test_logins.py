@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ async def logged_in(hub: InProcess, state: Path, caller: Subject | None = None) 
 
     await log_in(Wanted(hub.running.configuration.servers[0], caller, within=10.0), Vault(state), show)
     await asyncio.gather(*people)
+
+
+@asynccontextmanager
+async def standing(folder: Path) -> AsyncIterator[tuple[Authority, InProcess]]:
+    """A hub that has got a token of its own, and its server ready."""
+    async with (
+        Authority() as authority,
+        Protected(authority) as server,
+        hub_of(folder, {"s": entry_of(server, **OWN)}) as hub,
+    ):
+        await hub.ready("s")
+        yield authority, hub
 
 
 def shown_last(server: Protected) -> str:
@@ -142,12 +155,7 @@ async def test_a_token_that_a_server_takes_no_more_is_renewed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
-    async with (
-        Authority() as authority,
-        Protected(authority) as server,
-        hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub,
-    ):
-        await hub.ready("s")
+    async with standing(tmp_path) as (authority, hub):
         authority.good.clear()
         outcome = await hub.call("s.t")
         assert isinstance(outcome, NotConnected)
@@ -162,12 +170,7 @@ async def test_a_new_token_that_is_not_taken_is_no_reason_for_another(
 ) -> None:
     """But it is shown again to who wants it looked at: it may have been the server's own mistake."""
     monkeypatch.setattr(keeper, "LOGIN_LOOK_SECONDS", 0.0)
-    async with (
-        Authority() as authority,
-        Protected(authority) as server,
-        hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub,
-    ):
-        await hub.ready("s")
+    async with standing(tmp_path) as (authority, hub):
         authority.good.clear()
         await hub.call("s.t")
         await eventually(lambda: hub.state("s") == "login", "the hub gives up")
@@ -230,6 +233,29 @@ async def test_a_login_is_renewed_and_the_renewed_one_kept(tmp_path: Path, monke
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await hub.ready("s")
             assert shown_last(server) == "Bearer token-2"
+
+
+async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secrets of clients are changed by and by; nobody has to log in again for that."""
+    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(module, "SOONEST_SECONDS", 0.05)
+    async with Authority() as authority, Protected(authority) as server:
+        authority.expires_in = 0.2
+        before, now = ({"client_id": "hub", "client_secret": f"the {word} secret"} for word in ("old", "new"))
+        async with hub_of(tmp_path, {"s": entry_of(server, issuer=authority.url, **before)}) as hub:
+            settings = hub.running.configuration.servers[0]
+        people: list[asyncio.Task[int]] = []
+        show = lambda shown: people.append(asyncio.create_task(visit(shown.address)))  # noqa: E731
+        await log_in(Wanted(settings, within=10.0), Vault(tmp_path / "state"), show)
+        authority.expires_in = 3600
+        async with hub_of(tmp_path, {"s": entry_of(server, issuer=authority.url, **now)}) as hub:
+            await eventually(lambda: authority.count("refresh_token") == 1, "it is renewed")
+            await hub.ready("s")
+        await asyncio.gather(*people)
+    proof = authority.heads[-1]["authorization"].removeprefix("Basic ")
+    assert base64.b64decode(proof) == b"hub:the%20new%20secret"
 
 
 async def test_a_refresh_that_is_refused_is_told_and_not_repeated(
@@ -313,6 +339,19 @@ async def test_each_caller_is_called_for_by_its_own_and_the_others_by_the_common
                 assert heard.headers["x-team"] == ["a"]
 
 
+async def test_a_caller_with_its_own_is_shown_by_nothing_that_proves_another(tmp_path: Path) -> None:
+    """However names are spelt, and by whichever header a server knows who calls."""
+    common = {"Authorization": "common", "X-Api-Key": "common", "Cookie": "id=common", "X-Team": "a", "X-Tier": "low"}
+    own = {"planner": {"headers": {"x-api-key": "planners", "x-tier": "high"}}}
+    async with Listening() as server:
+        async with hub_of(tmp_path, {"s": {**server.entry, "headers": common, "callers": own}}) as hub:
+            await hub.ready("s")
+            assert isinstance(await called(hub, PLANNER), Result)
+        headers = next(heard.headers for heard in server.heard if heard.method == "tools/call")
+    named = ("authorization", "x-api-key", "cookie", "x-team", "x-tier")
+    assert [headers.get(name) for name in named] == [None, ["planners"], None, ["a"], ["high"]]
+
+
 async def test_who_has_none_is_refused_where_everybody_needs_their_own(tmp_path: Path) -> None:
     async with Listening() as server:
         own = {"planner": {"headers": {"Authorization": "planners"}}}
@@ -322,6 +361,10 @@ async def test_who_has_none_is_refused_where_everybody_needs_their_own(tmp_path:
             assert isinstance(refused, NotConnected)
             assert (refused.executed, "other has none" in refused.why) == ("no", True)
             assert isinstance(await called(hub, PLANNER), Result)
+        assert server.calls == ["planners"]
+        async with hub_of(tmp_path, {"s": entry_with(server, credentials="caller")}) as hub:
+            await hub.ready("s")
+            assert isinstance(await called(hub, PLANNER), NotConnected), "nobody has any"
         assert server.calls == ["planners"]
 
 

@@ -1,0 +1,37 @@
+"""Turns: one at a time, for as long as somebody who is well would take."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from isthmus.credentials import turns
+from isthmus.credentials.turns import turn
+
+
+async def test_one_waits_until_the_other_is_done(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    async def second() -> None:
+        async with turn(tmp_path / "x"):
+            order.append("second")
+
+    async with turn(tmp_path / "x"):
+        waiting = asyncio.ensure_future(second())
+        async with turn(tmp_path / "y"):
+            order.append("another's")
+        order.append("first")
+    await asyncio.wait_for(waiting, 5.0)
+    assert order == ["another's", "first", "second"]
+
+
+async def test_who_stands_still_is_not_waited_for_and_where_there_can_be_no_file_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.05)
+    async with turn(tmp_path / "x"), turn(tmp_path / "x"):
+        pass
+    async with turn(tmp_path / "no" / "x"), turn(tmp_path / "no" / "x"):
+        pass
