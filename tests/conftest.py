@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -32,8 +33,11 @@ settings.load_profile("unhurried")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Containers often set it, and then each of the suite's many hubs compiles its whole source again: half of its start.
+# So does who runs the tests without workers, with every module of theirs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
+UNIT = Path(__file__).parent / "unit"
 POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
 LEFTOVER_SECONDS = 20.0
@@ -52,14 +56,24 @@ def log_as_before() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tell xdist which tests stay together: 3.8 writes it where pytest 9.2 no longer reads it.
 
-    Each worker would otherwise start every server of the matrix for itself.
+    Each worker would otherwise start every server of the matrix for itself, and every hub that a module's tests share.
     """
     if not config.getoption("loadgroup", default=False):
         return
     for item in items:
         group = "_".join(sorted({str(mark.args[0]) for mark in item.iter_markers("xdist_group")}))
+        # Quick ones are dealt out by the module too: xdist looks through all that it dealt before it deals again, which
+        # took it twelve seconds of the whole suite.
+        if not group and (_is_sharing(item) or UNIT in item.path.parents):
+            group = f"{item.path.parent.name}.{item.path.stem}"
         if group and not item.nodeid.endswith(f"@{group}"):
             item._id = item.id.parse(f"{item.nodeid}@{group}")
+
+
+def _is_sharing(item: pytest.Item) -> bool:
+    """Whether a test uses something that others of its module use too; pytest-asyncio's own names begin with `_`."""
+    known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return any(found[-1].scope == "module" for name, found in known.items() if not name.startswith("_"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from isthmus.storage import log_sqlite
+from isthmus.storage.seats import file_of
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
@@ -75,13 +77,16 @@ async def test_help_comes_at_once_because_next_to_nothing_is_loaded_for_it() -> 
     assert not loaded & {"asyncio", "httptools", "msgspec", "ssl", "structlog", "uvicorn", "isthmus.app"}
 
 
-async def test_tools_and_calls_need_no_running_hub(config: str) -> None:
+async def test_tools_and_calls_need_no_running_hub_and_calls_are_audited(config: str, tmp_path: Path) -> None:
     listed = await run("tools", "--config", config)
     assert (listed.code, "raw.echo" in listed.out, "dead" in listed.err) == (0, True, True)
     called = await run("call", "raw.echo", "text=hi", "--config", config)
     assert (called.code, called.out, called.err) == (0, "hi\n", "")
     given = await run("call", "raw.echo", "--args", "@-", "--config", config, given=b'{"text": "from stdin"}')
     assert (given.code, given.out) == (0, "from stdin\n")
+    async with log_sqlite.reading(file_of(tmp_path / "state", 1)) as log:
+        told = [json.loads(row.content) async for row in log.rows()]
+    assert [(each["name"], each["face"]) for each in told if each["event"] == "call"] == [("raw.echo", "command")] * 2
 
 
 async def test_the_usual_file_is_found(config: str, tmp_path: Path) -> None:

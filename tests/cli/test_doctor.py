@@ -209,7 +209,7 @@ ODD = """
 import json, sys
 for line in sys.stdin:
     asked = json.loads(line)
-    schema = {"type": "object", "properties": {"a": {"$ref": "http://elsewhere.example/x"}}}
+    schema = {"type": "object", "properties": {"a": {"pattern": "(?<=b)c"}}}
     result = {
         "server/discover": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}, "resources": {}}},
         "tools/list": {"tools": [{"name": sys.argv[1], "inputSchema": schema}]},

@@ -18,9 +18,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from isthmus.core.ports.journal import Document
 from tests.face.wire import until
 from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, write_config
 from tests.supply.building import built
+from tests.unit.storage.test_documents import write
 
 PACKAGE = CHECKOUT / "examples" / "extensions"
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -135,6 +137,21 @@ async def said_to_the_agent(hub: HubProcess, key: str, method: str, params: dict
         answer = await http.post(f"http://127.0.0.1:{hub.port}/a2a", json=body, headers=headers)
     result: dict[str, Any] = answer.json()["result"]
     return result
+
+
+@pytest.mark.usefixtures("tickets")
+async def test_what_is_kept_after_a_crash_in_the_middle_of_a_line_is_kept(tmp_path: Path) -> None:
+    opener = importlib.import_module("isthmus_examples.lines").opener({})
+    file = tmp_path / "tasks.jsonl"
+    for number in range(3):
+        journal = await opener(f"lines:{file}")
+        assert await write(journal, Document("task", "me", f"t{number}", 1, 1.0, b"{}")) == "kept"
+        await journal.aclose()
+        with file.open("ab") as stream:
+            stream.write(b'{"documents":[["task"')
+    journal = await opener(f"lines:{file}")
+    assert [(await journal.read("task", "me", f"t{number}")) is not None for number in range(3)] == [True] * 3
+    await journal.aclose()
 
 
 async def test_an_installed_package_that_nobody_names_is_not_loaded(installed: Path, tmp_path: Path) -> None:

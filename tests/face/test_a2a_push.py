@@ -10,6 +10,8 @@ from typing import Any
 from tests.conftest import Ledger
 from tests.face.receiver import Posted, Receiver
 from tests.face.test_a2a import SECONDS, Agent, envelope, run
+from tests.face.test_keys import is_in, is_out, token
+from tests.face.wire import until
 from tests.faults import quick_server
 from tests.faults.test_tasks_crash import killed
 from tests.faults.watching import eventually
@@ -55,7 +57,7 @@ async def test_what_a_recipient_does_not_take_comes_again_in_order_and_under_the
             assert each.headers["authorization"] == "Bearer a-credential"
             assert each.headers["content-type"] == "application/a2a+json"
         await eventually(lambda: deliveries(tmp_path, task) == ["delivered"] * 2, "it is kept that both arrived")
-        assert sum("push notification" in line for line in hub.said) == 4
+        await eventually(lambda: sum("push notification" in line for line in hub.said) == 4, "all attempts are logged")
         for secret in ("a-token", "a-credential", "in-the-url"):
             assert not any(secret in line for line in hub.said)
 
@@ -246,3 +248,25 @@ async def test_where_a_recipient_points_to_is_not_gone(tmp_path: Path) -> None:
         task = (await agent.ask("SendMessage", told({"url": receiver.url("/")})))["task"]["id"]
         await eventually(lambda: deliveries(tmp_path, task) == ["failed"], "it was given up")
         assert [each.path for each in receiver.posted] == ["/"]
+
+
+async def test_who_is_gone_is_sent_nothing_more(tmp_path: Path) -> None:
+    async with (
+        Working() as server,
+        Receiver() as receiver,
+        serving(tmp_path, {"s": server.entry}, limits=PATIENT, targets=receiver.allowed, callers=CALLERS) as hub,
+        Agent(hub) as agent,
+    ):
+        made = token(tmp_path, "create", "guest", "--allow", "*", "--targets", "--json")["key"]
+        await until(lambda: is_in(hub, made))
+        pushed = {name: told({"url": receiver.url(name)}, "s.t") for name in ("/guest", "/ann")}
+        gone = (await asking(agent, made, "SendMessage", pushed["/guest"]))["result"]["task"]["id"]
+        await asking(agent, ANN, "SendMessage", pushed["/ann"])
+        await receiver.until(lambda: len(receiver.posted) == 2)
+        token(tmp_path, "revoke", "guest")
+        await until(lambda: is_out(hub, made))
+        server.may_work.set()
+        server.may_end.set()
+        await receiver.until(lambda: states(receiver.at("/ann")) == ["SUBMITTED", "COMPLETED"])
+        await eventually(lambda: deliveries(tmp_path, gone) == ["delivered", "dropped"], "it is given up")
+        assert states(receiver.at("/guest")) == ["SUBMITTED"]

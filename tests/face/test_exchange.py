@@ -40,3 +40,32 @@ async def test_a_callers_token_is_exchanged_and_ends_at_the_hub(tmp_path: Path) 
         assert (status, problem["executed"]) == (503, "no")
         assert "this caller has shown none" in problem["detail"]
         assert not any(token in "".join(both.hub.said) for token in (alice, bob, "token-1", "a secret"))
+
+
+async def test_a_token_that_may_do_less_is_not_served_by_what_another_was_exchanged_for(tmp_path: Path) -> None:
+    """Alice gives an agent a token with few rights: her own calls must not lend it more."""
+    async with (
+        Authority() as authority,
+        Protected(authority) as server,
+        trusting(tmp_path, {"s": entry_of(server, **EXCHANGE, issuer=authority.url)}) as both,
+    ):
+
+        async def call(token: str) -> str:
+            headers = {"authorization": f"Bearer {token}"}
+            answer = await both.http.post(f"{both.base}/v1/tools/s.t", json={}, headers=headers)
+            assert answer.status_code == 200, answer.text
+            return server.heard[-1].headers["authorization"][0]
+
+        async def is_there() -> bool:
+            return "s" not in (await both.ask(both.token())).json()["missing"]
+
+        await until(is_there)
+        tokens = [
+            both.token(sub="alice", **claims) for claims in ({"scope": "all"}, {"scope": "few"}, {"azp": "agent"})
+        ]
+        again = both.token(sub="alice", scope="all", jti="a newer one")
+        shown = [await call(token) for token in (*tokens, *tokens, again)]
+    assert len(set(shown[:3])) == 3
+    assert shown[3:] == [*shown[:3], shown[0]]
+    exchanged = [form["subject_token"] for form in authority.forms if "subject_token" in form]
+    assert exchanged == tokens

@@ -32,8 +32,11 @@ from tests.hubs import META, PATIENT, HubProcess, serving, stdio, write_config
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ONE, OTHER, SOME = "key-of-one-who-may-everything", "key-of-another-who-may-too", "key-of-one-who-may-one"
+LISTENER = "key-of-one-who-listens"
+"""For one test alone: a conversation hears of all its caller's tasks, also of what another test left running."""
 CALLERS = {
     "one": {"key": ONE, "allow": ["*"]},
+    "listener": {"key": LISTENER, "allow": ["*"]},
     "other": {"key": OTHER, "allow": ["*"]},
     "some": {"key": SOME, "allow": ["old.*"]},
 }
@@ -339,7 +342,7 @@ async def until_status(one: Guest, id: str, status: str) -> None:
 
 
 async def test_a_conversation_hears_how_its_task_goes_on(place: Place) -> None:
-    async with guest(place) as one, guest(place, OTHER) as other:
+    async with guest(place, LISTENER) as one, guest(place, OTHER) as other:
         await one.open()
         await one.listen()
         await other.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
@@ -37,6 +38,7 @@ from tests.hubs import PATIENT, TRUSTED, HubProcess, Raw, serving, stdio
 from tests.tck.server import command
 
 HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+CALLERS = {"me": {"key": "the-key-of-me-0123456789", "allow": ["*"]}}
 LISTEN = {"notifications": {"toolsListChanged": True}}
 
 
@@ -187,3 +189,55 @@ async def test_a_body_that_outlasts_its_key_is_nobodys(tmp_path: Path) -> None:
         for path, wire in slow.items():
             await wire.say(b"1\r\n}\r\n0\r\n\r\n")
             assert (path, (await wire.reply()).status) == (path, 401)
+
+
+SLOW = """
+import json, pathlib, sys, time
+asked, may_answer = map(pathlib.Path, sys.argv[1:])
+for line in sys.stdin:
+    heard = json.loads(line)
+    if "id" not in heard:
+        continue
+    able = {"resources": {"subscribe": True}}
+    results = {
+        "initialize": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": able,
+            "serverInfo": {"name": "s", "version": "1"},
+        },
+        "resources/list": {"resources": [{"uri": "x:1", "name": "one"}]},
+        "resources/templates/list": {"resourceTemplates": []},
+        "resources/subscribe": {},
+    }
+    if heard["method"] == "resources/subscribe":
+        asked.touch()
+        while not may_answer.exists():
+            time.sleep(0.01)
+    found = results.get(heard["method"])
+    body = {"error": {"code": -32601, "message": "no"}} if found is None else {"result": found}
+    print(json.dumps({"jsonrpc": "2.0", "id": heard["id"], **body}), flush=True)
+"""
+"""A server that takes its time to agree that one of its resources is followed."""
+
+
+async def test_a_stream_that_a_key_was_about_to_open_ends_with_the_key(tmp_path: Path) -> None:
+    script, asked, may_answer = (tmp_path / name for name in ("slow.py", "asked", "may_answer"))
+    script.write_text(SLOW)
+    servers = {"s": stdio([sys.executable, str(script), str(asked), str(may_answer)])}
+
+    async def is_asked() -> bool:
+        return asked.exists()
+
+    async with serving(tmp_path, servers, limits=PATIENT, callers=CALLERS) as hub, connected(hub.port) as wire:
+        key = token(tmp_path, "create", "guest", "--allow", "*", "--json")["key"]
+        await until(lambda: is_in(hub, key))
+        body = encoded(modern("subscriptions/listen", {"notifications": {"resourceSubscriptions": ["x:1"]}}))
+        lines = [*modern_headers("subscriptions/listen"), *key_header(key), ("content-length", str(len(body)))]
+        await wire.say(rendered("POST", "/mcp", lines, body))
+        await until(is_asked)
+        token(tmp_path, "revoke", "guest")
+        await until(lambda: is_out(hub, key))
+        may_answer.touch()
+        assert (await wire.head())[0] == 200
+        async with asyncio.timeout(SECONDS):
+            assert len([chunk async for chunk in wire.chunks()]) == 2, "what is agreed on, and the end"

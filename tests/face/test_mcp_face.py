@@ -157,7 +157,7 @@ async def test_a_list_says_which_servers_are_missing_and_why(hub: HubProcess) ->
     for server in ("dead", "deaf"):
         assert (missing[server]["state"], missing[server]["listed"]) == ("retrying", False)
         assert missing[server]["reason"]
-    assert "/no/such/program" in missing["dead"]["reason"]
+    assert missing["dead"]["reason"] == "'…/program' could not be started: there is no such file"
 
 
 async def test_who_may_not_see_a_server_is_not_told_that_it_is_missing(hub: HubProcess) -> None:

@@ -133,8 +133,9 @@ async def test_a_body_that_is_too_long_is_a_problem_too(http: httpx2.AsyncClient
     assert refused.json()["executed"] == "no"
 
 
-async def test_only_who_may_use_everything_sees_what_is_the_operators(tmp_path: Path) -> None:
+async def test_only_an_operator_sees_what_is_the_operators(tmp_path: Path) -> None:
     callers: dict[str, dict[str, Any]] = {
+        "operator": {"key": "k3y-of-operator-0123456789", "operator": True},
         "all": {"key": "k3y-of-all-0123456789", "allow": ["*"]},
         "some": {"key": "k3y-of-some-0123456789", "allow": ["builtin.echo"]},
     }
@@ -144,9 +145,14 @@ async def test_only_who_may_use_everything_sees_what_is_the_operators(tmp_path: 
     ):
         assert (await client.get("/v1/servers")).status_code == 401
         shown = {name: await client.get("/v1/servers", headers={"x-api-key": callers[name]["key"]}) for name in callers}
-        assert [server["name"] for server in shown["all"].json()["servers"]] == ["builtin", "off"]
-        (one,) = shown["some"].json()["servers"]
-        assert (one["name"], one["tools"], "detail" in one) == ("builtin", 1, False)
+        servers = shown["operator"].json()["servers"]
+        assert [(server["name"], server["tools"], "detail" in server) for server in servers] == [
+            ("builtin", 0, True),
+            ("off", 0, True),
+        ]
+        for name, tools in (("all", 3), ("some", 1)):
+            (one,) = shown[name].json()["servers"]
+            assert (one["name"], one["tools"], "detail" in one) == ("builtin", tools, False)
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

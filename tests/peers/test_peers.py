@@ -65,20 +65,31 @@ async def connected(
 
 
 @pytest.mark.parametrize(("server", "carrier", "mode"), COMBINATIONS)
-async def test_a_new_client_lists_calls_and_hears_progress(
+async def test_a_new_client_lists_calls_hears_progress_and_cancels_and_hears_of_changes_where_the_server_can(
     server: str, carrier: Carrier, mode: Mode, ledger: Ledger
 ) -> None:
-    async with connected(server, carrier, mode, ledger) as client:
-        listed = {tool.name: tool for tool in (await client.list_tools()).tools}
-        echoed = await client.call_tool("echo", {"text": "héllo"})
-        added = await client.call_tool("add", {"a": 40, "b": 2})
-        slow, progress = await call_with_progress(client, "slow", {"seconds": 0.03, "steps": 3})
-        failed = await client.call_tool("fail", {})
-        crashed = await client.call_tool("boom", {})
-        trace: Any = {"example.org/trace": "t1"}
-        meta = json.loads(text(await client.call_tool("meta", {}, meta=trace)))
-
+    listener = Listener()
+    async with connected(server, carrier, mode, ledger, listener=listener) as client:
         assert client.protocol_version == (MODERN if mode == MODERN else LEGACY)
+        await assert_lists_calls_and_hears_progress(client, mode)
+        await assert_cancels(client, ledger, is_told=(carrier, mode) != ("stateless", "legacy"))
+        if mode == MODERN:
+            await assert_hears_change_by_subscription(client, is_served=server == "server_sdk2")
+        else:
+            is_told = carrier != "stateless" or server == "server_fastmcp"
+            await assert_hears_change_by_itself(client, listener, is_told=is_told)
+
+
+async def assert_lists_calls_and_hears_progress(client: Client, mode: Mode) -> None:
+    listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+    echoed = await client.call_tool("echo", {"text": "héllo"})
+    added = await client.call_tool("add", {"a": 40, "b": 2})
+    slow, progress = await call_with_progress(client, "slow", {"seconds": 0.03, "steps": 3})
+    failed = await client.call_tool("fail", {})
+    crashed = await client.call_tool("boom", {})
+    trace: Any = {"example.org/trace": "t1"}
+    meta = json.loads(text(await client.call_tool("meta", {}, meta=trace)))
+
     assert set(listed) == TOOLS
     assert listed["add"].output_schema is not None
     assert_is_decorated(listed["decorated"].model_dump(by_alias=True))
@@ -91,29 +102,23 @@ async def test_a_new_client_lists_calls_and_hears_progress(
     assert (META + "protocolVersion" in meta) == (mode == MODERN)
 
 
-@pytest.mark.parametrize(("server", "carrier", "mode"), COMBINATIONS)
-async def test_a_new_client_cancels_and_hears_of_changes_where_the_server_can(
-    server: str, carrier: Carrier, mode: Mode, ledger: Ledger
-) -> None:
-    listener = Listener()
-    async with connected(server, carrier, mode, ledger, listener=listener) as client:
-        await cancel_once_begun(client, "cancellable", {"token": "t"})
-        if (carrier, mode) == ("stateless", "legacy"):
-            # Nothing ties the notification to the call: the server runs on until the connection goes.
-            await client.call_tool("echo", {"text": "barrier"})
-            assert "cancelled t" not in ledger.lines()
-        else:
-            await ledger.wait_for("cancelled t")
+async def assert_cancels(client: Client, ledger: Ledger, *, is_told: bool) -> None:
+    await cancel_once_begun(client, "cancellable", {"token": "t"})
+    if is_told:
+        await ledger.wait_for("cancelled t")
+    else:
+        # Nothing ties the notification to the call: the server runs on until the connection goes.
+        await client.call_tool("echo", {"text": "barrier"})
+        assert "cancelled t" not in ledger.lines()
 
-        if mode == MODERN:
-            await assert_hears_change_by_subscription(client, is_served=server == "server_sdk2")
-        else:
-            await client.call_tool("grow", {"name": "more"})
-            if (server, carrier) in {("server_sdk1", "stateless"), ("server_sdk2", "stateless")}:
-                assert not listener.changed.is_set()
-            else:
-                await asyncio.wait_for(listener.changed.wait(), 20)
-            assert "more" in {tool.name for tool in (await client.list_tools()).tools}
+
+async def assert_hears_change_by_itself(client: Client, listener: Listener, *, is_told: bool) -> None:
+    await client.call_tool("grow", {"name": "more"})
+    if is_told:
+        await asyncio.wait_for(listener.changed.wait(), 20)
+    else:
+        assert not listener.changed.is_set()
+    assert "more" in {tool.name for tool in (await client.list_tools()).tools}
 
 
 async def assert_hears_change_by_subscription(client: Client, *, is_served: bool) -> None:

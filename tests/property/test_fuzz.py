@@ -7,6 +7,7 @@ ever. Here each also has a few inputs of hypothesis: kept ones with something ch
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.xdist_group("fuzz"), pytest.mark.timeout(600 if os.env
 EXAMPLES = {"http": 10, "relay": 10, "mcp": 40, "agent": 40, "rest": 20, "answered": 20}
 """Of targets that speak to a whole hub; the others take microseconds."""
 USUAL_EXAMPLES = 100
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SCALE = 100 if os.environ.get("ISTHMUS_SOAK") else 1
 
 _BITS = (
@@ -60,6 +62,7 @@ def test_every_target_has_a_corpus_and_every_corpus_a_target() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_kept_and_what_is_like_it_breaks_nothing(name: str) -> None:
+    by_signal = [signal.getsignal(number) for number in SIGNALS]
     target = target_of(name)
     for data in corpus_of(name):
         target(data)
@@ -76,3 +79,5 @@ def test_what_is_kept_and_what_is_like_it_breaks_nothing(name: str) -> None:
         target(data)
 
     try_more()
+    left = [signal.getsignal(number) for number in SIGNALS]
+    assert left == by_signal, "a hub that stays open must not take the signals of whoever comes next"

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group
 
 PLANNER_KEY = "k3y-of-the-planner-0123456789"
 OPERATOR_KEY = "k3y-of-the-operator-012345678"
+ALL_KEY = "k3y-of-who-calls-everything-01"
 
 
 async def shown(hub: HubProcess, what: str, key: str = "", **query: str) -> Any:
@@ -116,7 +117,8 @@ async def test_callers_see_their_own_agent_without_addresses(
 ) -> None:
     callers = {
         "planner": {"key": PLANNER_KEY, "allow": ["agent:kitchen"]},
-        "operator": {"key": OPERATOR_KEY, "allow": ["*"]},
+        "operator": {"key": OPERATOR_KEY, "operator": True},
+        "all": {"key": ALL_KEY, "allow": ["*"]},
     }
     folder = tmp_path_factory.mktemp("callers")
     async with (
@@ -140,3 +142,7 @@ async def test_callers_see_their_own_agent_without_addresses(
         ]
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{hub.port}", verify=TRUSTED) as http:
             assert (await http.get("/v1/relay/agents")).status_code == 401
+            refused = await http.delete("/v1/relay/servers/cellar_rack", headers={"x-api-key": ALL_KEY})
+            assert (refused.status_code, refused.json()["reason"]) == (403, "forbidden")
+        assert {told["client"] for told in (await shown(hub, "servers", ALL_KEY))["servers"]} == {None}
+        assert (await shown(hub, "devices", ALL_KEY))["devices"][0]["client"] is None

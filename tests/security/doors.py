@@ -166,7 +166,7 @@ async def opened(folder: Path, **tables: Any) -> AsyncIterator[tuple[HubProcess,
     ledger = Ledger(folder / "ledger.jsonl")
     servers = {"raw": stdio(command("raw_server", "--ledger", str(ledger.path)))}
     callers = {
-        "one": {"key": KEY, "allow": ["*"], "tenant": "acme"},
+        "one": {"key": KEY, "allow": ["*"], "tenant": "acme", "operator": True},
         "two": {"key": OTHER_KEY, "allow": ["*"], "tenant": "other"},
     }
     hub = {"public_url": "https://hub.example", "hosts": ["localhost"], **tables.pop("hub", {})}

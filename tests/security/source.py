@@ -45,7 +45,7 @@ def using(words: Set[str]) -> Iterator[tuple[str, tuple[ast.AST, ...]]]:
 def with_words(pattern: str) -> Iterator[tuple[str, tuple[ast.AST, ...]]]:
     """The modules whose text matches, each with all of its nodes."""
     for name, text in texts().items():
-        if re.search(pattern, text):
+        if re.search(pattern, text, re.MULTILINE):
             yield name, nodes(name)
 
 

@@ -63,6 +63,19 @@ async def test_no_other_name_of_this_machine_is_served(
     assert b"raw" not in reply.body
 
 
+@pytest.mark.parametrize("name", DOORS)
+async def test_pages_of_another_port_or_scheme_of_our_own_host_are_foreign(
+    guarded: tuple[HubProcess, Ledger], name: str
+) -> None:
+    door = DOORS[name]
+    for origin in ("http://hub.example", "https://hub.example:8443"):
+        async with connected(guarded[0].port) as wire:
+            lines = [*door.lines(host=("hub.example",)), ("origin", origin)]
+            reply = await knock(wire, door, lines)
+        assert reply.status == (200 if is_published(door) else 403)
+        assert b"raw" not in reply.body
+
+
 @pytest.mark.parametrize("origin", [None, "http://localhost", "https://hub.example"])
 @pytest.mark.parametrize("name", DOORS)
 async def test_who_is_no_page_or_one_of_ours_gets_further(

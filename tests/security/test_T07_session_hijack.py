@@ -25,8 +25,9 @@ from tests.hubs import HubProcess, serving
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OWNER, OTHER = "the-key-of-ann-of-red-000", "the-key-of-ben-of-blue-00"
+SECOND = "another-key-of-anns-00000"
 CALLERS = {
-    "ann": {"key": OWNER, "tenant": "red", "allow": ["*"]},
+    "ann": {"key": [OWNER, SECOND], "tenant": "red", "allow": ["*"]},
     "ben": {"key": OTHER, "tenant": "blue", "allow": ["*"]},
 }
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
@@ -78,6 +79,17 @@ async def test_a_session_of_somebody_elses_is_one_that_never_was(hub: HubProcess
     assert seen(theirs, session) == seen(await ask(hub, OTHER, **USES[use], mcp_session_id=NOBODYS), NOBODYS)
     assert theirs.status == 404
     assert "result" in (await ask(hub, OWNER, legacy("ping"), mcp_session_id=session)).json, "its owner has it still"
+
+
+@pytest.mark.parametrize(("key", "path"), [(SECOND, "/mcp"), (OWNER, "/mcp/builtin")])
+async def test_a_session_is_of_the_key_and_of_the_path_that_it_was_opened_by(
+    hub: HubProcess, key: str, path: str
+) -> None:
+    """What one key opened ends with that key, and not with another of the same caller."""
+    session = await session_of(hub, OWNER)
+    other = await ask(hub, key, legacy("ping"), path=path, mcp_session_id=session)
+    assert other.status == 404
+    assert seen(other) == seen(await ask(hub, key, legacy("ping"), path=path, mcp_session_id=NOBODYS))
 
 
 async def test_an_address_of_sse_of_somebody_elses_is_one_that_never_was(hub: HubProcess) -> None:

@@ -141,6 +141,7 @@ async def test_a_document_without_end_is_given_up(tmp_path: Path) -> None:
 
 
 async def test_a_document_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetching.FETCH_SECONDS == 5.0
     monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.05)
 
     class Silent(Authority):

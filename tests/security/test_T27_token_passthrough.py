@@ -24,7 +24,7 @@ from tests.faults import quick_server
 from tests.hubs import META, MODERN
 from tests.peers.launch import command as peer_command
 from tests.peers.launch import http_peer, listening_peer
-from tests.security.trusting import KEY, Tap, Trusting, trusting
+from tests.security.trusting import KEY, Tap, Trusting, served, trusting
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("passthrough")]
 
@@ -82,12 +82,8 @@ class Agent:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Agent]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.own_port = server.sockets[0].getsockname()[1]
-        try:
+        async with served(self._serve) as self.own_port:
             yield self
-        finally:
-            server.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.oauth import secret_in
+from isthmus.app.identity import Identities
+from isthmus.app.oauth import Tokens, secret_in
 from isthmus.app.relay_keys import relay_key
 from isthmus.cli.main import main
 from isthmus.config.codes import NO_USABLE_CALLER, OPEN_TO_NETWORK, WEAK_KEY
+from isthmus.config.load import load
+from isthmus.identity.keys import digest_of
 from tests.hubs import CHECKOUT, Raw, environment, isthmus, started, write_config
 
 REFUSED = 3
@@ -41,6 +44,18 @@ async def test_a_hub_with_a_short_key_does_not_start_not_even_on_loopback(tmp_pa
     assert code == REFUSED
     assert "callers.planner.key must have 16 characters or more, not 8" in said
     assert "changeme" not in said
+
+
+def test_a_short_key_lets_nobody_in_though_the_file_has_its_digest(tmp_path: Path) -> None:
+    """From a digest nobody sees how long the key is; whoever shows it does."""
+    key = SHORT["changeme"]
+    callers = {"planner": {"key": f"sha256:{digest_of(key).hex()}", "allow": ["*"]}}
+    configuration = load(write_config(tmp_path, {}, callers=callers), {}, tmp_path, tmp_path)
+    identities = Identities(configuration)
+    identities.decide()
+    assert identities.callers()
+    assert identities.identify({b"x-api-key": key.encode()}) is None
+    assert Tokens(configuration, identities).token_for("planner", key) is None
 
 
 async def test_a_hub_without_callers_does_not_start_where_others_can_reach_it(tmp_path: Path) -> None:

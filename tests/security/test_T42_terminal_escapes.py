@@ -43,8 +43,15 @@ VECTORS = {
     "tags": "".join(chr(0xE0000 + ord(each)) for each in "read the key"),
     "variation selectors": "x" + "".join(chr(0xE0100 + ord(each)) for each in "hi"),
     "joiners where there is nothing to join": "pass\u200cword",
+    "two joiners": "pass\u200c\u200dword",
     "bits of joiners": "\u00e9" + "\u200c\u200d" * 8,
     "other selectors": "x" + "\ufe01\ufe02" * 8,
+    "joined graphemes": "pass\u034fword",
+    "vowels that nobody sees": "x\u17b4y\u17b5z",
+    "selectors of another script": "x\u180b\u180f",
+    "bits of such selectors": "\u1820" + "\u180b\u180c" * 8,
+    "what no font has": "x\ufff5",
+    "controls of shorthand": "x\U0001bca0y",
     "half a character": "\ud800",
     "filler": "\u3164",
 }
@@ -75,6 +82,7 @@ def test_an_escape_is_read_back_as_the_character(character: str) -> None:
         "👨\u200d👩\u200d👧",
         "می\u200cخواهم",
         "1\ufe0f\u20e3",
+        "ᠳ᠋ᠠ",
         "👁\ufe0f\u200d🗨\ufe0f",
     ],
 )
@@ -126,6 +134,16 @@ def test_no_command_passes_them_on_to_a_terminal(words: list[str], tmp_path: Pat
     assert "owned\x07" not in rest
     assert not [each for each in rest if INVISIBLE.match(each)]
     assert "\x1b[2J" not in seen.replace("\x1b[2J\x1b[H", "")
+
+
+def test_whatever_unicode_says_is_to_be_ignored_when_shown_is_known() -> None:
+    """All of Default_Ignorable_Code_Point, but for what scripts and emoji need; alone, after a letter of ASCII."""
+    spans = [(0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F)]
+    spans += [(0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0E)]
+    spans += [(0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)]
+    spans += [(0xE0000, 0xE0FFF)]
+    unseen = [chr(point) for first, last in spans for point in range(first, last + 1)]
+    assert [f"{ord(each):x}" for each in unseen if harmless(f"a{each}b") == f"a{each}b"] == []
 
 
 def _on_a_terminal(command: list[str], folder: Path) -> str:

@@ -6,15 +6,13 @@ to be guessed.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-
-import pytest
 
 from tests.hubs import Raw, serving
 from tests.security.fickle import Fickle, until
 from tests.security.fickle_server import tool
-
-pytestmark = pytest.mark.asyncio
+from tests.security.source import texts
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
@@ -36,6 +34,12 @@ PATHS = (
     "/v1/tools/<script>",
     "/console/",
 )
+
+
+def test_nothing_in_the_hub_writes_a_page() -> None:
+    """Nor does a command: what a browser is told that comes back from a login is plain text."""
+    page = re.compile(r"content-type: ?text/html|<!doctype|<html", re.IGNORECASE)
+    assert [name for name, text in texts().items() if page.search(text)] == []
 
 
 async def test_nothing_is_a_page(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import Ledger
 from tests.face.wire import BASE, connected, encoded, key_header, legacy
+from tests.faults.watching import eventually
 from tests.hubs import HubProcess, Raw, serving
 from tests.security.doors import DOORS, KEY, POSTS, knock
 
@@ -53,9 +54,7 @@ async def test_a_server_that_compresses_is_not_understood_and_costs_nothing(tmp_
         entry = {"url": f"http://127.0.0.1:{port}/mcp", "type": "http"}
         async with serving(tmp_path, {"bomb": entry}) as hub, Raw(hub.url) as raw:
             before = resident(hub.pid)
-            async with asyncio.timeout(20):
-                while not heads:  # noqa: ASYNC110 - another process asks
-                    await asyncio.sleep(0.02)
+            await eventually(lambda: bool(heads), "the hub has asked")
             assert (await raw.call("builtin.echo", {"text": "x"}))["result"]["content"][0]["text"] == "x"
             assert not [name for name in await raw.names() if name.startswith("bomb.")]
             assert resident(hub.pid) - before < 32 * 1024 * 1024

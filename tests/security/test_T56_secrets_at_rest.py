@@ -18,6 +18,7 @@ import sqlite3
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -159,13 +160,76 @@ def test_who_was_ended_while_it_wrote_leaves_no_key_behind(tmp_path: Path) -> No
     assert vault.get(Slot("s")) == b"secret"
 
 
+@pytest.mark.parametrize("key", ["", "first-key-of-sixteen"])
+def test_who_is_ended_anywhere_in_a_change_of_keys_loses_nothing(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = [Slot(f"s{number}") for number in range(3)]
+    for slot in slots:
+        Vault(tmp_path).put(slot, slot.server.encode())
+
+    put, settings, left, cuts = os.replace, VaultSettings(key), 0, 0
+
+    class Ended(BaseException):
+        """As if by a signal."""
+
+    def replace(*given: Any) -> None:
+        nonlocal left
+        if not (left := left - 1):
+            raise Ended
+        put(*given)
+
+    monkeypatch.setattr(os, "replace", replace)
+    for moment in range(1, 20):
+        left = moment
+        try:
+            Vault(tmp_path, settings).rotate()
+            break
+        except Ended:
+            cuts += 1
+        left = 0
+        assert [Vault(tmp_path, settings).get(slot) for slot in slots] == [slot.server.encode() for slot in slots]
+    assert cuts == (3 if key else 5), "each file, and twice the keys if they are in one"
+    assert [Vault(tmp_path, settings).get(slot) for slot in slots] == [slot.server.encode() for slot in slots]
+
+
+def test_an_older_copy_under_another_name_does_not_come_in_for_what_is_there(tmp_path: Path) -> None:
+    vault, slot, folder = Vault(tmp_path), Slot("s"), tmp_path / "credentials"
+    vault.put(slot, b"old")
+    older = (folder / f"{slot.id}.sealed").read_bytes()
+    vault.put(slot, b"new")
+    (folder / "zz.sealed").write_bytes(older)
+    assert list(vault.slots()) == [slot]
+    with pytest.raises(VaultDamaged, match=r"zz\.sealed is of another login"):
+        vault.rotate()
+    assert vault.get(slot) == b"new"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"null", b"[" * 100_000, '[["a", "é"]]'.encode(), b'[["a", "AA=="]]', b'[["\xff", ""]]', b'{"x": ' * 30_000],
+    ids=range(7),
+)
+@pytest.mark.parametrize("name", ["key", f"{Slot('s').id}.sealed"])
+def test_a_file_that_is_broken_in_any_way_is_named_and_costs_no_other(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    Vault(tmp_path).put(Slot("s"), b"secret")
+    (tmp_path / "credentials" / name).write_bytes(content)
+    vault = Vault(tmp_path)
+    for use in (lambda: vault.get(Slot("s")), vault.rotate):
+        with pytest.raises(VaultDamaged, match=re.escape(name)):
+            use()
+    assert list(vault.slots()) == ([Slot("s")] if name == "key" else [])
+
+
 def test_the_operators_own_key_takes_over_and_gives_way_to_the_next(tmp_path: Path) -> None:
     first, second = "first-key-of-sixteen", "second-key-of-sixteen"
     Vault(tmp_path).put(Slot("s"), b"secret")
     own = Vault(tmp_path, VaultSettings(first))
     assert own.get(Slot("s")) == b"secret"
     own.rotate()
-    os.unlink(tmp_path / "credentials" / "key")
+    assert not (tmp_path / "credentials" / "key").exists(), "it would open what is in an older copy of the folder"
     with pytest.raises(VaultDamaged):
         Vault(tmp_path, VaultSettings(second)).get(Slot("s"))
     following = Vault(tmp_path, VaultSettings(second, (first,)))

@@ -19,6 +19,8 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from isthmus.config.findings import ConfigError
+from isthmus.config.load import load
 from tests.face.wire import until
 from tests.faults.scripted import Scripted
 from tests.hubs import TRUSTED, HubProcess, environment, serving, stdio, write_config
@@ -106,7 +108,13 @@ class Scene:
             "TELLING_TOKEN": canary["the environment of a server that tells it"],
             "HEADER": f"Bearer {canary['a header for a server']}",
             "RELAY_KEY": canary["the key of the relay"],
+            "VAULT_KEY": canary["the key of logins"],
         }
+
+    def file_with_a_secret(self) -> Path:
+        file = self.folder / "secret"
+        file.write_text(f"{self.canaries['a file for a server']}\n")
+        return file
 
     def servers(self, web: Mapping[str, str], protected: Protected) -> dict[str, Any]:
         canary = self.canaries
@@ -118,7 +126,7 @@ class Scene:
             "web": {
                 **web,
                 "url": web["url"] + query,
-                "headers": {"Authorization": "env:HEADER", **literal},
+                "headers": {"Authorization": "env:HEADER", "X-File": f"file:{self.file_with_a_secret()}", **literal},
                 "callers": own,
             },
             "dead": {"url": f"{DEAD}/mcp?api_key={canary['the address of a dead server']}", "headers": literal},
@@ -143,6 +151,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
             "callers": {"planner": {"key": "env:PLANNER_KEY", "allow": ["*"], "targets": True}},
             "issuers": {"corp": {"issuer": issuer.url, "audience": "https://hub.example", "allow": ["*"]}},
             "relay": {"key": "env:RELAY_KEY"},
+            "credentials": {"key": "env:VAULT_KEY"},
             "targets": {"allow": [DEAD], "headers": ["X-Target"]},
             "hub": {"audit": "strict", "public_url": "http://localhost:8765"},
         }
@@ -206,7 +215,9 @@ async def _use(scene: Scene, hub: HubProcess, token: str) -> None:
             "a target": http.post("/a2a", json=_target(canary["a header for a target"]), headers={**planner, **V1}),
             "a push": http.post(
                 "/a2a",
-                json=_push(canary["the token of a push"], canary["the credentials of a push"]),
+                json=_push(
+                    canary["the address of a push"], canary["the token of a push"], canary["the credentials of a push"]
+                ),
                 headers={**planner, **V1},
             ),
             **{page: http.get(page, headers=planner) for page in SHOWN},
@@ -243,10 +254,10 @@ def _target(header: str) -> dict[str, Any]:
     return _sent(_message("m-target", named))
 
 
-def _push(token: str, credentials: str) -> dict[str, Any]:
+def _push(address: str, token: str, credentials: str) -> dict[str, Any]:
     named = {"tool": "builtin.echo", "arguments": {"text": "x"}}
     proof = {"scheme": "Bearer", "credentials": credentials}
-    config = {"url": "https://push.example/hook", "token": token, "authentication": proof}
+    config = {"url": f"https://push.example/hook?key={address}", "token": token, "authentication": proof}
     return _sent(_message("m-push", named), taskPushNotificationConfig=config)
 
 
@@ -288,7 +299,48 @@ async def test_no_file_of_the_state_folder_has_a_secret(scene: Scene) -> None:
 
 
 async def test_there_is_a_canary_in_every_place(scene: Scene) -> None:
-    assert len(scene.canaries) >= 24
+    assert len(scene.canaries) >= 27
+
+
+C = "canary-of-a-mistake-0123456789abcdef"
+URL = "https://s.example/mcp"
+MISTAKES: tuple[dict[str, Any], ...] = (
+    *({"callers": each} for each in (C, {"p": C}, {"p": {"key": [C]}}, {"p": {"key": {"x": C}}}, {"p": {"keys": C}})),
+    *({"servers": {"s": {"url": URL, "headers": each}}} for each in (C, {"A": [C]}, {f"A: {C}": ""}, {"A": f"{C}\n"})),
+    *({"servers": {"s": {"url": URL, "oauth": each}}} for each in (C, {"client_secret": C}, {"client_secret": [C]})),
+    *({"servers": {"s": {"url": URL, "oauth": {key: f"https://u:{C}@a"}}}} for key in ("issuer", "token_endpoint")),
+    {"servers": {"s": {"url": URL, "oauth": {"origins": [f"https://u:{C}@a"]}}}},
+    {"servers": {"s": {"url": URL, "oauth": {"client_id": "x", "private_key": f"-----BEGIN {C}"}}}},
+    *({"servers": {"s": {"url": URL, "callers": each}}} for each in (C, {"p": C}, {"p": {"headers": {"A": [C]}}})),
+    *({"servers": {"s": {"url": each}}} for each in (f"https://u:{C}@a", f"x://u:{C}@a", [f"https://a?t={C}"])),
+    *({"servers": {"s": {"command": "x", "env": each}}} for each in (C, {"A": [C]}, {"A": f"{C}\0"})),
+    *({"credentials": each} for each in (C, {"key": [C]}, {"key": {"x": C}}, {"old_keys": [C]}, {"kei": C})),
+    *({"relay": {"key": each}} for each in ([C], {"x": C})),
+    *(
+        {"storage": {"url": each}}
+        for each in (f"mysql://u:{C}@a", [f"postgresql://u:{C}@a"], f"postgresql://u:{C}@a/ b")
+    ),
+    *({"issuers": {"c": {"issuer": each, "audience": "x"}}} for each in (f"https://u:{C}@a", f"https://u:{C}@a:x")),
+    {"issuers": {"c": {"issuer": "https://a", "jwks": f"https://u:{C}@a", "audience": "x"}}},
+    {"targets": {"allow": [f"https://u:{C}@a"]}},
+    *({"extensions": {"settings": each}} for each in (C, {"x": C}, {"x": {"secret": C}})),
+)
+
+
+@pytest.mark.parametrize("number", range(len(MISTAKES)))
+def test_what_is_wrong_with_a_file_is_told_without_the_secret_that_is_in_the_wrong_place(
+    tmp_path: Path, number: int
+) -> None:
+    file = tmp_path / "isthmus.json"
+    wrong = MISTAKES[number]
+    named = {"identity": ["x"], **wrong["extensions"]} if "extensions" in wrong else None
+    file.write_text(json.dumps({**wrong, **({"extensions": named} if named else {})}))
+    try:
+        findings = load(file, {}, tmp_path, tmp_path).warnings
+    except ConfigError as error:
+        findings = error.findings
+    assert findings, "that it is wrong is told"
+    assert C not in "".join(map(repr, findings))
 
 
 async def test_the_password_of_a_database_is_told_to_nobody(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 SQL = re.compile(
     r"\b(SELECT\s|INSERT\s+INTO|UPDATE\s+\w+\s+(AS\s+\w+\s+)?SET|DELETE\s+FROM|CREATE\s+\w+|DROP\s+\w+|PRAGMA|WHERE\s)"
 )
-MARKS = {"_marks(states)", "', '.join(['(?, ?, ?, ?)'] * portion)"}
+MARKS = {"_marks(states)", "', '.join(['(?, ?, ?, ?)'] * size)"}
 OWN_WORDS = {"COLUMNS", "ROWS", "SCHEMA", "where", "order", "limit", "bytes", "narrowed", "schema", *MARKS}
 """What statements are put together of: constants, our own conditions and orders, marks for values, and the name of the
 operator's schema, of which `StorageSettings` takes small letters, digits and _ only."""

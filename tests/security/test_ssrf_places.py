@@ -51,6 +51,8 @@ CALLERS = {
     "upstream.targets.addresses.Pattern.address": "mcp_target_url",
     "upstream.targets.temporary.Aim.address": "mcp_target_url",
     "core.tasks.record.Recipient.url": "push",
+    "core.tasks.record.Recipient.host": "push",
+    "core.tasks.outbox.Letter.url": "push",
     "core.tasks.outbox._Due.host": "push",
     "core.tasks.pushes.Delivery.host": "push",
     "wire.a2a.operations.PushTarget.url": "push",

@@ -10,7 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
+
 from tests.security.source import dotted, imported, nodes, strings, texts, using, with_words
+
+pytestmark = pytest.mark.xdist_group("source")  # which is read once
 
 WAYS_OUT = {
     "transport/egress.py": "the guard itself",
@@ -27,12 +31,14 @@ NETWORK_MODULES = {
     "socket", "_socket", "socketserver", "http.client", "urllib.request", "urllib3", "requests", "httpx", "httpx2",
     "httpcore", "aiohttp", "pycurl", "ftplib", "smtplib", "poplib", "imaplib", "nntplib", "telnetlib", "xmlrpc.client",
     "asyncpg", "psycopg", "grpc", "grpc.aio", "websocket", "paramiko", "asyncssh", "dns", "multiprocessing.connection",
+    "logging.handlers", "anyio.streams", "trio", "curio", "zmq", "nats", "redis", "pymongo",
 }  # fmt: skip
 SOCKET_CALLS = {
     "open_connection", "create_connection", "sock_connect", "create_datagram_endpoint", "create_unix_connection",
     "open_unix_connection", "connect_ex", "getaddrinfo", "gethostbyname", "urlopen", "urlretrieve", "start_server",
     "create_server", "create_unix_server", "start_unix_server", "insecure_channel", "secure_channel", "fromfd",
-    "socketpair", "create_subprocess_connection",
+    "socketpair", "create_subprocess_connection", "connect_tcp", "connect_unix", "create_udp_socket",
+    "create_connected_udp_socket", "get_server_certificate", "connect_accepted_socket",
 }  # fmt: skip
 
 PROGRAMS = {"transport/process.py": "servers of the operator's own files, without a shell"}
@@ -55,14 +61,15 @@ PROGRAM_CALLS = {
 
 
 def uses(modules: set[str], calls: set[str]) -> Iterator[tuple[str, str]]:
-    """Which modules import one of these, or call something of such a name."""
-    for name, found in using(calls | {module.partition(".")[0] for module in modules}):
+    """Which modules import one of these, or name something that is called so, whether or not they call it there."""
+    words = calls | {module.partition(".")[0] for module in modules}
+    for name, found in with_words(rf"(?:\.|import\b.*|^\s+|from )\b(?:{'|'.join(sorted(words))})\b"):
         for module in imported(found):
-            if module in modules or module.partition(".")[0] in modules:
+            if module in modules or module.partition(".")[0] in modules or module.rpartition(".")[2] in calls:
                 yield name, module
         for node in found:
-            if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in calls:
-                yield name, dotted(node.func)
+            if isinstance(node, ast.Attribute) and node.attr in calls:
+                yield name, dotted(node)
 
 
 def test_connections_are_made_by_the_guard_alone() -> None:

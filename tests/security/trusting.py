@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,18 @@ from tests.issuer import Issuer, issuing
 
 HUB = "https://hub.example"
 KEY = "canary-0123456789-key-of-planner"
+
+
+@asynccontextmanager
+async def served(
+    converse: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
+    """Take connections on a port of this machine, which is what this yields."""
+    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
 @dataclass
@@ -41,12 +53,8 @@ class Tap:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Tap]:
-        server = await asyncio.start_server(self._join, "127.0.0.1", 0)
-        self.own_port = server.sockets[0].getsockname()[1]
-        try:
+        async with served(self._join) as self.own_port:
             yield self
-        finally:
-            server.close()
 
 
 @dataclass(frozen=True, slots=True)

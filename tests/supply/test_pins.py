@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.supply.pins import FOLDER, ROOT, SHIPPED, file_of, pins_of
 
@@ -52,6 +54,27 @@ def test_no_file_of_the_repository_names_a_registry() -> None:
     command = ["git", "grep", "--untracked", "-l", "-i", "-F", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
+@pytest.mark.parametrize("name", ["serve", SHIPPED, "test", "frameworks", "fuzz"])
+def test_what_the_project_needs_is_pinned_at_a_version_that_will_do(name: str) -> None:
+    """Who adds a dependency, or raises one, has to pin it again: what nobody pinned has no hash."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *((*extras["grpc"], *extras["postgres"]) if name == SHIPPED else ())]
+    pinned = {pin.name: pin.version for pin in pins_of(file_of(name))}
+    wanted = [Requirement(each) for each in needed]
+    assert [str(each) for each in wanted if not each.specifier.contains(pinned.get(each.name, "0"))] == []
+
+
+def test_no_state_of_a_hub_is_in_the_repository() -> None:
+    """A test that forgets to say where its hub keeps things leaves keys and databases behind, for who adds all."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    left = re.compile(r"(^|/)~|(^|/)(journal\.(key|db|lock)|definitions\.db|(audit|credentials|access|relay)/key)$")
+    there = [name for name in done.stdout.splitlines() if (ROOT / name).exists()]
+    assert [name for name in there if left.search(name)] == []
 
 
 def test_few_packages_are_shipped() -> None:

@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.conftest import POLL_SECONDS, Ledger, Spawn
 from tests.faults.watching import eventually
-from tests.hubs import HubProcess, Raw, serving
+from tests.hubs import TRUSTED, HubProcess, Raw, serving
 from tests.matrix.field import until_complete
 from tests.peers.client_sdk2 import call_with_progress, client_over_http
 from tests.peers.sdk1_steps import Step, run_sdk1
@@ -184,10 +185,16 @@ async def test_nothing_is_ever_posted_to_an_endpoint_of_another_origin(
 ) -> None:
     other = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path))
     peer = await spawn("raw_server", "--transport", "sse", "--mode", f"foreign_endpoint:{other.at('')}")
-    async with serving(tmp_path, {"old": {"type": "sse", "url": peer.at("/sse")}}) as hub:
-        reason = await missing_reason(hub, "old")
+    async with (
+        serving(tmp_path, {"old": {"type": "sse", "url": peer.at("/sse")}}) as hub,
+        httpx2.AsyncClient(verify=TRUSTED) as client,
+    ):
+        shown = await missing_reason(hub, "old")
+        whole = (await client.get(f"http://127.0.0.1:{hub.port}/v1/servers/old")).json()["reason"]
 
-    assert other.at("") in reason
+    assert "wants its messages sent to" in shown
+    assert other.at("") in whole, "who operates the hub is told where"
+    assert other.at("") not in shown
     assert ledger.lines() == []
 
 
