@@ -22,6 +22,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from isthmus.cli.lean import WithoutRich
 from tests.faults.oracle import read_ledger
 from tests.peers.launch import HttpPeer, http_peer
 
@@ -45,11 +46,18 @@ LEFTOVER_SECONDS = 20.0
 
 
 @pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """Whoever runs a command in the tests' own process has it say less from then on, to whichever test comes next."""
+def process_as_before() -> Iterator[None]:
+    """Whoever runs a command in the tests' own process changes it for good, and for whichever test comes next.
+
+    It says less from then on, loads other things, and its collector looks seldom.
+    """
+    looks = gc.get_threshold()
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
+    if gc.get_threshold() != looks:
+        gc.set_threshold(*looks)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, WithoutRich)]
 
 
 @pytest.hookimpl(trylast=True)
@@ -162,7 +170,7 @@ def no_leftovers() -> Iterator[None]:
             os.kill(pid, signal.SIGKILL)
     assert not left, f"processes were left behind: {left}"
     extra = _closed(before)
-    assert not extra, f"descriptors were left open: {sorted(extra)}"
+    assert not extra, f"descriptors were left open: {_named(extra)}"
 
 
 def _settle(known: set[int]) -> dict[int, str]:
@@ -173,11 +181,21 @@ def _settle(known: set[int]) -> dict[int, str]:
 
 
 def _closed(before: set[int]) -> set[int]:
-    """The descriptors that are open since; a thread that ends may still have some."""
+    """The descriptors that are open since; a thread that ends, or what awaits the collector, may still have some."""
+    gc.collect()
     deadline = time.monotonic() + LEFTOVER_SECONDS
     while (extra := descriptors() - before) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return extra
+
+
+def _named(numbers: set[int]) -> dict[int, str]:
+    """Descriptors with what they are of."""
+    named = {}
+    for number in sorted(numbers):
+        with suppress(OSError):
+            named[number] = os.readlink(f"/proc/self/fd/{number}")
+    return named
 
 
 def children(of: int | None = None) -> set[int]:

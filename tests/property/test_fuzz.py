@@ -62,7 +62,7 @@ def test_every_target_has_a_corpus_and_every_corpus_a_target() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_kept_and_what_is_like_it_breaks_nothing(name: str) -> None:
-    by_signal = [signal.getsignal(number) for number in SIGNALS]
+    before = [signal.getsignal(number) for number in SIGNALS]
     target = target_of(name)
     for data in corpus_of(name):
         target(data)
@@ -80,4 +80,6 @@ def test_what_is_kept_and_what_is_like_it_breaks_nothing(name: str) -> None:
 
     try_more()
     left = [signal.getsignal(number) for number in SIGNALS]
-    assert left == by_signal, "a hub that stays open must not take the signals of whoever comes next"
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    taken = [after for was, after in zip(before, left, strict=True) if after != was and after not in usual]
+    assert not taken, "a hub that stays open must not take the signals of whoever comes next"
