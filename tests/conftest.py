@@ -38,6 +38,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# With it gRPC, which some tests load, makes itself new descriptors whenever a later test forks.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 UNIT = Path(__file__).parent / "unit"
 POLL_SECONDS = 0.01
 """How often a file or process that cannot notify us is looked at."""
