@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -192,7 +193,7 @@ async def test_a_body_that_outlasts_its_key_is_nobodys(tmp_path: Path) -> None:
 
 
 SLOW = """
-import json, pathlib, sys, time
+import json, pathlib, sys
 asked, may_answer = map(pathlib.Path, sys.argv[1:])
 for line in sys.stdin:
     heard = json.loads(line)
@@ -211,8 +212,7 @@ for line in sys.stdin:
     }
     if heard["method"] == "resources/subscribe":
         asked.touch()
-        while not may_answer.exists():
-            time.sleep(0.01)
+        may_answer.read_bytes()  # a pipe, which somebody opens in good time
     found = results.get(heard["method"])
     body = {"error": {"code": -32601, "message": "no"}} if found is None else {"result": found}
     print(json.dumps({"jsonrpc": "2.0", "id": heard["id"], **body}), flush=True)
@@ -223,6 +223,7 @@ for line in sys.stdin:
 async def test_a_stream_that_a_key_was_about_to_open_ends_with_the_key(tmp_path: Path) -> None:
     script, asked, may_answer = (tmp_path / name for name in ("slow.py", "asked", "may_answer"))
     script.write_text(SLOW)
+    os.mkfifo(may_answer)
     servers = {"s": stdio([sys.executable, str(script), str(asked), str(may_answer)])}
 
     async def is_asked() -> bool:
@@ -237,7 +238,7 @@ async def test_a_stream_that_a_key_was_about_to_open_ends_with_the_key(tmp_path:
         await until(is_asked)
         token(tmp_path, "revoke", "guest")
         await until(lambda: is_out(hub, key))
-        may_answer.touch()
+        may_answer.write_bytes(b"")
         assert (await wire.head())[0] == 200
         async with asyncio.timeout(SECONDS):
             assert len([chunk async for chunk in wire.chunks()]) == 2, "what is agreed on, and the end"

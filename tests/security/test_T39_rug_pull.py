@@ -134,6 +134,13 @@ class Listing(Scripted):
             await super().on(heard, out)
 
 
+async def pull(server: Listing, hub: Pinned) -> None:
+    """Have a tool become another one behind the back of those who saw it, and be withheld."""
+    await hub.lists("pay", "read")
+    server.tools = [PULLED, READ]
+    await hub.lists("read")
+
+
 # -- from outside ------------------------------------------------------------------------------------------------------
 
 
@@ -269,9 +276,7 @@ async def test_nothing_is_let_through_where_it_cannot_be_known_what_was(tmp_path
 @pytest.mark.usefixtures("soon")
 async def test_a_silent_change_is_noticed_when_the_list_has_grown_old(tmp_path: Path) -> None:
     async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
-        await hub.lists("pay", "read")
-        server.tools = [PULLED, READ]
-        await hub.lists("read")
+        await pull(server, hub)
         assert hub.told == ["definition.withheld"]
         assert isinstance(await hub.call("s.pay"), UnknownTool)
         assert isinstance(await hub.call("s.read"), Result)
@@ -406,9 +411,7 @@ async def test_a_change_while_the_hub_was_down_is_one(tmp_path: Path) -> None:
 async def test_what_was_approved_while_no_hub_ran_is_told_and_shown(tmp_path: Path) -> None:
     async with Listing(PAY, READ) as server:
         async with pinned(tmp_path, server.entry) as hub:
-            await hub.lists("pay", "read")
-            server.tools = [PULLED, READ]
-            await hub.lists("read")
+            await pull(server, hub)
             await waits(tmp_path)
         approved(tmp_path, "s.pay")
         async with pinned(tmp_path, server.entry) as hub:
@@ -419,9 +422,7 @@ async def test_what_was_approved_while_no_hub_ran_is_told_and_shown(tmp_path: Pa
 @pytest.mark.usefixtures("soon")
 async def test_a_hub_that_is_told_to_let_changes_pass_does_so_at_once(tmp_path: Path) -> None:
     async with Listing(PAY, READ) as server, pinned(tmp_path, server.entry) as hub:
-        await hub.lists("pay", "read")
-        server.tools = [PULLED, READ]
-        await hub.lists("read")
+        await pull(server, hub)
         again = load(write_config(tmp_path, {"s": server.entry}, hub={"pin": "warn"}), {}, tmp_path, tmp_path, port=0)
         hub.running.apply(again)
         assert hub.names == {"pay", "read"}

@@ -92,7 +92,10 @@ class AuditLog:
         """The same at a hub that nobody has to be let in to."""
         if pins is not None:
             pins.tell = self._tell
-        keep = lambda: running.configuration.audit.keep  # noqa: E731
+
+        def keep() -> float:
+            return running.configuration.audit.keep
+
         running.crew.spawn("audit retention", self.retain(keep))
         state = Path(running.configuration.hub.state)
         running.crew.spawn("retention of other audit logs", keep_idle_seats_short(state, keep))
