@@ -2,10 +2,12 @@
 
 Functions of the program itself, a server over stdio and one over HTTP; each server is called by `ToolService` and by
 the SDK's `ClientSession` from the same loop, sixteen calls at once and one at a time. The promises are about sixteen,
-as those of `python -m bench` are: one at a time, most of the cost is that two threads sleep and wake in turns. CPU is
-all that this process spends, the hub's own thread included; what the servers spend is theirs. The ways take turns in
-short rounds; figures are medians over the rounds, ratios are taken within a round. Ends with 1 when a promise is
-broken, 2 when nothing could be measured.
+as those of `python -m bench` are: one at a time, most of the cost is that threads and processes sleep and wake each
+other in turns, and what a wake-up costs is the machine's affair. Two rows without any hub show how much that is: a word
+to another thread's loop and back, and to `cat` and back. `--one-core` keeps everything to one processor, where wake-ups
+are cheap. CPU is all that this process spends, the hub's own thread included; what the servers spend is theirs. The
+ways take turns in short rounds; figures are medians over the rounds, ratios are taken within a round. Ends with 1 when
+a promise is broken, 2 when nothing could be measured.
 """
 
 from __future__ import annotations
@@ -13,8 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
+import subprocess
 import sys
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
@@ -25,6 +31,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 import msgspec
+import uvloop
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -38,6 +45,7 @@ CHECKOUT = Path(__file__).parent.parent
 STDIO = ["-m", "bench.direct", "--era", "legacy", "--carrier", "stdio"]
 TEXT = "a text of some length"
 WARM_UP_SECONDS = 0.3
+LINE = TEXT.encode() + b"\n"
 AT_ONCE = 16
 
 PROMISED_MICROSECONDS = 100.0
@@ -137,6 +145,54 @@ def by_session(session: ClientSession) -> Call:
     return call
 
 
+@contextmanager
+def to_thread_and_back() -> Iterator[Call]:
+    """What two threads take to wake each other, as the hub's own is woken and wakes: a call with nothing in between."""
+    other = uvloop.new_event_loop()
+    thread = threading.Thread(target=other.run_forever, name="bench-other")
+    thread.start()
+
+    async def call() -> None:
+        loop = asyncio.get_running_loop()
+        back = loop.create_future()
+        other.call_soon_threadsafe(loop.call_soon_threadsafe, back.set_result, None)
+        await back
+
+    try:
+        yield call
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        thread.join()
+        other.close()
+
+
+@contextmanager
+def to_cat_and_back() -> Iterator[Call]:
+    """What two processes take to wake each other over pipes: a line there and back, which nobody reads."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as cat:
+        assert cat.stdin is not None
+        assert cat.stdout is not None
+        into, out = cat.stdin.fileno(), cat.stdout.fileno()
+        waiting: deque[asyncio.Future[None]] = deque()
+
+        def read() -> None:
+            for _ in range(os.read(out, 65536).count(b"\n")):
+                waiting.popleft().set_result(None)
+
+        async def call() -> None:
+            loop = asyncio.get_running_loop()
+            if not waiting:
+                loop.add_reader(out, read)
+            waiting.append(back := loop.create_future())
+            os.write(into, LINE)
+            await back
+
+        try:
+            yield call
+        finally:
+            cat.kill()
+
+
 def _check(said: object) -> None:
     if said != TEXT:
         raise WrongAnswer(f"the tool of the registry was answered {said!r}")
@@ -162,6 +218,8 @@ async def open_ways(held: AsyncExitStack, port: int) -> list[Way]:
     piped = await _session(held, await held.enter_async_context(stdio_client(program)))
     dialled = await _session(held, await held.enter_async_context(streamable_http_client(url)))
     return [
+        Way("a thread and back, no hub", held.enter_context(to_thread_and_back())),
+        Way("cat and back, no hub", held.enter_context(to_cat_and_back())),
         Way("function, async def", by_service(service, "builtin.bench_async"), is_function=True),
         Way("function, def", by_service(service, "builtin.bench_plain"), is_function=True),
         Way("function, inline", by_service(service, "builtin.bench_inline"), is_function=True),
@@ -357,8 +415,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.library", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default 5)")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of each half of a turn (default 0.5)")
+    parser.add_argument("--one-core", action="store_true", help="keep everything to one processor")
     parser.add_argument("--on-hub", action="store_true", help="call from the hub's own loop, by `isthmus.library.run`")
     options = parser.parse_args()
+    if options.one_core:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     begin = run_on_hub if options.on_hub else asyncio.run
     logging.getLogger("isthmus").setLevel(logging.WARNING)
     try:

@@ -187,6 +187,24 @@ class ToAsyncio(Generic[T]):
             self._future.set_exception(error)
 
 
+class ToItself(ToAsyncio[T]):
+    """To a coroutine on the very loop that gives: nothing is crossed."""
+
+    __slots__ = ()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._future = loop.create_future()
+
+    def give(self, value: T) -> None:
+        """See `Crossing`; only on the loop."""
+        self._set(value)
+
+    def fail(self, error: BaseException) -> None:
+        """See `Crossing`; only on the loop."""
+        self._set_error(error)
+
+
 class ToTrio(Generic[T]):
     """To a task of Trio, which is only imported by those who have it already."""
 

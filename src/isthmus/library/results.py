@@ -121,6 +121,8 @@ def _answered(
 
 def _plainest(content: list[dict[str, Any]]) -> Any:
     """Text, if there is nothing else; otherwise the blocks."""
+    if len(content) == 1 and content[0].get("type") == "text":  # as nearly every answer is
+        return str(content[0].get("text", ""))
     is_text = all(block.get("type") == "text" for block in content)
     return text_of(content) if is_text else content
 
@@ -226,6 +228,8 @@ _TYPES: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
 
 
 def _wrong_type_in(request: ToolRequest) -> str | None:
+    if _is_bare(request):
+        return None
     for name, wanted, word in _TYPES:
         if not isinstance(held := getattr(request, name), wanted):
             return f"{name} must be {word}, not {type(held).__name__}"
@@ -233,6 +237,17 @@ def _wrong_type_in(request: ToolRequest) -> str | None:
     if not isinstance(user_id, str | None):
         return f"user_context.user_id must be text, not {type(user_id).__name__}"
     return None
+
+
+def _is_bare(request: ToolRequest) -> bool:
+    """Whether it says but what is wanted, as most do: then there is nobody in it to look at more closely."""
+    return (
+        type(request.tool_name) is str
+        and type(request.metadata) is dict
+        and request.tool_namespace is None
+        and request.user_context is None
+        and request.session_context is None
+    )
 
 
 def _are_texts(headers: object) -> bool:

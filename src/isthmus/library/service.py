@@ -22,7 +22,7 @@ import msgspec
 
 from isthmus.library.catalog import Catalog, Entry
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
-from isthmus.library.crossing import Awaited, ToAsyncio, ToThread, crossing_here
+from isthmus.library.crossing import Awaited, ToAsyncio, ToItself, ToThread, crossing_here
 from isthmus.library.engine import FACE, Engine, Plan, open_engine, plan_of
 from isthmus.library.errors import (
     ConfigurationError,
@@ -258,7 +258,7 @@ class ToolService:
         return _concluded(request, entry, began, outcome)
 
     async def _performed(self, owner: Owner, engine: Engine, call: Call) -> Outcome:
-        crossing = crossing_here()
+        crossing: Awaited[Outcome] = ToItself(owner.loop) if owner.is_here() else crossing_here()
         execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._asking(crossing))
         owner.enter(execution.start)
         try:

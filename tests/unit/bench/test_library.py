@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
 from bench.library import (
     ASYNC,
     SYNC,
+    Call,
     Turn,
     Way,
     broken_promises,
@@ -19,6 +23,8 @@ from bench.library import (
     table,
     take_turn,
     take_turn_blocking,
+    to_cat_and_back,
+    to_thread_and_back,
 )
 from isthmus.library import ToolService
 
@@ -85,6 +91,17 @@ async def test_a_function_is_called_and_its_answer_checked(name: str) -> None:
         left = [each for each in await service.list_tools() if "bench" in each]
     assert min(turn.many, turn.single, turn.milliseconds) > 0
     assert left == []
+
+
+@pytest.mark.parametrize("road", [to_thread_and_back, to_cat_and_back])
+async def test_the_roads_without_a_hub_lead_back_and_leave_nobody(
+    road: Callable[[], AbstractContextManager[Call]],
+) -> None:
+    before = set(threading.enumerate())
+    with road() as call:
+        turn = await take_turn(call, 0.01)
+    assert min(turn.many, turn.single, turn.milliseconds) > 0
+    assert set(threading.enumerate()) == before
 
 
 def test_a_turn_of_a_blocking_call_is_taken_too() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.library.crossing import Awaited, ToAsyncio, ToThread, crossing_here
+from isthmus.library.crossing import Awaited, ToAsyncio, ToItself, ToThread, crossing_here
 from tests.conftest import descriptors
 
 HAS_BELLS = sys.platform == "linux"
@@ -35,8 +35,13 @@ async def test_an_error_reaches_a_loop_from_another_thread() -> None:
         await crossing.wait()
 
 
-async def test_who_has_left_is_not_reached() -> None:
-    crossing = crossing_here()
+def to_itself() -> Awaited[Any]:
+    return ToItself(asyncio.get_running_loop())
+
+
+@pytest.mark.parametrize("make", [crossing_here, to_itself])
+async def test_who_has_left_is_not_reached(make: Callable[[], Awaited[Any]]) -> None:
+    crossing = make()
     waiting = asyncio.create_task(crossing.wait())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -75,6 +80,23 @@ def wakes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         wake = asyncio.SelectorEventLoop.call_soon_threadsafe
         monkeypatch.setattr(asyncio.SelectorEventLoop, "call_soon_threadsafe", counted(wake))
     return rung
+
+
+def test_a_loop_that_gives_to_itself_is_not_woken(wakes: list[object]) -> None:
+    async def take() -> str:
+        given, lost = to_itself(), to_itself()
+        given.give("there")
+        lost.fail(LookupError("lost"))
+        with pytest.raises(LookupError, match="lost"):
+            await lost.wait()
+        value: str = await given.wait()
+        return value
+
+    with asyncio.Runner() as runner:
+        runner.get_loop()
+        wakes.clear()
+        assert runner.run(take()) == "there"
+        assert wakes == []
 
 
 def test_what_is_given_while_a_loop_is_busy_arrives_in_order_by_one_call(wakes: list[object]) -> None:
