@@ -11,9 +11,9 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 T = TypeVar("T")
@@ -42,6 +42,13 @@ class Awaited(Crossing[T], Protocol[T]):
         """What was given; who is cancelled meanwhile just leaves."""
 
 
+Post: TypeAlias = Callable[..., None]
+"""Has a function called on another loop soon, with what else it is given."""
+
+Departure: TypeAlias = tuple[Callable[[], object], Crossing[Any]]
+"""A function that is to be called on the other side, and who is told if it cannot be."""
+
+
 def crossing_here() -> Awaited[Any]:
     """A crossing to where this is called: an asyncio loop, or Trio."""
     if (trio := _trio_here()) is not None:
@@ -63,18 +70,21 @@ def _trio_here() -> Any:
 
 
 class _Delivery:
-    """Everything on its way to one loop.
+    """Everything on its way to one loop, and what is about to leave it.
 
     What comes in one turn of the giver's loop, or while the taker's is busy, wakes it once: that takes longer than all
-    the rest of a crossing.
+    the rest of a crossing. So does what leaves, where much comes back at once: a giver that is woken by the first of it
+    only waits for the interpreter until the last has left.
     """
 
-    __slots__ = ("__weakref__", "_bell", "_items", "_lock", "loop")
+    __slots__ = ("__weakref__", "_bell", "_is_crowded", "_items", "_leaving", "_lock", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._lock = threading.Lock()
         self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._leaving: list[Departure] = []
+        self._is_crowded = False
         self._bell = _bell_for(loop)
         if self._bell is not None:
             loop.add_reader(self._bell, self._deliver)
@@ -98,6 +108,23 @@ class _Delivery:
         else:
             here.call_soon(self._wake)
 
+    def send(self, post: Post, departure: Departure) -> None:
+        """Have a function called where `post` does it: now, or with whatever else leaves in this turn of the loop."""
+        if not self._is_crowded:
+            post(departure[0])
+            return
+        if not self._leaving:
+            self.loop.call_soon(self._send_all, post)
+        self._leaving.append(departure)
+
+    def _send_all(self, post: Post) -> None:
+        leaving, self._leaving = self._leaving, []
+        try:
+            post(_depart, leaving)
+        except Exception as error:  # noqa: BLE001 - whoever waits hears it
+            for _, crossing in leaving:
+                crossing.fail(error)
+
     def _wake(self) -> None:
         if self._bell is not None:
             os.eventfd_write(self._bell, 1)
@@ -111,6 +138,7 @@ class _Delivery:
                 os.eventfd_read(self._bell)
         with self._lock:
             items, self._items = self._items, deque()
+        self._is_crowded = len(items) > 1
         self._hand_out(items)
 
     def _hand_out(self, items: deque[tuple[Callable[[Any], None], Any]]) -> None:
@@ -140,6 +168,15 @@ def _bell_for(loop: asyncio.AbstractEventLoop) -> int | None:
         return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     except OSError:  # the process has as many descriptors as it may
         return None
+
+
+def _depart(leaving: Sequence[Departure]) -> None:
+    """On the other side: each by itself, whatever becomes of the others."""
+    for function, crossing in leaving:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - as in `_Delivery`
+            crossing.fail(error)
 
 
 _deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Delivery]] = WeakKeyDictionary()
@@ -173,6 +210,10 @@ class ToAsyncio(Generic[T]):
     def fail(self, error: BaseException) -> None:
         """See `Crossing`."""
         self._delivery.put(self._set_error, error)
+
+    def send(self, post: Post, function: Callable[[], object]) -> None:
+        """Have a function called on the other side, whose outcome is given by this; see `_Delivery`."""
+        self._delivery.send(post, (function, self))
 
     async def wait(self) -> T:
         """See `Awaited`."""

@@ -59,7 +59,9 @@ class Execution:
         self._is_over = False
 
     def start(self) -> None:
-        """Start the call."""
+        """Start the call, unless nobody wants it any more."""
+        if self._is_over:
+            return
         inflight = self._hub.start(self._call, self)
         if not self._is_over:
             self._inflight = inflight
@@ -68,6 +70,7 @@ class Execution:
         """Nobody waits any more: the server is told to stop."""
         if self._inflight is not None:
             self._inflight.cancel(why)
+        self._is_over = True
 
     def emit(self, event: Event) -> None:
         """See `Exchange`."""

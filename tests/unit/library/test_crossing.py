@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -133,6 +134,80 @@ def test_what_is_given_on_the_loop_that_waits_wakes_nobody(wakes: list[object]) 
     assert wakes == []
 
 
+def give_all(crossings: list[ToAsyncio[None]]) -> None:
+    for crossing in crossings:
+        crossing.give(None)
+
+
+async def come_back(count: int) -> list[ToAsyncio[None]]:
+    """Have so many arrive at once; held, they keep for this loop what it knows of that."""
+    crossings = [ToAsyncio[None](asyncio.get_running_loop()) for _ in range(count)]
+    giving = threading.Thread(target=give_all, args=(crossings,))
+    giving.start()
+    giving.join()
+    async with asyncio.timeout(5):
+        for crossing in crossings:
+            await crossing.wait()
+    return crossings
+
+
+async def test_what_leaves_where_one_came_back_leaves_at_once() -> None:
+    (crossing,) = await come_back(1)
+    posted: list[object] = []
+    crossing.send(lambda *words: posted.append(words), print)
+
+    assert posted == [(print,)]
+
+
+async def test_what_leaves_where_many_came_back_leaves_together_and_in_order() -> None:
+    crossings = await come_back(3)
+    posted: list[tuple[Any, ...]] = []
+    called: list[int] = []
+    for number, crossing in enumerate(crossings):
+        crossing.send(lambda *words: posted.append(words), partial(called.append, number))
+    assert posted == []
+    await asyncio.sleep(0)
+
+    ((depart, leaving),) = posted
+    depart(leaving)
+    assert called == [0, 1, 2]
+
+
+async def test_who_cannot_leave_with_the_others_hears_why() -> None:
+    held = await come_back(2)
+    crossings = [ToAsyncio[None](asyncio.get_running_loop()) for _ in range(2)]
+
+    def refuse(*_: object) -> None:
+        raise LookupError("nobody is there")
+
+    for crossing in crossings:
+        crossing.send(refuse, print)
+    async with asyncio.timeout(5):
+        for crossing in crossings:
+            with pytest.raises(LookupError, match="nobody is there"):
+                await crossing.wait()
+    assert len(held) == 2
+
+
+async def test_who_fails_on_the_other_side_keeps_nobody_from_it() -> None:
+    held = await come_back(2)
+    first, second = (ToAsyncio[str](asyncio.get_running_loop()) for _ in range(2))
+
+    def fail() -> None:
+        raise LookupError("lost")
+
+    def post(function: Callable[..., None], *words: Any) -> None:
+        threading.Thread(target=function, args=words).start()
+
+    first.send(post, fail)
+    second.send(post, partial(second.give, "there"))
+    async with asyncio.timeout(5):
+        with pytest.raises(LookupError, match="lost"):
+            await first.wait()
+        assert await second.wait() == "there"
+    assert len(held) == 2
+
+
 def _on_new_loop(work: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.SelectorEventLoop()
     try:
@@ -143,9 +218,11 @@ def _on_new_loop(work: Coroutine[Any, Any, None]) -> None:
 
 async def _cross() -> None:
     crossing = crossing_here()
-    threading.Thread(target=crossing.give, args=(None,)).start()
+    giving = threading.Thread(target=crossing.give, args=(None,))
+    giving.start()
     async with asyncio.timeout(5):
         await crossing.wait()
+    giving.join()  # until it has ended it holds the crossing, and that the bell
 
 
 @pytest.mark.skipif(not HAS_BELLS, reason="this system has none")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from isthmus.library import ToolRequest, ToolResult, ToolService, tool
+from isthmus.library.executions import Execution
+from isthmus.model.events import Event
+from isthmus.model.outcomes import Outcome
+
+
+class Heard:
+    """Takes what happens to a call."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+
+    def emit(self, event: Event) -> None: ...
+
+    def end(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+async def test_a_call_is_started_unless_it_was_withdrawn_before(*, is_wanted: bool) -> None:
+    ran: list[str] = []
+
+    @tool(inline=True)
+    def note(text: str) -> str:
+        """Remember a text."""
+        ran.append(text)
+        return text
+
+    heard = Heard()
+    try:
+        async with ToolService() as service:
+            owner, engine = service._open_engine()
+            request = ToolRequest("builtin.note", parameters={"text": "mine"})
+            prepared = service._prepared(engine, await service.catalog(), request, is_watched=False)
+            assert not isinstance(prepared, ToolResult)
+            execution = Execution(engine.running.hub, prepared[1], heard, owner, None)
+            if not is_wanted:
+                await owner.fetch(execution.withdraw)
+            await owner.fetch(execution.start)
+    finally:
+        tool.remove(note)
+
+    assert ran == (["mine"] if is_wanted else [])
+    assert len(heard.outcomes) == len(ran)
