@@ -42,8 +42,7 @@ def agent(new_agent: Callable[[], str]) -> str:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HubProcess]:
     relay = {"key": KEY, "wait": WAIT_SECONDS, "agents": {"guest": {"allow": ["builtin.echo"]}}}
-    # Whoever shows it every wrong token is not to be told to wait.
-    limits = {"lag_seconds": LAG_SECONDS, "wrong_keys_per_minute": 1_000_000}
+    limits = {"lag_seconds": LAG_SECONDS}
     async with serving(tmp_path_factory.mktemp("relay"), relay=relay, limits=limits) as running:
         yield running
     told = "".join(running.said)
