@@ -20,7 +20,7 @@ Hide: TypeAlias = Callable[[str], str]
 """Takes secrets out of a text."""
 
 KEY_LENGTH_MIN = 16
-"""Shorter names of members are left alone: a secret may be an ordinary word, and the answer could not be read."""
+"""In names of members shorter secrets are left alone: one may be an ordinary word, and the answer could not be read."""
 
 RESULT_LENGTH_MIN = 8
 """The same of texts in a result, of which some are words of the protocol."""
@@ -28,6 +28,9 @@ RESULT_LENGTH_MIN = 8
 STRINGS_MAX = 4096
 """Texts of one failure that are looked at one by one; a server may answer with millions, and nobody else is served
 meanwhile. Of more than that, the whole is left out if what is to be hidden can be seen in it."""
+
+MARK = "***"
+"""What stands in the place of a secret."""
 
 HIDDEN = msgspec.Raw(b'"***"')
 HIDDEN_RESULT = msgspec.Raw(b'{"content":[{"type":"text","text":"***"}],"isError":true}')
@@ -73,9 +76,9 @@ def hide_in(payload: msgspec.Raw, hide: Hide, shortest: int = 0, instead: msgspe
         said: str = json.loads(found[1])
         hidden = hide(said)
         if found[2] is not None:
-            is_spared = len(said) < KEY_LENGTH_MIN or hidden != "***"
+            is_spared = len(said) - len(hidden.replace(MARK, "")) < KEY_LENGTH_MIN
         else:
-            is_spared = len(said) < shortest or hidden == said
-        return found[0] if is_spared else json.dumps(hidden).encode() + (found[2] or b"")
+            is_spared = len(said) < shortest
+        return found[0] if is_spared or hidden == said else json.dumps(hidden).encode() + (found[2] or b"")
 
     return msgspec.Raw(_STRING.sub(without, raw))

@@ -38,6 +38,14 @@ def test_a_secret_is_found_however_it_is_written(*, is_ascii: bool) -> None:
     assert json.loads(hidden(text)) == {"a": ["Bearer ***!", {"b": "***"}], "***": 1, "n": 1}
 
 
+def test_a_secret_is_found_within_the_name_of_a_member_and_a_word_is_not() -> None:
+    told = {f"https://s.example/?token={SECRET}": 404, "the text of a long name": 1}
+    assert json.loads(hidden(json.dumps(told).encode())) == {
+        "https://s.example/?token=***": 404,
+        "the text of a long name": 1,
+    }
+
+
 def test_all_else_stays_byte_for_byte() -> None:
     odd = rb'{ "n" : 1.00e2,"big":123456789012345678901234567890, "lone":"\ud800\n", "s":"a text"}'
     assert hidden(odd) == odd.replace(b'"a text"', b'"a ***"')
@@ -65,6 +73,8 @@ def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
     telling = msgspec.Raw(b"[" + b",".join([*crowd, b'"a text"']) + b"]")
     assert hide_in(harmless, hide) is harmless
     assert hide_in(telling, hide) == HIDDEN
+    few = [*crowd[2:], b'"a text"']
+    assert hide_in(msgspec.Raw(b"[" + b",".join(few) + b"]"), hide) != HIDDEN
     assert hide_in_result(telling, hide) == HIDDEN_RESULT
     assert json.loads(bytes(HIDDEN_RESULT))["isError"] is True
 
