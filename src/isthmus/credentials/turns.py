@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 if sys.platform != "win32":
@@ -24,7 +24,7 @@ PAUSE_SECONDS = 0.05
 
 @asynccontextmanager
 async def turn(file: Path) -> AsyncIterator[None]:
-    """Do something while no other process with this file does; without waiting where there can be no such file."""
+    """Do something while no other process with this file does; without waiting where none can be had, or locked."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -42,7 +42,11 @@ async def _wait_for(descriptor: int) -> None:
         return
     until = time.monotonic() + TURN_SECONDS
     while time.monotonic() < until:
-        with suppress(BlockingIOError):
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            await asyncio.sleep(PAUSE_SECONDS)
+        except OSError:
+            return  # some network folders have no locks, and a login must be renewed there as well
+        else:
             return
-        await asyncio.sleep(PAUSE_SECONDS)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ async def test_one_waits_until_the_other_is_done(tmp_path: Path) -> None:
 
     async with turn(tmp_path / "x"):
         waiting = asyncio.ensure_future(second())
+        await asyncio.sleep(0)  # in which it asks for its turn
         async with turn(tmp_path / "y"):
             order.append("another's")
         order.append("first")
@@ -34,4 +38,18 @@ async def test_who_stands_still_is_not_waited_for_and_where_there_can_be_no_file
     async with turn(tmp_path / "x"), turn(tmp_path / "x"):
         pass
     async with turn(tmp_path / "no" / "x"), turn(tmp_path / "no" / "x"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+async def test_where_files_cannot_be_locked_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As on some network folders: a login must be renewed there all the same."""
+
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    async with asyncio.timeout(turns.TURN_SECONDS / 2), turn(tmp_path / "x"), turn(tmp_path / "x"):
         pass
