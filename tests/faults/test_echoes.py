@@ -6,9 +6,13 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
+
+from isthmus.app.hub import LOCAL
+from isthmus.model.calls import Call
 from isthmus.model.faults import Fault, ServerError
 from isthmus.model.outcomes import Outcome, Result
-from tests.faults.scripted import Heard, Scripted, hub_of, reply
+from tests.faults.scripted import Ending, Heard, Scripted, hub_of, reply
 
 SECRET = 'sh0wn-"to\\the-server'
 
@@ -46,6 +50,17 @@ async def test_what_a_server_was_shown_is_not_told_with_its_failures(tmp_path: P
                 assert _text_of(await hub.call(name, how="tool")) == "Not good: ***"
                 # What a tool returns is its own affair, and reaches its caller as it is.
                 assert _text_of(await hub.call(name, how="result")) == f"Not good: Bearer {SECRET}"
+
+
+async def test_nor_with_the_failure_of_a_call_that_says_more_than_its_arguments(tmp_path: Path) -> None:
+    async with Parrot() as parrot:
+        entry = {**parrot.entry, "headers": {"Authorization": f"Bearer {SECRET}"}}
+        async with hub_of(tmp_path, {"p": entry}) as hub:
+            await hub.ready("p")
+            ending, how = Ending(), msgspec.Raw(b'{"how":"tool"}')
+            more = {"more": msgspec.Raw(b"1")}
+            hub.running.hub.start(Call(LOCAL, hub.running.surface, "p.t", how, extra=more), ending)
+            assert _text_of(await asyncio.wait_for(ending.outcome, 20.0)) == "Not good: ***"
 
 
 def _text_of(outcome: Outcome) -> str:

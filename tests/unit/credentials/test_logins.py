@@ -133,6 +133,24 @@ async def test_a_server_that_repeats_what_it_is_shown_gets_it_into_no_log(
     assert "token-1" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("isolation", ["shared", "caller"])
+async def test_a_token_that_a_server_repeats_in_a_failed_result_reaches_no_caller(
+    tmp_path: Path, isolation: str
+) -> None:
+    class Repeating(Protected):
+        async def on_call(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+            said = f"not good: {heard.headers['authorization'][0]}"
+            out.write(reply(heard.result({"content": [{"type": "text", "text": said}], "isError": True})))
+
+    async with Authority() as authority, Repeating(authority) as server:
+        entry = {**entry_of(server, **OWN), "isolation": isolation}
+        async with hub_of(tmp_path, {"s": entry}) as hub:
+            await hub.ready("s")
+            outcome = await called(hub, PLANNER)
+    assert isinstance(outcome, Result)
+    assert b"not good: Bearer ***" in bytes(outcome.payload)
+
+
 async def test_many_links_at_once_take_one_request(tmp_path: Path) -> None:
     async with Authority() as authority, Protected(authority) as server:
         entry = {**entry_of(server, **OWN), "isolation": "call"}

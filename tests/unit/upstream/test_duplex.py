@@ -525,6 +525,17 @@ async def test_refused_subscriptions_leave_the_one_that_works_alone() -> None:
     assert [said["params"]["requestId"] for said in pipe.said()] == [1]
 
 
+async def test_a_refused_subscription_is_told_without_what_the_server_was_shown() -> None:
+    line = modern(Pipe())
+    line.hide = lambda text: text.replace("unknown", "***")
+    refusing = asyncio.ensure_future(line.subscribe("file:///bad"))
+    await turn()
+    await turn()
+    line.read(refused(1))
+    with pytest.raises(ServerError, match=r"\*\*\* resource"):
+        await refusing
+
+
 async def test_what_an_acknowledgement_leaves_out_is_refused() -> None:
     line = modern(pipe := Pipe())
     good, bad = (asyncio.ensure_future(line.subscribe(f"file:///{name}")) for name in ("good", "bad"))

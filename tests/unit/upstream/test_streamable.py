@@ -248,20 +248,22 @@ async def test_a_stream_that_has_not_told_yet_is_kept_if_it_is_the_only_one(held
 @pytest.mark.parametrize(
     ("answered", "kind"),
     [
-        (reply("200 OK", message(id=2, error={"code": -32601, "message": "no"}), *JSON), ServerError),
+        (reply("200 OK", message(id=2, error={"code": -32601, "message": "no: a-secret"}), *JSON), ServerError),
         (reply("404 Not Found", b"", "connection: close"), BadReply),
-        (STREAM + event(message(id=2, error={"code": -32601, "message": "no"})), ServerError),
+        (STREAM + event(message(id=2, error={"code": -32601, "message": "no: a-secret"})), ServerError),
     ],
     ids=["json", "status", "event"],
 )
 async def test_a_refused_subscription_is_told_to_who_asked(held: Held, answered: bytes, kind: type[Fault]) -> None:
     await held.greeted(is_modern=True)
+    held.link.hide = lambda text: text.replace("a-secret", "***")
     subscribing = asyncio.ensure_future(held.link.subscribe("file:///a"))
     peer, _ = await held.request()
     await peer.say(answered)
     peer.close()
-    with pytest.raises(kind):
+    with pytest.raises(kind) as told:
         await subscribing
+    assert "a-secret" not in str(told.value)
 
 
 async def test_what_an_acknowledgement_leaves_out_is_refused(held: Held) -> None:

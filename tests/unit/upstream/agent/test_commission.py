@@ -141,6 +141,14 @@ async def test_a_task_that_fails_is_an_error_with_its_content(every: Scene, stat
     assert words.startswith("The agent ")
 
 
+async def test_a_failure_is_told_without_what_the_agent_was_shown_and_an_answer_as_it_is(every: Scene) -> None:
+    every.link.hide = lambda text: text.replace("secret", "***")
+    failed = await every.answered(streaming(WORKING, stands("failed", Text("not with secret"))))
+    assert texts(failed) == ["not with ***"]
+    done = await every.answered(streaming(WORKING, stands("completed", Text("it is secret"))))
+    assert texts(done) == ["it is secret"]
+
+
 async def test_a_login_that_is_needed_is_an_error_that_says_where(every: Scene) -> None:
     where = Data(Raw(b'{"url": "https://login.example/"}'))
     listener = await every.answered(streaming(WORKING, stands("auth_required", Text("Log in."), where)))

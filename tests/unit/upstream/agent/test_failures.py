@@ -36,6 +36,13 @@ def test_a_fault_over_there_is_one_here_and_says_whether_the_tool_ran(
     assert fault.data == Raw(metadata)
 
 
+def test_what_the_hub_over_there_was_shown_is_taken_out_of_its_words_and_its_data() -> None:
+    told = failed(b'{"executed":"no","reason":"not with secret"}', "not with secret")
+    fault = fault_in(told, FAR, lambda text: text.replace("secret", "***"))
+    assert fault is not None
+    assert (fault.message, fault.data) == ("not with ***", Raw(b'{"executed":"no","reason":"not with ***"}'))
+
+
 def test_a_fault_without_words_has_some() -> None:
     fault = fault_in(failed(b'{"executed":"no"}'), FAR)
     assert fault is not None

@@ -40,6 +40,16 @@ async def test_a_refusal_reaches_the_caller_with_its_code(every: Scene) -> None:
     assert (fault.code, fault.message) == (-32602, "only text")
 
 
+async def test_a_refusal_is_told_without_what_the_agent_was_shown(every: Scene) -> None:
+    async def refuse(_: Send, out: Out) -> None:
+        out.refuse(Problem("invalid_params", "not with secret"))
+
+    every.link.hide = lambda text: text.replace("secret", "***")
+    fault = (await every.answered(refuse)).fault
+    assert isinstance(fault, ServerError), fault
+    assert fault.message == "not with ***"
+
+
 @pytest.mark.parametrize("status", [401, 403])
 async def test_who_is_not_let_in_is_told_so(every: Scene, status: int) -> None:
     async def refuse(_: Send, out: Out) -> None:
