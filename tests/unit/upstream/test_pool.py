@@ -14,7 +14,7 @@ from isthmus.core.ports.announcer import Follower
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.credentials import NO_CREDENTIALS, OwnCredentials, ServerCredentials, Subject
 from isthmus.model.events import Log
-from isthmus.model.faults import Cancelled, Lost, NotConnected, Overloaded
+from isthmus.model.faults import Cancelled, Fault, Lost, NotConnected, Overloaded, UnknownTool
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream import pool as module
 from isthmus.upstream.following import Following
@@ -1155,3 +1155,56 @@ async def test_a_link_that_was_shut_out_or_is_shown_something_else_goes_with_its
     assert len(pooled.pool) == 0
     await pooled.pool.aclose()
     await pooled.crew.aclose()
+
+
+# -- what a server lists there -------------------------------------------------------------------------------------
+
+
+def vetted(link: Scripted, looks: list[Scripted], fault: Fault | None = None) -> Scripted:
+    """Have each look at a link noted, and fail if it is to."""
+
+    async def look() -> None:
+        looks.append(link)
+        if fault is not None:
+            raise fault
+
+    link.vet = look
+    return link
+
+
+async def test_a_link_is_looked_at_when_its_server_announces_other_tools_and_not_for_other_lists(
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "VET_SECONDS", 0.0)
+    looks: list[Scripted] = []
+    one, two = [vetted(pooled.carrier_of(await pooled.sent(caller)), looks) for caller in (ANYONE, OTHER)]
+    one.on_changed("prompts")
+    await pooled.until_quiet()
+    assert looks == []
+    two.on_changed("tools")
+    two.on_changed("tools")
+    await pooled.until_quiet()
+    assert looks == [two]
+
+
+async def test_a_link_that_cannot_be_looked_at_keeps_no_other_from_it(
+    pooled: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "VET_SECONDS", 0.0)
+    looks: list[Scripted] = []
+    faults = (NotConnected(NAME, "it does not list"), None)
+    links = [
+        vetted(pooled.carrier_of(await pooled.sent(caller)), looks, fault)
+        for caller, fault in zip((ANYONE, OTHER), faults, strict=True)
+    ]
+    pooled.pool.vet_again()
+    await pooled.until_quiet()
+    assert looks == links
+
+
+async def test_a_call_that_may_not_go_on_a_link_is_that_of_no_tool(pooled: Pooled) -> None:
+    link = pooled.carrier_of(await pooled.sent())
+    link.may_send = lambda _: False
+    inflight, listener = pooled.start()
+    assert isinstance(listener.fault, UnknownTool)
+    assert inflight not in link.sent
