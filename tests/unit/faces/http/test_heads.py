@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from isthmus.faces.http import connection as connection_module
-from isthmus.faces.http.connection import Connection, DoorState
+from isthmus.faces.http.connection import MAX_PIPELINED, Connection, DoorState
 from isthmus.faces.http.door import DoorSettings, _uvicorn_config
 from isthmus.faces.http.heads import HEAD_BYTES_MAX, HEADS_MAX, remembered
 from isthmus.faces.http.turn import Arrival, Message, Receive, Send
-from tests.unit.faces.http.visiting import Echo, opened, read_body, request, visiting
+from tests.unit.faces.http.visiting import PATIENCE_SECONDS, Echo, opened, read_body, request, visiting
 
 CASES = 1_000
 HEAD = b"POST /mcp HTTP/1.1\r\nHost: hub\r\nContent-Length: 2\r\nAuthorization: Bearer one\r\n\r\n"
@@ -153,10 +153,39 @@ async def said_of(reads: list[bytes]) -> tuple[list[Any], bytes, bool]:
     return seen, written, is_closed
 
 
+async def test_known_heads_count_among_the_requests_that_may_wait() -> None:
+    may_answer = asyncio.Event()
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        await may_answer.wait()
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b""})
+
+    state, cable = DoorState(DoorSettings(port=0)), Cable()
+    connection = Connection(_uvicorn_config(app), state)
+    connection.connection_made(cable)
+    for _ in range(MAX_PIPELINED + 3):
+        connection.data_received(HEAD + b"{}")
+    may_answer.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not cable.is_closed:  # noqa: ASYNC110 - a cable tells nobody
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
+    assert cable.written.count(b"HTTP/1.1 200 OK") == MAX_PIPELINED + 1
+    assert cable.written.count(b"HTTP/1.1 503") == 1
+
+
 async def let_go_on(state: DoorState) -> None:
     """As far as it goes without more of a request."""
     for _ in range(6 if state.tasks else 0):
         await asyncio.sleep(0)
+
+
+MORE = (
+    *(b"", b" ", b"0", b"\r\n folded", b"\0"),
+    *(b"\r\nExpect: nothing", b"\r\nExpect: 100-continue", b"\r\nConnection: Upgrade\r\nUpgrade: h2c"),
+)
+"""What is put behind a line of a head."""
 
 
 def some_request(random: Random) -> bytes:
@@ -166,7 +195,7 @@ def some_request(random: Random) -> bytes:
     lines = [b"POST %s HTTP/1.1" % path, b"Host: hub", b"Content-Length: %d" % len(body), b"X-Api-Key: k"]
     if random.random() < 0.85:
         return b"\r\n".join([*lines, b"", body])
-    lines[random.randrange(1, 4)] += random.choice((b"", b" ", b"0", b"\r\nExpect: nothing", b"\r\n folded", b"\0"))
+    lines[random.randrange(1, 4)] += random.choice(MORE)
     lines[random.randrange(4)] = random.choice(
         (
             *lines,
