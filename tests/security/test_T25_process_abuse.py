@@ -179,6 +179,18 @@ def test_a_hub_that_has_a_mark_itself_gives_others_to_its_children() -> None:
         assert descendants.marked(most) == [outer.pid]
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_hub_that_may_give_no_mark_but_its_own_gives_none_and_starts_servers_all_the_same(most: int) -> None:
+    script = (
+        f"import resource; resource.setrlimit({RLIMIT_LOCKS}, ({most}, {most}))\n"
+        "from isthmus.transport import descendants\n"
+        "descendants.claim_process()\n"
+        "with descendants.marking() as mark:\n    assert descendants.marked(mark) == [], mark\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, env=environment())
+    assert (ran.returncode, ran.stderr) == (0, b"")
+
+
 def test_the_grace_that_a_server_has_is_less_than_five_seconds() -> None:
     """Both waits of `aclose` at their defaults, without waiting for them here."""
     assert 2 * signature(ProcessChannel.aclose).parameters["grace"].default < CLOSE_SECONDS

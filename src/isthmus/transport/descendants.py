@@ -63,14 +63,13 @@ def claim_process() -> None:
 
 @contextmanager
 def marking() -> Iterator[int | None]:
-    """Choose a mark for what is started within; see `settle_mark`."""
+    """Choose a mark for what is started within, None where there can be none; see `settle_mark`."""
     if sys.platform != "linux":
         yield None
         return
     soft, most = resource.getrlimit(_RLIMIT_LOCKS)
-    # A hub that is itself a marked process may only lower it.
-    chosen = 1 + secrets.randbelow(_MARKS if most == resource.RLIM_INFINITY else most)
-    if not _is_claimed:
+    chosen = _mark_below(most)
+    if chosen is None or not _is_claimed:
         yield chosen
         return
     with suppress(OSError, ValueError):  # not in every sandbox
@@ -80,6 +79,13 @@ def marking() -> Iterator[int | None]:
     finally:
         with suppress(OSError, ValueError):
             resource.setrlimit(_RLIMIT_LOCKS, (soft, most))
+
+
+def _mark_below(most: int) -> int | None:
+    """A mark under this limit. A hub that is itself a marked process may only lower it, and must not give its own."""
+    if sys.platform == "linux" and most == resource.RLIM_INFINITY:
+        most = _MARKS
+    return None if most <= 1 else 1 + secrets.randbelow(most - 1)
 
 
 def settle_mark(pid: int, chosen: int | None) -> None:
