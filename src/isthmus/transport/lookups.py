@@ -67,7 +67,7 @@ class Lookups:
         """The addresses of a host.
 
         Raises:
-            TooManyNames: nobody else can wait now.
+            TooManyNames: nobody else can wait now, or the system gives no thread.
             OSError: there are none.
         """
         domain = domain_of(host)
@@ -86,7 +86,11 @@ class Lookups:
         tell = partial(self._tell, found, domain, share)
         # Not an executor: the process waits for its threads when it ends, and these may take their time.
         looking = threading.Thread(target=self._find, args=(loop, tell, host, port), name="look-up", daemon=True)
-        looking.start()
+        try:
+            looking.start()
+        except RuntimeError as error:
+            self._free(domain, share)
+            raise TooManyNames from error
         return await found
 
     async def _wait(self, share: _Share) -> None:
@@ -118,15 +122,18 @@ class Lookups:
 
     def _tell(self, found: asyncio.Future[Found], domain: str, share: _Share, outcome: Found | Exception) -> None:
         """Back in the loop: only now is the place free, even if who wanted to know has long gone."""
-        self._places.release()
-        share.places.release()
-        self._leave(domain, share)
+        self._free(domain, share)
         if found.done():
             return
         if isinstance(outcome, Exception):
             found.set_exception(outcome)
         else:
             found.set_result(outcome)
+
+    def _free(self, domain: str, share: _Share) -> None:
+        self._places.release()
+        share.places.release()
+        self._leave(domain, share)
 
     def _leave(self, domain: str, share: _Share) -> None:
         share.users -= 1

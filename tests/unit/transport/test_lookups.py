@@ -136,6 +136,21 @@ async def test_not_everybody_can_wait(names: NameServer, monkeypatch: pytest.Mon
             await found.find("quick.example", 80)
 
 
+async def test_where_the_system_gives_no_thread_a_place_is_free_again(
+    names: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    found = Lookups(names.look)
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", refuse)
+        for number in range(PLACES + 1):
+            with pytest.raises(TooManyNames):
+                await asyncio.wait_for(found.find(f"quick{number}.example", 80), SECONDS)
+    assert await asyncio.wait_for(found.find("quick.example", 80), SECONDS) == ADDRESS
+
+
 def test_a_name_that_is_answered_when_nobody_is_there_any_more_hurts_nobody(names: NameServer) -> None:
     failed: list[object] = []
 
