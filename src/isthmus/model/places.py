@@ -9,14 +9,29 @@ from __future__ import annotations
 import re
 
 _ADDRESS = re.compile(r"(?<![\w.])(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?(?![\w.])")
+# Words are taken whole (`++`): a server may say megabytes without a blank, which must be gone through only once.
+_REDIRECTED = re.compile(r"(?<!\S)[^\s:]++://[^\s,]++, which is not [^\s:]++://[^\s;]++")
+_OTHER_CARD = re.compile(r"(?<!\S)[^\s:]++://\S++ (is not where its card is)")
+_WRONG_NAME = re.compile(r"(certificate is not valid for) '[^']*'")
 _UNKNOWN_HOST = re.compile(r"(no address for host) \S+")
-_SLOW_HOST = re.compile(r"\S+ (was not resolved within)")
+_SLOW_HOST = re.compile(r"(?<!\S)\S++ (was not resolved within)")
 _FOLDERS = re.compile(r"(?<![\w.:/-])/(?:[^\s'\"/;,]+/)+")
+_PLACES = (
+    (_REDIRECTED, "another address than its own"),
+    (_OTHER_CARD, r"another address \1"),
+    (_WRONG_NAME, r"\1 its host"),
+    (_SLOW_HOST, r"its host \1"),
+    (_UNKNOWN_HOST, r"\1"),
+    (_ADDRESS, "its address"),
+    (_FOLDERS, "…/"),
+)
+"""What is taken out, and the words that are put there."""
 
 
 def without_places(reason: str) -> str:
-    """The same reason without addresses, hosts that could not be looked up, and folders."""
+    """The same reason without addresses, names of hosts, and folders; where to log in is for callers to know."""
     if "." not in reason and "/" not in reason and "[" not in reason and "host" not in reason:
         return reason
-    text = _UNKNOWN_HOST.sub(r"\1", _SLOW_HOST.sub(r"its host \1", reason))
-    return _FOLDERS.sub("…/", _ADDRESS.sub("its address", text))
+    for place, words in _PLACES:
+        reason = place.sub(words, reason)
+    return reason
