@@ -46,6 +46,23 @@ def test_a_name_that_is_nearly_a_servers_is_told_wherever_it_stands(tmp_path: Pa
     assert findings(tmp_path, FILE) == {path: f"did you mean {meant}?" for path, meant in WRONG.items()}
 
 
+LIKE_LABELS = """
+[servers.agent-fils]
+command = "x"
+[servers.tag-fils]
+command = "x"
+[servers.builtin2]
+command = "x"
+[callers.ann]
+key = "a-key-of-ann-0123456789"
+allow = ["agent:fils", "tag:fils", "builtin.echo", "bultin.echo"]
+"""
+
+
+def test_labels_agents_and_what_is_built_in_are_not_taken_for_servers_that_look_alike(tmp_path: Path) -> None:
+    assert findings(tmp_path, LIKE_LABELS) == {"callers.ann.allow.3": "did you mean builtin.echo?"}
+
+
 @pytest.mark.parametrize("said", ["deny = 5", "deny = [5, {}]", "faces = []", 'scopes = "x"', "faces = { rest = 1 }"])
 def test_what_is_no_list_of_texts_is_for_others_to_tell(tmp_path: Path, said: str) -> None:
     callers = '[callers.ann]\nkey = "a-key-of-ann-0123456789"\nallow = ["*"]\n'

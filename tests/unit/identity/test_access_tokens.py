@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 
 import pytest
 
@@ -70,6 +71,14 @@ def test_a_token_with_anything_changed_is_nobodys() -> None:
             other = bytearray(token)
             other[position] ^= change
             assert tokens.caller_of(bytes(other)) is None
+
+
+def test_a_token_has_one_spelling() -> None:
+    """Its last letter has two bits more than are needed."""
+    tokens = Keys().tokens()
+    token = tokens.make(DIGEST)
+    letters = string.ascii_letters + string.digits + "-_"
+    assert [letter for letter in letters if tokens.has_made((token[:-1] + letter).encode())] == [token[-1]]
 
 
 @pytest.mark.parametrize(

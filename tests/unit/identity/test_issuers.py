@@ -76,6 +76,28 @@ def test_a_good_token_makes_a_caller() -> None:
     assert not issuers.knows(Caller("corp/bob", "acme", Grants(("files.*",))))
 
 
+def test_where_tokens_are_exchanged_callers_are_told_apart_by_what_their_tokens_may_do() -> None:
+    issuer = made(Clock())
+    issuer.tells_rights = True
+    issuers = Issuers([issuer])
+
+    def rights(**claims: Any) -> str:
+        caller = issuers.caller_of(token(**claims))
+        assert isinstance(caller, Caller)
+        return caller.rights
+
+    same: list[dict[str, Any]] = [
+        *({"scope": "a b"}, {"scope": "b a"}, {"scp": ["a", "b"]}),
+        {"scope": "a b", "jti": "x", "exp": NOW + 60},
+    ]
+    others: list[dict[str, Any]] = [
+        *({"scope": "a"}, {}, {"scope": "a b", "azp": "agent"}, {"scope": "a b", "client_id": "agent"}),
+        *({"scope": "a b", "act": {"sub": "agent"}}, {"scope": "a b", "act": {"sub": "other"}}),
+    ]
+    assert len({rights(**claims) for claims in same}) == 1
+    assert len({rights(**claims) for claims in (same[0], *others)}) == 1 + len(others)
+
+
 def test_the_same_subject_of_two_issuers_is_two_callers() -> None:
     clock = Clock()
     other = Issuer(

@@ -41,6 +41,13 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], told: st
         IssuerSettings(**given)
 
 
+@pytest.mark.parametrize("issuer", ["https://u:pa55word@login.example", "https://u:pa55word@login.example:99999"])
+def test_a_password_in_an_address_is_not_repeated(issuer: str) -> None:
+    with pytest.raises(ValueError, match="not one with a user in it") as told:
+        IssuerSettings("corp", issuer, (HUB,))
+    assert "pa55word" not in str(told.value)
+
+
 def test_an_issuer_on_this_machine_needs_no_tls() -> None:
     for host in ("localhost:9", "127.0.0.1:9", "[::1]:9"):
         IssuerSettings("corp", f"http://{host}", (HUB,), jwks=f"http://{host}/keys?v=1")

@@ -34,11 +34,11 @@ def made(name: str = "planner", expires_at: float | None = None) -> MintedKey:
 
 
 def test_a_key_is_made_for_a_caller_and_only_its_digest_is_kept() -> None:
-    key, kept = mint("planner", GRANTS, "acme", targets=True, now=NOW, expires_at=2_000.0)
+    key, kept = mint("planner", GRANTS, "acme", targets=True, operator=True, now=NOW, expires_at=2_000.0)
     assert key.startswith("isk_")
     assert len(key) > 2 * KEY_LENGTH_MIN
     assert bytes.fromhex(kept.digest) == digest_of(key)
-    assert kept.caller == Caller("planner", "acme", GRANTS, may_name_targets=True, key=kept.id)
+    assert kept.caller == Caller("planner", "acme", GRANTS, may_name_targets=True, key=kept.id, is_operator=True)
     assert key not in write_keys([kept]).decode()
 
 
