@@ -77,6 +77,21 @@ def test_a_bad_value_is_refused_by_name_rule_and_value(values: dict[str, Any], m
     assert str(refused.value) == message
 
 
+@pytest.mark.parametrize(
+    ("url", "is_published"),
+    [
+        (None, False),
+        ("http://127.0.0.1:8765", False),
+        ("http://[::1]:8765", False),
+        ("http://localhost/hub", False),
+        ("https://hub.example", True),
+        ("http://192.168.1.5:8765", True),
+    ],
+)
+def test_a_hub_is_published_where_its_address_is_not_this_machines(url: str | None, *, is_published: bool) -> None:
+    assert HubSettings(public_url=url).is_published is is_published
+
+
 @pytest.mark.parametrize("url", ["hub.example", "ftp://a", "http://", "http://a?b", "http://a:x", "http://a b"])
 def test_a_public_url_must_be_one_that_others_can_use(url: str) -> None:
     with pytest.raises(ValueError, match=r"^public_url must be an http or https address without a query"):

@@ -128,6 +128,18 @@ async def test_who_waits_for_the_names_of_one_domain_leaves_room_for_others(
         await asyncio.gather(*slow, return_exceptions=True)
 
 
+async def test_who_gives_up_while_it_waits_leaves_its_domains_places_to_the_next(names: NameServer) -> None:
+    found = Lookups(names.look)
+    async with stuck(names, found, PLACES):
+        *gone, stays = [asyncio.create_task(found.find(f"quick{n}.one.example", 80)) for n in range(SHARE + 1)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        names.release.set()
+        assert await asyncio.wait_for(stays, SECONDS) == ADDRESS
+
+
 async def test_not_everybody_can_wait(names: NameServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "WAITING_MAX", 1)
     found = Lookups(names.look)

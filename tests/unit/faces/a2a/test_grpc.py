@@ -102,6 +102,19 @@ async def counter(
             await crew.aclose()
 
 
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:192.0.2.1:50000", "192.0.2.1"),
+        ("ipv6:%5B2001:db8::1%5D:50000", "2001:db8::1"),
+        ("ipv6:[::1]:50000", "::1"),
+        ("unix:/run/hub.sock", ""),
+    ],
+)
+def test_an_address_is_known_as_over_http(peer: str, address: str) -> None:
+    assert service_module._address(peer) == address
+
+
 async def test_a_message_is_answered_by_its_task() -> None:
     async with counter() as caller:
         caller.here.office.answer_at_once()

@@ -68,13 +68,15 @@ async def test_a_list_is_rendered_once_for_each_view_era_and_kind() -> None:
     assert list_bytes(view, "modern", RESOURCES) is list_bytes(view, "modern", RESOURCES)
 
 
-async def test_every_list_names_each_server_that_is_missing() -> None:
+async def test_every_list_names_each_server_that_is_missing_and_why_but_not_where_it_is() -> None:
     hosted = Hosted()
-    away = Standing(ServerName("web"), "retrying", "gone", tools=(), is_settled=True)
+    away = Standing(ServerName("web"), "retrying", "connection refused by 10.1.2.3:9", tools=(), is_settled=True)
     hosted.hub.publish(away)
     view = hosted.hub.snapshot.view(ANYONE.grants, EVERYTHING)
     for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES):
-        assert list(json.loads(list_bytes(view, "legacy", shape))["_meta"]["isthmus/missing"]) == ["web"]
+        assert json.loads(list_bytes(view, "legacy", shape))["_meta"]["isthmus/missing"] == {
+            "web": {"state": "retrying", "reason": "connection refused by its address", "listed": False}
+        }
 
 
 async def test_members_of_the_envelope_end_here_and_the_others_travel() -> None:

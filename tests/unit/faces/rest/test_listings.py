@@ -70,6 +70,20 @@ async def test_a_list_is_rendered_once_per_view() -> None:
     assert list_document(view, TOOLS) is list_document(view, TOOLS)
 
 
+async def test_where_a_missing_server_is_an_operator_is_told_and_nobody_else_of_the_same_permissions() -> None:
+    made = stage()
+    reason = "connection refused by 10.1.2.3:9"
+    made.hub.publish(Standing(AWAY, "retrying", reason, is_settled=True))
+    view = made.hub.snapshot.view(ANYONE.grants, EVERYTHING)
+
+    def told(*, is_operator: bool) -> str:
+        return str(json.loads(list_document(view, TOOLS, is_operator=is_operator))["missing"]["away"]["reason"])
+
+    both = (told(is_operator=True), told(is_operator=False))
+    assert both == (reason, "connection refused by its address")
+    assert both == (told(is_operator=True), told(is_operator=False)), "whoever was there first"
+
+
 async def test_an_entry_is_found_by_the_name_it_is_listed_by() -> None:
     made = stage()
     view = made.hub.snapshot.view(READER.grants, EVERYTHING)
