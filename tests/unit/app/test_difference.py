@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from isthmus.app.difference import (
+    FIXED_A2A,
     FIXED_LIMITS,
+    FIXED_RELAY,
     FIXED_SETTINGS,
     Difference,
     applicable,
@@ -133,6 +136,14 @@ def test_what_the_door_was_made_with_stays_and_other_limits_change(name: str) ->
     wanted = Limits(**{name: 123_456, "call_seconds": 5.0})  # type: ignore[arg-type]
     taken = applicable(having(), having(hub=HubSettings(limits=wanted)))
     assert taken.hub.limits == Limits(call_seconds=5.0)
+
+
+def test_what_needs_a_restart_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("|") and "They need a restart" in line]
+    fixed = {"hub": FIXED_SETTINGS, "limits": FIXED_LIMITS, "a2a": FIXED_A2A, "relay": FIXED_RELAY, "storage": ("url",)}
+    named = {f"{table}.{name}" for table, names in fixed.items() for name in names}
+    assert set(re.findall(r"`([a-z0-9_.]+)`", row.split("|")[1])) == named
 
 
 def test_a_broken_entry_keeps_the_form_it_had() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.config.dialects.clients import CODEX
 from isthmus.config.dialects.dialect import OWN, STANDARD
+from isthmus.config.entries import KEYS
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
 from isthmus.config.hub import read_hub
@@ -138,3 +139,9 @@ def test_every_key_is_documented(settings: type) -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("|")]
     keys = {field.name.removeprefix("log_") for field in fields(settings)} - {"limits", "file", "format", "level"}
     assert {key for key in keys if not any(f"`{key}`" in row.split("|")[1] for row in rows)} == set()
+
+
+def test_every_key_of_a_server_is_documented() -> None:
+    rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("|")]
+    spelt_otherwise = {"transport", "transportType"}  # as other clients do
+    assert {key for key in KEYS - spelt_otherwise if not any(f"`{key}`" in row for row in rows)} == set()
