@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.transport import lookups
 from isthmus.transport.egress import Egress, Origin
-from isthmus.transport.lookups import PLACES, SHARE, Found, Lookups, TooManyNames
+from isthmus.transport.lookups import PLACES, SHARE, Found, Lookups, TooManyNames, domain_of
 from tests.unit.transport.doubles import Server
 
 ADDRESS = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 80))]
@@ -96,6 +96,12 @@ async def test_who_goes_frees_no_place_before_the_name_server_has_answered(names
         names.release.set()
         async with asyncio.timeout(SECONDS):
             assert await another == ADDRESS
+
+
+def test_a_domain_is_the_same_however_it_is_spelt() -> None:
+    assert {domain_of(host) for host in ("a.one.example", "B.ONE.Example", "c.d.one.example.", "one.example")} == {
+        "one.example"
+    }
 
 
 async def test_the_names_of_one_domain_keep_nobody_else_waiting(names: NameServer) -> None:
