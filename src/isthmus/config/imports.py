@@ -80,7 +80,7 @@ def look_up(
     """
     found = Imported()
     for position, name in enumerate(names):
-        here = place.at(position) if place.path else Place(None)
+        here = place.at(position) if place.path else Place(None, name)
         if _is_path(name):
             _take_file(found, located(name, folder, around.home), here, dialect)
         elif importers is not None and name in importers:
@@ -109,7 +109,7 @@ def _take_client(found: Imported, name: str, place: Place, around: Around) -> No
         meant = nearest(name, CLIENTS)
         advice = f"did you mean {meant}?" if meant else f"known are {', '.join(CLIENTS)}"
         told = place.finding(
-            "is no client and no path", value=values.shown(name), advice=advice, code=codes.UNKNOWN_CLIENT
+            "must be a client or a path", value=values.shown(name), advice=advice, code=codes.UNKNOWN_CLIENT
         )
         found.findings.append(told)
         return
@@ -121,8 +121,7 @@ def _take_client(found: Imported, name: str, place: Place, around: Around) -> No
     for file in present:
         _take(found, file, files[file])
     if not present and name != ALL:
-        said = f"has no file of {chosen[0].title} to read"
-        found.findings.append(place.finding(said, code=codes.NOTHING_TO_IMPORT))
+        found.findings.append(_nothing(chosen[0].title, files, place))
 
 
 def _take_by(extension: Extension, found: Imported, place: Place, around: Around) -> None:
@@ -145,7 +144,12 @@ def _take_by(extension: Extension, found: Imported, place: Place, around: Around
             dialect = Dialect(extension.name, title, roots=(("mcpServers",),))
             found.documents.append(Document(file, {"mcpServers": servers}, dialect))
     if not present:
-        found.findings.append(place.finding(f"has no file of {title} to read", code=codes.NOTHING_TO_IMPORT))
+        found.findings.append(_nothing(title, files, place))
+
+
+def _nothing(title: str, sought: Iterable[Path], place: Place) -> Finding:
+    advice = f"looked for {', '.join(map(str, sought))}"
+    return place.finding(f"has no file of {title} to read", advice=advice, code=codes.NOTHING_TO_IMPORT)
 
 
 def _places(extension: Extension, importer: Importer, around: Around) -> list[Path]:

@@ -229,6 +229,13 @@ def test_finding_nothing_is_a_failure(capsys: pytest.CaptureFixture[str]) -> Non
     assert "No servers were found." in capsys.readouterr().err
 
 
+def test_of_a_client_without_a_file_it_is_told_where_that_was_looked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["import", "cursor"]) == Exit.CONFIGURATION
+    assert f"ISC-307: cursor has no file of Cursor to read (looked for {folder}/.cursor" in capsys.readouterr().err
+
+
 def test_the_command_takes_all_its_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(folder / "x.json", ENTRIES)
     words = ["import", str(file), "--dialect", "cursor", "--into", "y.toml", "--dry-run", "--replace", "--json"]

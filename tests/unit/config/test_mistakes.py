@@ -154,7 +154,7 @@ MISTAKES = [
     Mistake(
         codes.UNKNOWN_CLIENT,
         'import = ["cursr"]',
-        "isthmus.toml: import.0 is no client and no path, not 'cursr' (did you mean cursor?)",
+        "isthmus.toml: import.0 must be a client or a path, not 'cursr' (did you mean cursor?)",
     ),
     Mistake(codes.NOTHING_TO_IMPORT, 'import = ["cursor"]', "isthmus.toml: import.0 has no file of Cursor to read"),
     Mistake(
