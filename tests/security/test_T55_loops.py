@@ -20,7 +20,7 @@ from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.model.faults import Unanswered
 from isthmus.model.names import ServerName
-from isthmus.upstream.keeper import HOPS_MAX, circle_in
+from isthmus.upstream.circles import HOPS_MAX, circle_in
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.listing import PAGES_MAX
 from isthmus.upstream.rounds import ROUNDS_MAX

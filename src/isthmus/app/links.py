@@ -20,8 +20,8 @@ from isthmus.model.questions import Profile
 from isthmus.transport.egress import Egress, Guarded
 from isthmus.upstream.agent.given import GivenTasks
 from isthmus.upstream.agent.link import AgentLink
+from isthmus.upstream.circles import HOPS_MAX
 from isthmus.upstream.functions import PythonLink
-from isthmus.upstream.keeper import HOPS_MAX
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.plain import PlainLink
 from isthmus.upstream.programs import Programs

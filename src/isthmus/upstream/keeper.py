@@ -32,6 +32,7 @@ from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.questions import Profile
 from isthmus.upstream.backoff import Backoff
+from isthmus.upstream.circles import circle_in, notes_on
 from isthmus.upstream.following import Following
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing
@@ -69,9 +70,6 @@ REASON_LENGTH_MAX = 300
 
 LINE_LENGTH_MAX = 500
 """How much of a line that a server logged the operator is shown."""
-
-HOPS_MAX = 8
-"""Hubs in a row, this one included, before somebody has made a mistake, of which the operator is told."""
 
 HEARING_SECONDS = 0.25
 """How long a server may take to say that it tells of changes before it is listed: longer delays its first list."""
@@ -629,7 +627,7 @@ class Keeper:
             "prompts": listing.prompts,
             "resources": listing.resources,
             "templates": listing.templates,
-            "notes": (*listing.all_notes(), *_notes_on(hubs)),
+            "notes": (*listing.all_notes(), *notes_on(hubs)),
             "variants": self._variants.offers(listing, abilities),
             "hubs": hubs,
         }
@@ -665,19 +663,6 @@ def _is_answer(failed: Exception) -> bool:
     if isinstance(failed, NotConnected):
         return failed.status not in (None, *FORBIDDEN)
     return isinstance(failed, BadReply | ServerError | ConnectFailed)
-
-
-def circle_in(hubs: Mapping[str, int], own: str) -> str | None:
-    """Why a server that is a hub, or has these behind it, cannot be one of the hub whose id is `own`."""
-    if own in hubs:
-        return "it leads back to this hub" if hubs[own] else "it is this hub itself"
-    return None
-
-
-def _notes_on(hubs: Mapping[str, int]) -> tuple[str, ...]:
-    """That there are too many. It is no reason to do without them: any server behind a hub may have made it up."""
-    is_long = max(hubs.values(), default=0) + 2 > HOPS_MAX
-    return (f"there are more than {HOPS_MAX} hubs in a row, as it or a server behind it says",) if is_long else ()
 
 
 def _gone(silent: Fault) -> ConnectFailed:

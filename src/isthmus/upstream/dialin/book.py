@@ -21,6 +21,7 @@ from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim, DialledServer, Forgetting
 from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.upstream.circles import circle_in
 from isthmus.upstream.dialin.agents import Agent, Seat
 from isthmus.upstream.dialin.channel import Naming, Offered
 from isthmus.upstream.dialin.keeper import REPLACED, DialInKeeper
@@ -29,7 +30,6 @@ from isthmus.upstream.dialin.mux import MuxHost
 from isthmus.upstream.dialin.naming import Bid, Names, own_id
 from isthmus.upstream.dialin.remembered import Record, Remembered
 from isthmus.upstream.dialin.settings import DialInSettings
-from isthmus.upstream.keeper import circle_in
 from isthmus.upstream.link import ConnectFailed
 from isthmus.wire.mcp.messages import Implementation
 
