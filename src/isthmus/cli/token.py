@@ -230,7 +230,7 @@ def read_token(file: Path | None, *, is_json: bool) -> Exit:
     claim, read = tokens.prove(token), tokens.read(token)
     if isinstance(claim, str):
         raise CommandFailed(
-            Exit.NOT_ALLOWED, f"no token that this hub takes: {WHY[claim]}", "Make one: isthmus token relay"
+            Exit.NOT_ALLOWED, f"no token that this hub takes: {WHY[claim]}", "Make one: isthmus token relay AGENT"
         )
     state = read if isinstance(read, str) else None
     if is_json:

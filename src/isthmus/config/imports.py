@@ -80,7 +80,7 @@ def look_up(
     """
     found = Imported()
     for position, name in enumerate(names):
-        here = place.at(position) if place.path else Place(None, name)
+        here = place.at(position) if place.path else Place(None)
         if _is_path(name):
             _take_file(found, located(name, folder, around.home), here, dialect)
         elif importers is not None and name in importers:
@@ -149,7 +149,8 @@ def _take_by(extension: Extension, found: Imported, place: Place, around: Around
 
 def _nothing(title: str, sought: Iterable[Path], place: Place) -> Finding:
     advice = f"looked for {', '.join(map(str, sought))}"
-    return place.finding(f"has no file of {title} to read", advice=advice, code=codes.NOTHING_TO_IMPORT)
+    verb = "has" if place.path else "there is"  # what the command line asks for is written nowhere
+    return place.finding(f"{verb} no file of {title} to read", advice=advice, code=codes.NOTHING_TO_IMPORT)
 
 
 def _places(extension: Extension, importer: Importer, around: Around) -> list[Path]:

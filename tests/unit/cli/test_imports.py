@@ -233,7 +233,7 @@ def test_of_a_client_without_a_file_it_is_told_where_that_was_looked_for(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["import", "cursor"]) == Exit.CONFIGURATION
-    assert f"ISC-307: cursor has no file of Cursor to read (looked for {folder}/.cursor" in capsys.readouterr().err
+    assert f"ISC-307: there is no file of Cursor to read (looked for {folder}/.cursor" in capsys.readouterr().err
 
 
 def test_the_command_takes_all_its_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
