@@ -63,6 +63,7 @@ async def test_wrong_keys_are_braked_at_every_door_and_right_ones_at_none(tmp_pa
         token = Door("POST", "/oauth/token", f"{SECRET}{KEY}".encode(), FORM, takes_body=True)
         assert (await ask(hub, token, None)).status == 200
         assert (await ask(hub, first, None)).status == 401  # who shows none does not guess
+        assert (await ask(hub, Door("GET", "/mcp_endpoint/health"), None)).status == 200
         assert (await ask(hub, first, WRONG, address="127.0.0.2")).status == 401  # nor is it somewhere else
     said = [line for line in hub.said if "faster than they are answered" in line]
     assert len(said) == 1

@@ -26,7 +26,7 @@ import pytest
 from isthmus.app.login import Wanted, log_in
 from isthmus.cli.main import main
 from isthmus.credentials.tokens import Client, Kept, Token
-from isthmus.credentials.vault import Slot, Vault, VaultDamaged, VaultSettings
+from isthmus.credentials.vault import KEY_FILE, Slot, Vault, VaultDamaged, VaultSettings
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
 from tests.hubs import serving
@@ -76,6 +76,16 @@ def test_a_file_is_bound_to_what_it_is_of(tmp_path: Path, member: str) -> None:
     with pytest.raises(VaultDamaged) as damaged:
         vault.get(TENANT_SLOT)
     assert "secret" not in str(damaged.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"5", b"[" * 100_000, b'[["a","!"]]', b'[["a","AAAA"]]', b"\xff"])
+def test_a_damaged_key_file_is_told_and_replaced_by_no_other(tmp_path: Path, content: bytes) -> None:
+    Vault(tmp_path).put(TENANT_SLOT, b"secret")
+    file = tmp_path / "credentials" / KEY_FILE
+    file.write_bytes(content)
+    with pytest.raises(VaultDamaged, match="holds no keys"):
+        Vault(tmp_path).get(TENANT_SLOT)
+    assert file.read_bytes() == content
 
 
 def test_one_callers_login_put_in_anothers_place_opens_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import ANYONE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.settings import Limits
 from isthmus.faces.http.gate import Denied, Gate
 from isthmus.identity.keys import digest_of
 from isthmus.model.callers import Caller, Grants
@@ -62,7 +63,9 @@ async def test_a_new_configuration_holds_for_the_next_request(
     gate = access.open()
     access.follow(running, [face])
     assert admitted(gate) == LOCAL
-    access.change(replace(closed, hub=replace(closed.hub, hosts=("hub.example",))))
+    limits = Limits(wrong_keys_per_minute=7)
+    access.change(replace(closed, hub=replace(closed.hub, hosts=("hub.example",), limits=limits)))
+    assert gate.brake.per_minute == 7
     assert isinstance(admitted(gate), Denied)
     found = admitted(gate, KEY, b"hub.example")
     assert isinstance(found, Caller)

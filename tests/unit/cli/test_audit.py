@@ -14,11 +14,13 @@ import pytest
 from isthmus.app.audit import close_audit, open_audit
 from isthmus.app.journals import open_journal
 from isthmus.cli.audit import show_tail
+from isthmus.cli.audit_logs import logs_of
 from isthmus.cli.main import main
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit.chain import START, Point, follow
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.seats import file_of
+from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import FILE
 from tests.unit.core.doubles import DONE, SERVER, call
 
@@ -44,6 +46,14 @@ def config(tmp_path: Path) -> Path:
 
 def run(config: Path, *words: str) -> int:
     return main(["audit", *words, "--config", str(config)])
+
+
+def test_where_an_extension_keeps_the_hubs_own_log_those_beside_it_are_read(tmp_path: Path) -> None:
+    foreign = StorageSettings("lines:/x", is_foreign=True)
+    configuration = Configuration(None, HubSettings(state=str(tmp_path)), storage=foreign)
+    file_of(tmp_path, 1).parent.mkdir(parents=True)
+    file_of(tmp_path, 1).touch()
+    assert [kept.seat for kept in logs_of(configuration)] == [1]
 
 
 def test_a_log_that_is_whole_is_said_to_be(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

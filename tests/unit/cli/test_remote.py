@@ -107,13 +107,17 @@ async def test_a_hub_that_wants_a_key_does_not_let_others_in(tmp_path: Path, key
     callers = {"me": {"key": KEY, "allow": ["*"]}}
     async with serving(tmp_path, callers=callers) as served:
         async with reached(served.url, key) as hub:
-            for asking in (hub.list(TOOLS), hub.perform(CALL, print)):
+            for asking in (hub.list(TOOLS), hub.perform(CALL, print), hub.forget("oven")):
                 with pytest.raises(CommandFailed) as failed:
                     await asking
                 assert failed.value.exit == Exit.NOT_ALLOWED
                 assert "ISTHMUS_KEY" in failed.value.advice[0]
         async with reached(served.url, KEY) as hub:
             assert read_servers(await hub.servers())
+            with pytest.raises(CommandFailed, match="Only an operator may have a server forgotten") as failed:
+                await hub.forget("oven")
+            assert failed.value.exit == Exit.NOT_ALLOWED
+            assert "--operator" in failed.value.advice[0]
 
 
 # -- places that are none, or no good ------------------------------------------------------------------------------

@@ -61,6 +61,12 @@ def test_a_caller_without_grants_may_call_nothing() -> None:
     assert findings == ['isthmus.toml: callers.planner may call nothing (allow = ["*"] would allow everything)']
 
 
+def test_a_caller_that_only_looks_after_the_hub_needs_no_grants() -> None:
+    callers, findings = read({"watch": {"key": KEY, "operator": True}})
+    assert [(caller.is_operator, caller.grants.allow) for _, caller in callers] == [(True, ())]
+    assert findings == []
+
+
 def test_a_caller_may_be_let_name_addresses() -> None:
     callers, findings = read(
         {"planner": {**GOOD, "targets": True}, "guest": {"key": KEY, "targets": "false", "allow": ["a"]}}

@@ -357,6 +357,15 @@ async def test_each_caller_is_called_for_by_its_own_and_the_others_by_the_common
                 assert heard.headers["x-team"] == ["a"]
 
 
+async def test_a_caller_has_its_own_with_whichever_token_it_came(tmp_path: Path) -> None:
+    async with Listening() as server:
+        own = {"planner": {"headers": {"Authorization": "planners"}}}
+        async with hub_of(tmp_path, {"s": entry_with(server, callers=own)}) as hub:
+            await hub.ready("s")
+            assert isinstance(await called(hub, msgspec.structs.replace(PLANNER, rights="few")), Result)
+        assert server.calls == ["planners"]
+
+
 async def test_a_caller_with_its_own_is_shown_by_nothing_that_proves_another(tmp_path: Path) -> None:
     """However names are spelt, and by whichever header a server knows who calls."""
     common = {"Authorization": "common", "X-Api-Key": "common", "Cookie": "id=common", "X-Team": "a", "X-Tier": "low"}
