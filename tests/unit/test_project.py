@@ -187,6 +187,40 @@ def test_every_table_of_a_document_is_whole(path: Path) -> None:
     assert [lines[at] for at in begun if not re.match(r"\|[ :|-]+\|$", lines[at + 1])] == []
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_place_that_a_document_points_to_is_there(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("http")]
+    assert [link for link in links if not _is_there(path, link)] == []
+    named = re.findall(r"`((?:src|tests|docs|examples|bench|fuzz|requirements)/[\w./-]+)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def _is_there(document: Path, link: str) -> bool:
+    name, _, heading = link.partition("#")
+    target = document.parent / name if name else document
+    return target.exists() and (not heading or heading in _headings(target))
+
+
+def _headings(document: Path) -> set[str]:
+    """The headings of a document, as links spell them."""
+    lines = [line.lstrip("#").strip() for line in document.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_every_threat_has_its_tests() -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| T\d", line)]
+    files = sorted(path.name[5:8] for path in (ROOT / "tests" / "security").glob("test_T*.py"))
+    assert [row[0] for row in rows] == files == [f"T{number:02d}" for number in range(1, len(rows) + 1)]
+    for row in rows:
+        named = re.findall(r"`(?:tests/security/)?(test_\w+\.py)`", row[-1])
+        assert any(name.startswith(f"test_{row[0]}_") for name in named), row[0]
+        assert [name for name in named if not (ROOT / "tests" / "security" / name).exists()] == []
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"a test for each of {len(rows)} threats" in readme
+
+
 def test_dependencies_have_floors_and_no_caps() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for dependency in project["dependencies"]:
