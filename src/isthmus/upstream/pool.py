@@ -116,8 +116,9 @@ class Pool:
         self.is_profiled = False
         """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
         self.is_duplex = False
-        self.takes_methods = False
         """A question on a link need not say which call it is about, so that no two callers may share one."""
+        self.takes_methods = False
+        """Whether its server can be asked for any method of MCP, and not for tools alone."""
         self._asks = False
         """There was such a question: calls of no conversation, any two of which may be two programs', share no link."""
         self.is_followed_for_all = False

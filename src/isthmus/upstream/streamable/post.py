@@ -156,8 +156,9 @@ class Post:
         self._was_expired = False
         self._status = 0
         self._login: str | None = None
-        self._advice = ""
         """Where the server says how to prove who one is."""
+        self._advice = ""
+        """What the operator can do about its status."""
         self._chunks: list[bytes] = []
         self._size = 0
         self._useless = 0
