@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,14 @@ async def test_it_looks_again_and_again_in_small_bites(monkeypatch: pytest.Monke
     monkeypatch.setattr(retention, "EVERY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(retention, "BATCH", 2)
     tidy = Tidy()
+    bites: list[int] = []
+    prune = tidy.shop.journal.prune
+
+    async def counted(*given: Any, **more: Any) -> int:
+        bites.append(await prune(*given, **more))
+        return bites[-1]
+
+    monkeypatch.setattr(tidy.shop.journal, "prune", counted)
     for number in range(5):
         await tidy.shop.begin(id=f"t{number}")
         tidy.shop.sent[-1].finish(DONE)
@@ -97,6 +106,7 @@ async def test_it_looks_again_and_again_in_small_bites(monkeypatch: pytest.Monke
         while (await tidy.shop.journal.page("task", OWNER.key, limit=9)).total:
             await turns()
     running.cancel()
+    assert [bite for bite in bites if bite] == [2, 2, 1]
 
 
 async def test_a_journal_that_refuses_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
