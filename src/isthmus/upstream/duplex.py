@@ -20,7 +20,6 @@ from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
-from isthmus.upstream.hiding import hide_error
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.task_runs import waiter_for
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost
@@ -283,7 +282,6 @@ class DuplexLink(BaseLink, Generic[S]):
         """The server does not announce after all, or not this; what it announced before stays so."""
         if subscription == self._next_listening:
             self._next_listening = None
-            reply = hide_error(reply, self.hide)
             refusal = ServerError(self.server, reply.code, reply.message, reply.data)
             self._heard(refusal)
             self._jointly.refused(refusal)
