@@ -212,6 +212,17 @@ def some_request(random: Random) -> bytes:
     return random.choice((b"\r\n", b"\r\n", b"\n")).join([*lines, b"", body])
 
 
+@pytest.mark.parametrize("more", MORE)
+async def test_whatever_is_in_a_head_means_the_same_when_it_comes_again(
+    more: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = [HEAD.replace(b"Host: hub", b"Host: hub" + more) + b"{}"] * 4
+    with monkeypatch.context() as forgetful:
+        forgetful.setattr(connection_module, "HEADS_MAX", 0)
+        expected = await said_of(reads)
+    assert await said_of(reads) == expected
+
+
 async def test_what_is_remembered_changes_nothing_that_anybody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = 0
 
