@@ -190,6 +190,8 @@ async def test_a_server_that_fails_is_listed_as_failed_and_has_no_tools(endpoint
         assert not [name for name in tool_service._tools if name.startswith("gone.")]
         with pytest.raises(ToolNotFoundError, match="Server gone is not connected"):
             await ToolResolver(tool_service).resolve_tools(["gone.search"])
+        result = await tool_service.execute_tool(ToolRequest("gone.search"))
+        assert (result.status, result.error and result.error.server) == (ToolStatus.UNAVAILABLE, "gone")
     finally:
         await tool_service.shutdown()
 

@@ -71,7 +71,7 @@ async def hub_tools(
 ) -> list[FunctionTool]:
     """Tools for `Agent(tools=...)`, to be run with `hub_run_config`.
 
-    One whose server has gone, or which the run's user may not use, is not shown to the model.
+    One that its server has taken back, or which the run's user may not use, is not shown to the model.
 
     Args:
         service: an initialised service.

@@ -30,7 +30,7 @@ from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
-from isthmus.library.errors import ToolError, ToolNotFoundError
+from isthmus.library.errors import ToolDeniedError, ToolNotFoundError, ToolUnreachableError
 from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, parts_of, record_of, said_by, value_of
 from isthmus.library.results import refused
@@ -156,12 +156,12 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
         """How the call ended; None if there is such a tool by now."""
         try:
             await self._box.called(name, user)
+        except (ToolDeniedError, ToolUnreachableError) as error:
+            return refused(ToolRequest(name), error)
         except ToolNotFoundError as error:
             # What pydantic-ai said names all that the model has, as wrapped toolsets have renamed or filtered it.
             known = [each for each in error.suggestions if repr(each) in told]
             return refused(ToolRequest(name), ToolNotFoundError(name, known))
-        except ToolError as error:
-            return refused(ToolRequest(name), error)
         return None
 
     def _toolset_tool(self, tool: UniversalTool) -> ToolsetTool[DepsT]:

@@ -40,6 +40,7 @@ from isthmus.library.errors import (
     ToolExecutionError,
     ToolNotFoundError,
     ToolRegistryError,
+    ToolUnreachableError,
     UnresolvedToolsError,
     WrongThreadError,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "ToolService",
     "ToolStatus",
     "ToolStreamChunk",
+    "ToolUnreachableError",
     "UniversalTool",
     "UnresolvedToolsError",
     "UserContext",

@@ -22,6 +22,7 @@ from isthmus.core.catalog.names import (
     Ambiguous,
     Pair,
     canonical,
+    llm_form,
     llm_forms,
     llm_table,
     resolve,
@@ -29,7 +30,7 @@ from isthmus.core.catalog.names import (
 )
 from isthmus.core.catalog.view import Route
 from isthmus.library.contracts import UniversalTool, UserContext
-from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError
+from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError, ToolUnreachableError
 from isthmus.library.permissions import grants_of, has_all, policy_of, restricted_words
 from isthmus.model.calls import Surface
 from isthmus.model.features import Feature
@@ -161,6 +162,7 @@ class Catalog:
 
         Raises:
             ToolNotFoundError: no tool has this name; tools that look like it are suggested, never taken.
+            ToolUnreachableError: the same, since its server did not come.
             AmbiguousToolError: several have it.
         """
         if namespace:
@@ -206,11 +208,28 @@ class Catalog:
         return told if pair is None else told | {canonical(pair)}
 
     def _unknown(self, name: str) -> ToolNotFoundError:
-        server = name.partition(".")[0]
-        if server in self.missing:
-            return ToolNotFoundError(name, hint=f"Server {server} is not connected: {self.missing[server]}")
-        hint = f"Not connected, so not listed: {', '.join(sorted(self.missing))}." if self.missing else ""
+        if (unreachable := self.unreachable(name)) is not None:
+            return unreachable
+        hint = f"Not connected, so not listed: {', '.join(sorted(self._silent))}." if self._silent else ""
         return ToolNotFoundError(name, suggestions(name, self.entries), hint)
+
+    def unreachable(self, name: str) -> ToolUnreachableError | None:
+        """Why nothing has this name, full or for language models, if that is because its server did not come."""
+        server, dot, _ = name.partition(".")
+        meant = server if dot else self._server_told(name)
+        return ToolUnreachableError(name, meant, self.missing[meant]) if meant in self._silent else None
+
+    def _server_told(self, llm_name: str) -> str:
+        """The server whose tools have names for language models that begin like this one, if there is any."""
+        servers = [*self._silent, *(entry.server for entry in self.entries.values())]
+        beginnings = {llm_form((ServerName(server), FeatureName(""))): str(server) for server in servers}
+        longest = max((each for each in beginnings if llm_name.startswith(each)), key=len, default="")
+        return beginnings.get(longest, "")
+
+    @cached_property
+    def _silent(self) -> frozenset[str]:
+        """Servers that are not connected and have not said what they have; of others the last list is known."""
+        return frozenset(self.missing).difference(str(entry.server) for entry in self.entries.values())
 
     # -- names for language models ---------------------------------------------------------------------------------
 

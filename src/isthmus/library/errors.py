@@ -54,6 +54,14 @@ class ToolNotFoundError(ToolError, LookupError):
         self.suggestions = tuple(suggestions)
 
 
+class ToolUnreachableError(ToolNotFoundError):
+    """The tool's server is not connected and has never said what it has, so that it may well have this tool."""
+
+    def __init__(self, name: str, server: str, why: str) -> None:
+        super().__init__(name, hint=f"Server {server} is not connected: {why}")
+        self.server = server
+
+
 class AmbiguousToolError(ToolError, LookupError):
     """Several tools have this short name; `candidates` are their full names."""
 

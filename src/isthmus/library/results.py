@@ -21,7 +21,7 @@ from isthmus.library.contracts import (
     UserContext,
     text_of,
 )
-from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
+from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError, ToolUnreachableError
 from isthmus.model.faults import Fault, ServerError
 from isthmus.model.outcomes import Outcome, Result
 
@@ -128,13 +128,16 @@ def _plainest(content: list[dict[str, Any]]) -> Any:
 
 
 def refused(request: ToolRequest, error: ToolError) -> ToolResult:
-    """A request whose tool cannot be found, or is not the user's to use: nothing was sent."""
+    """A request whose tool cannot be found or reached, or is not the user's to use: nothing was sent."""
+    server = None
     if isinstance(error, ToolDeniedError):
         status, reason = ToolStatus.UNAUTHORIZED, "denied"
+    elif isinstance(error, ToolUnreachableError):
+        status, reason, server = ToolStatus.UNAVAILABLE, "not_connected", error.server
     else:
         status, reason = ToolStatus.NOT_FOUND, "unknown_tool" if isinstance(error, ToolNotFoundError) else "ambiguous"
     details = {key: list(getattr(error, key)) for key in ("suggestions", "candidates") if getattr(error, key, None)}
-    payload = ErrorPayload(CODES[status], str(error), "no", reason, details=details)
+    payload = ErrorPayload(CODES[status], str(error), "no", reason, server, details=details)
     return _failed(request, payload, request.tool_name, request.tool_namespace, 0.0, status)
 
 

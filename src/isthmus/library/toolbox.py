@@ -110,8 +110,8 @@ class Toolbox:
     async def tools(self, user: UserContext | None = None, *, is_shared: bool = False) -> list[UniversalTool]:
         """What there is now for this user; of names that several users share, those that this one may use.
 
-        The first time every name has to be a tool's. Later on one whose server has gone, or which the user may not use
-        any more, is left out until it is back: an agent goes on with what there is.
+        The first time every name has to be a tool's. Later on one that its server has taken back, or which the user may
+        not use any more, is left out until it is there again: an agent goes on with what there is.
 
         Raises:
             ToolError, UnresolvedToolsError: the first time, for names that are no tool's or not the user's to use, also
@@ -143,6 +143,7 @@ class Toolbox:
 
         Raises:
             ToolNotFoundError: it was told of no such tool, or the tool has gone.
+            ToolUnreachableError: the same, since the tool's server did not come.
             ToolDeniedError: the user may not use it.
         """
         catalog = await self.service.catalog()
@@ -150,6 +151,8 @@ class Toolbox:
         if entry is not None and not catalog.may_use(user, entry):
             # Whether it was selected or not: a task has none of those that its user may not use.
             raise ToolDeniedError(entry.full_name, user.user_id if user else None)
+        if entry is None and (unreachable := catalog.unreachable(llm_name)) is not None:
+            raise unreachable
         selected = self._selected(catalog)
         if entry is None or entry.full_name not in selected:
             known = [each.llm_name for each in selected.values() if catalog.may_use(user, each)]
@@ -273,7 +276,8 @@ def check_held_back(names: Iterable[str], catalog: Catalog) -> None:
     """
     known: set[str] = set().union(*(entry.names for entry in catalog.entries.values()))
     for name in names:
-        if name not in known and name.partition(".")[0] not in catalog.missing:
+        is_away = name.partition(".")[0] in catalog.missing or catalog.unreachable(name) is not None
+        if name not in known and not is_away:
             catalog.resolve(name)
 
 

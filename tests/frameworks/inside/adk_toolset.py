@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -277,6 +278,14 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
     assert answer["status"] == status
     assert words in answer["error"]
     assert text_of(events) == answer["error"]
+
+
+async def test_a_tool_of_a_server_that_did_not_come_is_unavailable(tmp_path: Path) -> None:
+    toolset = HubToolset(config={"mcp_servers": [{"name": "gone", "command": str(tmp_path / "nothing")}]})
+    (answer,) = answers(await Conversation([toolset], {"mcp_gone_find": {}}, repeat_answer).say("Do it."))
+    assert answer["status"] == "unavailable"
+    assert answer["error"].startswith("There is no tool 'mcp_gone_find'. Server gone is not connected: ")
+    await toolset.close()
 
 
 async def test_of_several_toolsets_the_one_that_denies_is_heard_and_all_suggest(service: ToolService) -> None:

@@ -44,6 +44,7 @@ MISSES: list[tuple[str, UserContext | None, str, str]] = [
     ("mcp_docs_serch", None, "not_found", "There is no tool 'mcp_docs_serch'. Did you mean mcp_docs_search"),
     ("mcp_docs_erse", SEARCHER, "not_found", "There is no tool 'mcp_docs_erse'. Did you mean mcp_docs_search?"),
     ("mcp_docs_go", SEARCHER, "unauthorized", "user 'ann' may not use docs.go: its permissions do not cover it."),
+    ("mcp_gone_find", None, "unavailable", "There is no tool 'mcp_gone_find'. Server gone is not connected: "),
 ]
 """Names that a model makes up, or should not know: whose run it is, how the call ends, and what is said of it."""
 
@@ -61,7 +62,7 @@ def seconds_for(status: str) -> float | None:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[ToolService]:
-    """A service over both servers; `folder / "ledger"` is what `docs` notes."""
+    """A service over both servers, and one that never comes; `folder / "ledger"` is what `docs` notes."""
     docs = {
         "name": "docs",
         "command": sys.executable,
@@ -72,8 +73,9 @@ def serving(folder: Path) -> Iterator[ToolService]:
         },
         "cwd": str(CHECKOUT),
     }
-    with BlockingToolService(with_servers(docs, raw_server(ledger=folder / "payments"))) as tools:
-        assert tools.failures == {}
+    gone = {"name": "gone", "command": str(folder / "nothing")}
+    with BlockingToolService(with_servers(docs, raw_server(ledger=folder / "payments"), gone)) as tools:
+        assert list(tools.failures) == ["gone"]
         yield tools.service
 
 

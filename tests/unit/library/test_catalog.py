@@ -13,7 +13,7 @@ from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import UniversalTool
-from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError
+from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError, ToolUnreachableError
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Tool
@@ -109,6 +109,27 @@ def test_a_tool_of_a_server_that_did_not_come_is_missed_with_the_reason() -> Non
         assert unknown.value.suggestions == ()
     with pytest.raises(ToolNotFoundError, match="Not connected, so not listed: web"):
         shelf.resolve("fetch")
+
+
+def test_so_is_one_by_its_name_for_language_models() -> None:
+    missing = {"web": "connection refused", "web-find": "it is starting"}
+    shelf = catalog_of("web_search.query", "files.read", missing=missing)
+    for name, server in (("mcp_web_read", "web"), ("mcp_web_find_it", "web-find")):
+        with pytest.raises(ToolUnreachableError) as unreachable:
+            shelf.resolve(name)
+        assert (unreachable.value.server, str(unreachable.value)) == (
+            server,
+            f"There is no tool {name!r}. Server {server} is not connected: {missing[server]}",
+        )
+    for name in ("mcp_web_search_qery", "mcp_files_raed", "mcp_webs_read"):
+        assert shelf.unreachable(name) is None, "its server is there, or is none"
+
+
+def test_of_a_server_that_went_away_it_is_known_what_it_has() -> None:
+    shelf = catalog_of("files.read", missing={"files": "exited with code 1"})
+    with pytest.raises(ToolNotFoundError, match=r"Did you mean files\.read") as unknown:
+        shelf.resolve("files.raed")
+    assert not isinstance(unknown.value, ToolUnreachableError)
 
 
 def test_every_tool_has_its_own_name_for_language_models() -> None:

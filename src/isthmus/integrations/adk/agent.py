@@ -30,7 +30,7 @@ from google.genai import types
 
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.messages import contents_of
-from isthmus.integrations.adk.misses import Offer, denial, is_miss, miss
+from isthmus.integrations.adk.misses import Offer, is_miss, miss, refusal_of
 from isthmus.integrations.adk.tool import SOMEBODY, HubTool, ToolOptions
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import (
@@ -182,8 +182,8 @@ class AdkDomainAgent:
             if not is_miss(tool):
                 return None
             catalog = await self._catalog()
-            denied = None if catalog is None else denial(tool.name, catalog, task.user_context)
-            result = miss(tool.name, [Offer([each.name for each in tools], denied)])
+            refusal = None if catalog is None else refusal_of(tool.name, catalog, task.user_context)
+            result = miss(tool.name, [Offer([each.name for each in tools], refusal)])
             results.append(result)
             return answer_of(result)
 

@@ -15,7 +15,7 @@ from isthmus.core.catalog.names import suggestions
 from isthmus.integrations.adk.tool import function_name
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolRequest, ToolResult, UserContext
-from isthmus.library.errors import ToolDeniedError, ToolNotFoundError
+from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.library.results import refused
 
 
@@ -29,24 +29,25 @@ class Offer:
     """What the model has of one service."""
 
     names: list[str]
-    denied: ToolDeniedError | None = None
-    """If the name that it called is a tool's there, which is not the user's to use."""
+    refusal: ToolError | None = None
+    """Why the tool that it called is not among them, if more is known of it than that."""
 
 
 def miss(called: str, offers: Iterable[Offer]) -> ToolResult:
     """How such a call ends: one that is denied anywhere is denied."""
     offers = list(offers)
-    for offer in offers:
-        if offer.denied is not None:
-            return refused(ToolRequest(called), offer.denied)
+    refusals = [offer.refusal for offer in offers if offer.refusal is not None]
+    refusals.sort(key=lambda each: not isinstance(each, ToolDeniedError))
+    if refusals:
+        return refused(ToolRequest(called), refusals[0])
     known = [name for offer in offers for name in offer.names]
     return refused(ToolRequest(called), ToolNotFoundError(called, suggestions(called, known)))
 
 
-def denial(name: str, catalog: Catalog, user: UserContext | None) -> ToolDeniedError | None:
+def refusal_of(name: str, catalog: Catalog, user: UserContext | None) -> ToolError | None:
     """Why a tool that has this name for language models is not there; None if it might be, or if there is none."""
     for entry in catalog.entries.values():
         if entry.llm_name == name or function_name(entry.tool) == name:
             is_denied = not catalog.may_use(user, entry)
             return ToolDeniedError(entry.full_name, user.user_id if user else None) if is_denied else None
-    return None
+    return catalog.unreachable(name)

@@ -26,7 +26,7 @@ from google.genai import types
 
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.background import Background
-from isthmus.integrations.adk.misses import Offer, denial, is_miss, miss
+from isthmus.integrations.adk.misses import Offer, is_miss, miss, refusal_of
 from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool, ToolOptions, UserProvider
 from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
@@ -199,7 +199,7 @@ class HubToolset(BaseToolset):
         except Exception:  # without a list there is what ADK itself says
             logger.exception("%s was called, and the tools of the hub could not be listed", called)
             return None
-        return Offer(names, denial(called.removeprefix(prefix), catalog, user))
+        return Offer(names, refusal_of(called.removeprefix(prefix), catalog, user))
 
     def _named(self, names: Any, catalog: Catalog) -> set[str]:
         """The full names of those that are meant; one that is not there now may come with its server."""
