@@ -269,10 +269,10 @@ def _unless_unknown(request: Any, found: UniversalTool | ToolResult, output: Any
 
 
 def _is_overruled(found: ToolResult, output: Any) -> bool:
-    """Whether another hub does not know the tool, and this one denies it."""
+    """Whether another hub does not know the tool, and this one does: it denies it, or cannot reach its server."""
     record = output.artifact if isinstance(output, ToolMessage) else None
     is_unknown = isinstance(record, dict) and record.get("status") == ToolStatus.NOT_FOUND
-    return is_unknown and found.status is ToolStatus.UNAUTHORIZED
+    return is_unknown and found.status is not ToolStatus.NOT_FOUND
 
 
 def _is_of_nobody(name: str, output: Any) -> bool:

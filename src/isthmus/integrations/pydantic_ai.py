@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,13 +27,13 @@ from pydantic_ai import BinaryContent, CustomEvent, RunContext, ToolDefinition, 
 from pydantic_ai.exceptions import ApprovalRequired, ModelRetry, ToolFailed, UserError
 from pydantic_ai.messages import ModelRequest, RetryPromptPart, ToolReturnPart
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
-from pydantic_core import SchemaValidator, core_schema
+from pydantic_core import SchemaValidator, ValidationError, core_schema
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.errors import ToolDeniedError, ToolNotFoundError, ToolUnreachableError
 from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, parts_of, record_of, said_by, value_of
-from isthmus.library.results import refused
+from isthmus.library.results import refused, unusable
 from isthmus.library.service import ToolService
 from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of
 
@@ -51,7 +51,6 @@ HeadersOf: TypeAlias = Mapping[str, str] | Callable[[RunContext[Any]], Mapping[s
 _Answer: TypeAlias = ToolReturnPart | RetryPromptPart
 
 _ANY_OBJECT = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
-"""The hub checks arguments; here they only have to be an object."""
 
 
 @dataclass(kw_only=True)
@@ -139,8 +138,11 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
         """
         user = self._terms.user(ctx)
         tools = await self._box.tools(user, is_shared=self._terms.is_shared)
-        for part in _misses(ctx):
-            await self._explain(part, user, ctx)
+        for part in _last_parts(ctx):
+            if _is_miss(part):
+                await self._explain(part, user, ctx)
+            elif isinstance(words := getattr(part, "content", None), _Words):
+                await _record(part, words, ctx)
         return {llm_name_of(tool): self._toolset_tool(tool) for tool in tools}
 
     async def _explain(self, part: _Answer, user: UserContext | None, ctx: RunContext[DepsT]) -> None:
@@ -169,7 +171,7 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
             toolset=self,
             tool_def=_definition(tool),
             max_retries=self._max_retries,
-            args_validator=_ANY_OBJECT,
+            args_validator=_Arguments(tool),
             universal=tool,
         )
 
@@ -200,6 +202,29 @@ class HubToolsetTool(ToolsetTool[DepsT], Generic[DepsT]):
     universal: UniversalTool
 
 
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """The hub checks arguments; here they only have to be an object."""
+
+    tool: UniversalTool
+
+    def validate_json(self, input: str | bytes | bytearray, **options: Any) -> Any:
+        """See `SchemaValidator`."""
+        return self._checked(_ANY_OBJECT.validate_json, input, options)
+
+    def validate_python(self, input: Any, **options: Any) -> Any:
+        """See `SchemaValidator`."""
+        return self._checked(_ANY_OBJECT.validate_python, input, options)
+
+    def _checked(self, validate: Callable[..., Any], given: Any, options: dict[str, Any]) -> Any:
+        try:
+            return validate(given, **options)
+        except ValidationError as error:
+            name = self.tool.name
+            message = f"Invalid arguments for {name}: they are not a JSON object."
+            raise ModelRetry(_words_of(unusable(ToolRequest(name), message), is_told=False)) from error
+
+
 def _definition(tool: UniversalTool) -> ToolDefinition:
     return ToolDefinition(
         name=llm_name_of(tool),
@@ -213,17 +238,17 @@ def _definition(tool: UniversalTool) -> ToolDefinition:
 # -- names that the agent does not have --------------------------------------------------------------------------------
 
 
-def _misses(ctx: RunContext[Any]) -> list[_Answer]:
-    """What pydantic-ai itself said last of names that are no tool's; it asks no toolset about them.
+def _last_parts(ctx: RunContext[Any]) -> Sequence[Any]:
+    """What the model is about to be told.
 
-    The list of tools is made just before the model is told, and a run's history may be changed until then.
+    The list of tools is made just before, and a run's history may be changed until then.
     """
     last = ctx.messages[-1] if ctx.messages else None
-    parts = last.parts if isinstance(last, ModelRequest) else ()
-    return [part for part in parts if _is_miss(part)]
+    return last.parts if isinstance(last, ModelRequest) else ()
 
 
 def _is_miss(part: Any) -> TypeGuard[_Answer]:
+    """Whether pydantic-ai itself said that a name is no tool's; it asks no toolset about those."""
     if isinstance(part, ToolReturnPart):
         retry = getattr(part, "retry", None)
         return retry is not None and retry.cause == "unknown_tool"
@@ -232,9 +257,9 @@ def _is_miss(part: Any) -> TypeGuard[_Answer]:
 
 
 def _is_news(part: _Answer, result: ToolResult) -> bool:
-    """Whether nobody has said how the call ended: another toolset may have, but one that denies it is heard."""
+    """Whether nobody has said how the call ended: another toolset may have, but one that knows the tool is heard."""
     said = part.metadata if isinstance(part, ToolReturnPart) else None
-    return said is None or (said.get("status"), result.status) == (ToolStatus.NOT_FOUND, ToolStatus.UNAUTHORIZED)
+    return said is None or (said.get("status") == ToolStatus.NOT_FOUND and result.status is not ToolStatus.NOT_FOUND)
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------------
@@ -275,11 +300,37 @@ def _ended(result: ToolResult) -> HubResultEvent:
     return HubResultEvent(tool=result.tool_name, status=str(result.status), record=record_of(result))
 
 
+class _Words(str):
+    """What the model is told of a failure, which remembers how the call ended.
+
+    On the way from an exception to a part of the messages pydantic-ai keeps nothing but these words.
+    """
+
+    result: ToolResult
+    is_told: bool
+    """Whether the run's stream has had how it ended."""
+
+
+def _words_of(result: ToolResult, *, is_told: bool = True) -> _Words:
+    words = _Words(said_by(result))
+    words.result, words.is_told = result, is_told
+    return words
+
+
+async def _record(part: _Answer, words: _Words, ctx: RunContext[Any]) -> None:
+    """Keep how a call failed where a success has it, and of the words only the text."""
+    part.content = str(words)
+    if isinstance(part, ToolReturnPart):
+        part.metadata = record_of(words.result)
+    if not words.is_told:
+        await _emit(ctx, _ended(words.result))
+
+
 def _returned(result: ToolResult) -> ToolReturn[Any]:
     if result.status is ToolStatus.INVALID_PARAMETERS:
-        raise ModelRetry(said_by(result))
+        raise ModelRetry(_words_of(result))
     if not result.is_success:
-        raise HubToolFailed(said_by(result), result)
+        raise HubToolFailed(_words_of(result), result)
     return ToolReturn(return_value=_value(result), metadata=record_of(result))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
@@ -23,6 +24,7 @@ from tests.frameworks.inside.served import (
     SEARCHER,
     SECONDS,
     TYPED,
+    UNREADABLE,
     let_go,
     run_example,
     seconds_for,
@@ -57,7 +59,8 @@ class Scripted:
         if isinstance(turn, str):
             yield turn
         else:
-            yield {0: DeltaToolCall(turn[0], ToolCallPart(*turn).args_as_json_str())}
+            name, arguments = turn
+            yield {0: DeltaToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments))}
 
 
 def returns(messages: list[ModelMessage]) -> list[ToolReturnPart]:
@@ -154,9 +157,9 @@ async def test_a_user_is_given_the_tools_that_permissions_cover(service: ToolSer
         await Agent(script.model, toolsets=[HubToolset(service, ["docs.serach"])]).run("please")
 
 
-@pytest.mark.parametrize(("name", "arguments", "status", "words"), EXECUTED)
+@pytest.mark.parametrize(("name", "arguments", "status", "words"), [*EXECUTED, *UNREADABLE])
 async def test_every_way_to_fail_has_its_own_status_and_message(
-    service: ToolService, name: str, arguments: dict[str, Any], status: str, words: str
+    service: ToolService, name: str, arguments: Any, status: str, words: str
 ) -> None:
     agent = Agent(
         Scripted((name, arguments), "so be it").model, toolsets=[HubToolset(service, timeout=seconds_for(status))]
@@ -168,8 +171,9 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
 
     result = await agent.run("please", event_stream_handler=hear)
     (told,) = returns(result.all_messages())
-    assert [event.status for event in ended] == [status]
+    assert [(event.status, event.record) for event in ended] == [(status, told.metadata)]
     assert told.outcome == ("retried" if status == "invalid_parameters" else "failed")
+    assert type(told.content) is str
     assert re.search(words, told.content)
     assert told.content == ended[0].record["error"]["message"]
     assert result.output == "so be it"

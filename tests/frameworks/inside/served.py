@@ -40,6 +40,22 @@ FAILURES: list[tuple[str, dict[str, Any], str, str]] = [
 EXECUTED = FAILURES[:4]
 """Those of tools that the model is shown."""
 
+UNREADABLE: list[tuple[str, str, str, str]] = [
+    (
+        "mcp_docs_search",
+        "{nonsense",
+        "invalid_parameters",
+        r"^Invalid arguments for docs\.search: they are not a JSON ",
+    ),
+    (
+        "mcp_docs_search",
+        '["a list"]',
+        "invalid_parameters",
+        r"^Invalid arguments for docs\.search: they are not a JSON ",
+    ),
+]
+"""The same for arguments that are no object, of models whose providers hand them on as text."""
+
 MISSES: list[tuple[str, UserContext | None, str, str]] = [
     ("mcp_docs_serch", None, "not_found", "There is no tool 'mcp_docs_serch'. Did you mean mcp_docs_search"),
     ("mcp_docs_erse", SEARCHER, "not_found", "There is no tool 'mcp_docs_erse'. Did you mean mcp_docs_search?"),
