@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 from agents import AgentBase, FunctionTool, RunConfig, RunContextWrapper, ToolErrorFormatterArgs
 from agents.exceptions import UserError
 from agents.mcp import MCPServer, MCPToolCustomDataContext, MCPToolMetaContext
-from agents.tool import FunctionToolCustomDataContext, ToolOutputImage, ToolOutputText
+from agents.tool import FunctionToolCustomDataContext, ToolErrorFunction, ToolOutputImage, ToolOutputText
 from agents.tool_context import ToolContext
 from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult
 from mcp.types import Tool as MCPTool
@@ -117,7 +117,7 @@ def _function_tool(kit: _Kit, tool: UniversalTool) -> FunctionTool:
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
         parameters = _read(arguments)
-        result = _unreadable(tool) if parameters is None else await kit.execute(tool, context, parameters)
+        result = _unreadable(tool.name) if parameters is None else await kit.execute(tool, context, parameters)
         results[context] = result
         return _output(result)
 
@@ -153,8 +153,8 @@ def _read(arguments: str) -> dict[str, Any] | None:
     return parameters if isinstance(parameters, dict) else None
 
 
-def _unreadable(tool: UniversalTool) -> ToolResult:
-    return unusable(ToolRequest(tool.name), f"Invalid arguments for {tool.name}: they are not a JSON object.")
+def _unreadable(name: str) -> ToolResult:
+    return unusable(ToolRequest(name), f"Invalid arguments for {name}: they are not a JSON object.")
 
 
 def _output(result: ToolResult) -> Any:
@@ -291,6 +291,27 @@ class HubServer(MCPServer):
             return _call_result(tool)
         request = self._terms.request(tool, arguments or {}, (meta or {}).get(SESSION_KEY))
         return _call_result(await self._box.execute(request, self._on_event))
+
+    def _get_failure_error_function(self, agent_failure_error_function: ToolErrorFunction | None) -> Any:
+        """Asked by the SDK what to tell the model where a call failed before it came here.
+
+        Arguments that are no object do: the SDK reads them itself, and says nothing of them. None has it raise.
+        """
+        otherwise = super()._get_failure_error_function(agent_failure_error_function)
+
+        async def explain(context: RunContextWrapper[Any], error: Exception) -> str:
+            if isinstance(context, ToolContext) and _read(context.tool_arguments) is None:
+                return await self._unreadable(context)
+            return str(await _settled(otherwise(context, error)))
+
+        return None if otherwise is None else explain
+
+    async def _unreadable(self, context: ToolContext[Any]) -> str:
+        tool = await self._box.find(context.tool_name, self._user)
+        result = _unreadable(tool.name if tool is not None else context.tool_name)
+        # Where the SDK puts what an extractor gives it; none is asked of a call that failed.
+        context._custom_data = record_of(result)
+        return said_by(result)
 
     async def list_prompts(self) -> ListPromptsResult:
         """See `MCPServer`; permissions are for tools, so that who has a user's has no prompts."""

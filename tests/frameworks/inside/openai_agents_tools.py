@@ -195,6 +195,33 @@ async def test_the_same_by_the_server(service: ToolService, name: str, arguments
     assert result.final_output == "so be it"
 
 
+@pytest.mark.parametrize(("name", "arguments", "status", "words"), UNREADABLE)
+async def test_what_the_sdk_cannot_read_is_told_by_the_server_all_the_same(
+    service: ToolService, name: str, arguments: str, status: str, words: str
+) -> None:
+    agent = Agent("librarian", model=scripted((name, arguments), "so be it"), mcp_servers=[HubServer(service)])
+    result = await Runner.run(agent, "please", run_config=UNTRACED)
+    (told,) = outputs(result)
+    assert re.search(words, told.output)
+    assert (told.custom_data["status"], told.custom_data["error"]["message"]) == (status, told.output)
+    assert result.final_output == "so be it"
+
+
+async def test_what_a_program_says_of_other_failures_of_its_servers_stays_its_own(service: ToolService) -> None:
+    class Broken(HubServer):
+        async def call_tool(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("broken")
+
+    server = Broken(service, failure_error_function=lambda context, error: "sorry")
+    agent = Agent("librarian", model=scripted(("mcp_docs_go", {}), "well"), mcp_servers=[server])
+    (told,) = outputs(await Runner.run(agent, "please", run_config=UNTRACED))
+    assert told.output == "sorry"
+    server = HubServer(service, failure_error_function=None)
+    agent = Agent("librarian", model=scripted(("mcp_docs_go", "{"), "never said"), mcp_servers=[server])
+    with pytest.raises(ModelBehaviorError):  # the program wants it so
+        await Runner.run(agent, "please", run_config=UNTRACED)
+
+
 @pytest.mark.parametrize(("name", "user", "status", "words"), MISSES)
 @pytest.mark.parametrize("is_server", [True, False])
 async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
