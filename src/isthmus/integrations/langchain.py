@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, TypeAlias, TypedDict, Unpack
 
 try:
@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import BaseTool, ToolException
@@ -38,7 +38,16 @@ from isthmus.library.forms import for_model
 from isthmus.library.owner import Owner
 from isthmus.library.parts import Image, Part, Text, parts_of, record_of, said_by
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import Approval, Listener, Selection, Terms, Toolbox, llm_name_of, not_approved
+from isthmus.library.toolbox import (
+    Approval,
+    Listener,
+    Selection,
+    Terms,
+    Toolbox,
+    llm_name_of,
+    not_approved,
+    unreadable,
+)
 
 INVALID_TOOL_NAME: str = getattr(
     tool_node,
@@ -207,12 +216,18 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
     async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """See `AgentMiddleware`."""
         tools = await self._kit.box.tools(self._user(), is_shared=self._kit.terms.is_shared)
-        return await handler(self._with_tools(request, tools))
+        turn = _Turn(self._with_tools(request, tools), tools)
+        while (response := turn.heard(await handler(turn.request))) is None:
+            pass
+        return response
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """See `AgentMiddleware`."""
         tools = self._kit.box.tools_blocking(self._user(), is_shared=self._kit.terms.is_shared)
-        return handler(self._with_tools(request, tools))
+        turn = _Turn(self._with_tools(request, tools), tools)
+        while (response := turn.heard(handler(turn.request))) is None:
+            pass
+        return response
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """See `AgentMiddleware`."""
@@ -256,6 +271,50 @@ def _hub_tool(kit: _Kit, tool: UniversalTool) -> HubTool:
     )
 
 
+# -- calls that never become one ---------------------------------------------------------------------------------------
+
+UNREADABLE_TURNS_MAX = 3
+"""How often a model is asked again whose calls cannot be read; one that fails as often does not learn it."""
+
+
+class _Turn:
+    """A turn of the model, which is asked again while it says nothing but calls with arguments that are no object.
+
+    LangChain keeps these aside (`invalid_tool_calls`), executes none, and takes a message without calls for the
+    answer: the run would end with nothing said.
+    """
+
+    def __init__(self, request: Any, tools: list[UniversalTool]) -> None:
+        self.request = request
+        self._tools = {llm_name_of(tool): tool for tool in tools}
+        self._said: list[Any] = []
+        self._left = UNREADABLE_TURNS_MAX
+
+    def heard(self, response: Any) -> Any | None:
+        """What the turn comes to; None if the model is to be asked again, with what it is told."""
+        message = next((each for each in response.result if isinstance(each, AIMessage)), None)
+        refusals = [] if message is None else self._refusals(message)
+        if not refusals and not self._said:
+            return response
+        said = [*response.result, *refusals]
+        if not refusals or message is None or message.tool_calls or not self._left:
+            return replace(response, result=[*self._said, *said])
+        self._left -= 1
+        self._said += said
+        self.request = self.request.override(messages=[*self.request.messages, *said])
+        return None
+
+    def _refusals(self, message: AIMessage) -> list[ToolMessage]:
+        return [
+            _refusal(call, unreadable(self._tools[call["name"]].name))
+            for call in message.invalid_tool_calls
+            if call.get("id") and call.get("name") in self._tools
+        ]
+
+
+# -- names that the agent does not have --------------------------------------------------------------------------------
+
+
 def _unless_unknown(request: Any, found: UniversalTool | ToolResult, output: Any) -> Any:
     """What came of a call; if nobody has the tool, what is said of it here.
 
@@ -264,7 +323,7 @@ def _unless_unknown(request: Any, found: UniversalTool | ToolResult, output: Any
     if isinstance(found, ToolResult) and (
         _is_of_nobody(request.tool_call["name"], output) or _is_overruled(found, output)
     ):
-        return _refusal(request, found)
+        return _refusal(request.tool_call, found)
     return output
 
 
@@ -282,8 +341,7 @@ def _is_of_nobody(name: str, output: Any) -> bool:
     return isinstance(output, ToolMessage) and output.status == "error" and str(output.content).startswith(beginning)
 
 
-def _refusal(request: Any, result: ToolResult) -> ToolMessage:
-    call = request.tool_call
+def _refusal(call: Any, result: ToolResult) -> ToolMessage:
     return ToolMessage(
         said_by(result), name=call["name"], tool_call_id=call["id"], status="error", artifact=record_of(result)
     )

@@ -35,9 +35,9 @@ from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, 
 from isthmus.library.errors import ToolNotFoundError
 from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, json_of, parts_of, record_of, said_by
-from isthmus.library.results import refused, unusable
+from isthmus.library.results import refused
 from isthmus.library.service import SESSION_KEY, ToolService
-from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of
+from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of, unreadable
 
 UserOf: TypeAlias = UserContext | Callable[[RunContextWrapper[Any]], UserContext | None] | None
 """On whose behalf: one user, or a function that reads the user from a run's context."""
@@ -117,7 +117,7 @@ def _function_tool(kit: _Kit, tool: UniversalTool) -> FunctionTool:
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
         parameters = _read(arguments)
-        result = _unreadable(tool.name) if parameters is None else await kit.execute(tool, context, parameters)
+        result = unreadable(tool.name) if parameters is None else await kit.execute(tool, context, parameters)
         results[context] = result
         return _output(result)
 
@@ -151,10 +151,6 @@ def _read(arguments: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return parameters if isinstance(parameters, dict) else None
-
-
-def _unreadable(name: str) -> ToolResult:
-    return unusable(ToolRequest(name), f"Invalid arguments for {name}: they are not a JSON object.")
 
 
 def _output(result: ToolResult) -> Any:
@@ -308,7 +304,7 @@ class HubServer(MCPServer):
 
     async def _unreadable(self, context: ToolContext[Any]) -> str:
         tool = await self._box.find(context.tool_name, self._user)
-        result = _unreadable(tool.name if tool is not None else context.tool_name)
+        result = unreadable(tool.name if tool is not None else context.tool_name)
         # Where the SDK puts what an extractor gives it; none is asked of a call that failed.
         context._custom_data = record_of(result)
         return said_by(result)

@@ -33,9 +33,9 @@ from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolS
 from isthmus.library.errors import ToolDeniedError, ToolNotFoundError, ToolUnreachableError
 from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, parts_of, record_of, said_by, value_of
-from isthmus.library.results import refused, unusable
+from isthmus.library.results import refused
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of
+from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of, unreadable
 
 DepsT = TypeVar("DepsT")
 
@@ -220,9 +220,7 @@ class _Arguments:
         try:
             return validate(given, **options)
         except ValidationError as error:
-            name = self.tool.name
-            message = f"Invalid arguments for {name}: they are not a JSON object."
-            raise ModelRetry(_words_of(unusable(ToolRequest(name), message), is_told=False)) from error
+            raise ModelRetry(_words_of(unreadable(self.tool.name), is_told=False)) from error
 
 
 def _definition(tool: UniversalTool) -> ToolDefinition:

@@ -13,13 +13,21 @@ from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, assert_never
 
-from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
+from isthmus.library.contracts import ToolResult, UniversalTool, UserContext
 from isthmus.library.forms import anthropic_form, gemini_form, openai_form
 from isthmus.library.owner import Owner
 from isthmus.library.parts import Image, Part, parts_of, said_by, value_of
-from isthmus.library.results import unusable
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import Approval, Listener, Selection, Terms, Toolbox, llm_name_of, not_approved
+from isthmus.library.toolbox import (
+    Approval,
+    Listener,
+    Selection,
+    Terms,
+    Toolbox,
+    llm_name_of,
+    not_approved,
+    unreadable,
+)
 
 Provider: TypeAlias = Literal["openai", "responses", "anthropic", "gemini"]
 """Whose form: OpenAI's Chat Completions, OpenAI's Responses, Anthropic's Messages, Gemini's `generateContent`."""
@@ -139,7 +147,7 @@ class Dispatcher:
         if isinstance(tool, ToolResult):
             return tool
         if call.arguments is None:
-            return unusable(ToolRequest(tool.name), f"Invalid arguments for {tool.name}: they are not a JSON object.")
+            return unreadable(tool.name)
         if self._box.is_approval_needed(tool, call.arguments) and call.key not in approved:
             return not_approved(tool)
         request = self._terms.request(tool, call.arguments, None)

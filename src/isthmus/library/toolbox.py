@@ -26,7 +26,7 @@ from isthmus.library.contracts import (
 from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.library.owner import Owner
 from isthmus.library.resolver import resolve_all
-from isthmus.library.results import refused
+from isthmus.library.results import refused, unusable
 from isthmus.library.service import ToolService
 
 Selection: TypeAlias = Iterable[str | UniversalTool]
@@ -256,6 +256,11 @@ def not_approved(tool: UniversalTool, why: str = "") -> ToolResult:
     message = f"{tool.name} was not executed: it was not approved{f' ({why})' if why else ''}."
     error = ErrorPayload(ErrorCode.TOOL_UNAUTHORIZED, message, "no", "not_approved", tool.namespace)
     return ToolResult(tool.name, ToolStatus.UNAUTHORIZED, tool.namespace, error_message=message, error=error)
+
+
+def unreadable(name: str) -> ToolResult:
+    """What becomes of a call whose arguments are no object: a model wrote them, and may write anything."""
+    return unusable(ToolRequest(name), f"Invalid arguments for {name}: they are not a JSON object.")
 
 
 def _name_of(given: str | UniversalTool) -> str:

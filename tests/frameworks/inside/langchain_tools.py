@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from tests.frameworks.inside.served import (
     SEARCHER,
     SECONDS,
     TYPED,
+    UNREADABLE,
     let_go,
     run_example,
     seconds_for,
@@ -212,6 +214,53 @@ async def test_the_same_by_the_middleware(
     assert (told.status, told.artifact["status"]) == ("error", status)
     assert re.search(words, told.content)
     assert state["messages"][-1].content == "so be it"
+
+
+def unreadable(name: str, arguments: str, id: str) -> dict[str, str]:
+    """What LangChain makes of a call whose arguments it cannot read."""
+    return {"name": name, "args": arguments, "id": id, "error": "no JSON", "type": "invalid_tool_call"}
+
+
+@pytest.mark.parametrize(("name", "arguments", "status", "words"), UNREADABLE)
+async def test_arguments_that_cannot_be_read_are_told_and_the_model_is_asked_again(
+    service: ToolService, name: str, arguments: str, status: str, words: str
+) -> None:
+    broken = AIMessage("", invalid_tool_calls=[unreadable(name, arguments, "broken")])
+    mended = AIMessage("", tool_calls=[{"name": name, "args": {"query": "weirs"}, "id": "mended"}])
+    hub = HubMiddleware(service)
+    for is_blocking in (False, True):
+        model = Scripted(messages=iter([broken, mended, AIMessage("about weirs")]), offered=[])
+        agent = create_agent(model, middleware=[hub])
+        state = await (asyncio.to_thread(agent.invoke, ASKED) if is_blocking else agent.ainvoke(ASKED))
+        refused, found = tool_messages(state)
+        assert (refused.tool_call_id, refused.status, refused.artifact["status"]) == ("broken", "error", status)
+        assert re.search(words, refused.content)
+        assert found.artifact["structured_content"]["found"] == "a document about weirs"
+        assert state["messages"][-1].content == "about weirs"
+
+
+async def test_what_can_be_read_beside_it_is_executed(service: ToolService) -> None:
+    both = AIMessage(
+        "",
+        tool_calls=[{"name": "mcp_docs_search", "args": {"query": "weirs"}, "id": "read"}],
+        invalid_tool_calls=[unreadable("mcp_docs_search", "{", "broken"), unreadable("elsewhere", "{", "another")],
+    )
+    model = Scripted(messages=iter([both, AIMessage("about weirs")]), offered=[])
+    state = await create_agent(model, middleware=[HubMiddleware(service)]).ainvoke(ASKED)
+    told = {each.tool_call_id: each.artifact for each in tool_messages(state) if each.artifact is not None}
+    assert {call: record["status"] for call, record in told.items()} == {
+        "broken": "invalid_parameters",
+        "read": "success",
+    }
+    assert state["messages"][-1].content == "about weirs"
+
+
+async def test_a_model_that_never_learns_it_is_not_asked_for_ever(service: ToolService) -> None:
+    broken = (AIMessage("", invalid_tool_calls=[unreadable("mcp_docs_go", "{", f"c{turn}")]) for turn in count())
+    state = await create_agent(
+        Scripted(messages=broken, offered=[]), middleware=[HubMiddleware(service, ["docs.go"])]
+    ).ainvoke(ASKED)
+    assert [each.artifact["status"] for each in tool_messages(state)] == ["invalid_parameters"] * 4
 
 
 async def test_of_a_list_of_tools_it_is_langgraph_that_answers_other_names(service: ToolService) -> None:
