@@ -62,8 +62,8 @@ async def run_an_agent_of_your_own(service: ToolService) -> None:
     session = await runner.session_service.create_session(app_name="example", user_id="ann")
     question = types.Content(role="user", parts=[types.Part(text="Where are tides mentioned?")])
     async for event in runner.run_async(user_id="ann", session_id=session.id, new_message=question):
-        if event.partial:
-            print("  meanwhile:", event.custom_metadata["tool_progress"]["message"])
+        if told := (event.custom_metadata or {}).get("tool_progress"):
+            print("  meanwhile:", told["message"])
         elif event.is_final_response():
             print("  answer:   ", event.content.parts[0].text)
     await runner.close()

@@ -48,10 +48,10 @@ async def run_with_progress(service: ToolService) -> None:
     agent = create_agent(script("mcp_workshop_survey", {"topic": "tides"}, "Tides are everywhere."), middleware=[hub])
     question = {"messages": [("user", "Where are tides mentioned?")]}
     async for mode, chunk in agent.astream(question, stream_mode=["custom", "updates"]):
-        if mode == "custom":
-            print("  meanwhile:", chunk["message"])
-        else:
+        if mode == "updates":
             print("  step:     ", next(iter(chunk)))
+        elif chunk["type"] == "progress":
+            print("  meanwhile:", chunk.get("message"))
 
 
 async def run_with_a_slip(service: ToolService) -> None:

@@ -31,7 +31,8 @@ def script(tool: str, arguments: dict[str, Any], answer: str) -> ScriptedModel:
 
 def tell(context: Any, chunk: ToolStreamChunk) -> None:
     """Print what a tool says while it runs."""
-    print("  meanwhile:", chunk.content["message"])
+    if chunk.chunk_type == "progress":  # the other kind is "log"
+        print("  meanwhile:", chunk.content.get("message"))
 
 
 async def run_with_tools(service: ToolService) -> None:

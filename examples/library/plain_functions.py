@@ -37,7 +37,8 @@ def pretended_api(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -
 
 def tell(chunk: ToolStreamChunk) -> None:
     """Print what a tool says while it runs."""
-    print("  meanwhile:", chunk.content["message"])
+    if chunk.chunk_type == "progress":  # the other kind is "log"
+        print("  meanwhile:", chunk.content.get("message"))
 
 
 async def main() -> None:

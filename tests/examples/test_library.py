@@ -51,3 +51,15 @@ def test_the_example_without_a_framework_runs() -> None:
     assert "meanwhile: reading the archive" in output
     assert '"is_error": true' in output
     assert "Tides are everywhere." in output
+
+
+def test_so_it_does_with_a_server_that_logs() -> None:
+    chatty = CHECKOUT / "tests" / "examples" / "chatty_server.py"
+    example = CHECKOUT / "examples" / "library" / "plain_functions.py"
+    code = (
+        "import asyncio, runpy\n"
+        f"main = runpy.run_path({str(example)!r})['main']\n"
+        f"main.__globals__['CONFIG']['mcp_servers'][0]['args'] = [{str(chatty)!r}]\n"
+        "asyncio.run(main())"
+    )
+    assert "Tides are everywhere." in run("-c", code)

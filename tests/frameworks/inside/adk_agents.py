@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import runpy
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,6 @@ from isthmus.library import (
     create_task_request,
 )
 from tests.frameworks.inside.adk_scripted import (
-    CHECKOUT,
     Ledger,
     Scripted,
     answers,
@@ -38,6 +36,7 @@ from tests.frameworks.inside.adk_scripted import (
     repeat_answer,
     text_of,
 )
+from tests.frameworks.inside.served import run_example
 
 ANN = UserContext(user_id="ann", permissions=UserPermissions(permissions=["docs.search", "docs.index"]))
 
@@ -349,7 +348,7 @@ async def test_the_model_may_be_asked_for_with_settings(service: ToolService) ->
 
 
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    await runpy.run_path(str(CHECKOUT / "examples" / "library" / "adk_agent.py"))["main"]()
+    await run_example("adk_agent")
     assert capsys.readouterr().out.splitlines() == [
         "an agent of your own",
         "  meanwhile: reading the library",
@@ -360,3 +359,8 @@ async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "  tools:     ['workshop.measure'] denied: ['workshop.publish']",
         "  response:  success {'words': 4, 'weight': 4}",
     ]
+
+
+async def test_the_example_runs_with_a_server_that_logs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    await run_example("adk_agent", is_chatty=True)
+    assert "response:  success {'words': 1}" in capsys.readouterr().out

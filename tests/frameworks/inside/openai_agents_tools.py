@@ -367,3 +367,8 @@ async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "answer:    One word.",
     ]
     assert [words for words in expected if words not in said] == []
+
+
+async def test_the_example_runs_with_a_server_that_logs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    await run_example("openai_agents_agent", is_chatty=True)
+    assert "answer:    One word." in capsys.readouterr().out

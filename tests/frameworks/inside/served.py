@@ -121,7 +121,13 @@ async def wait_for_note(folder: Path, line: str) -> None:
     await wait_until(is_noted)
 
 
-async def run_example(name: str) -> None:
-    """Run an example of this checkout as it is, in this process: frameworks take long to import."""
-    program = runpy.run_path(str(CHECKOUT / "examples" / "library" / f"{name}.py"), run_name="example")
-    await asyncio.wait_for(program["main"](), SECONDS)
+async def run_example(name: str, *, is_chatty: bool = False) -> None:
+    """Run an example of this checkout as it is, in this process: frameworks take long to import.
+
+    Its server may be another that has the same tools, and logs, and reports progress in no words.
+    """
+    main = runpy.run_path(str(CHECKOUT / "examples" / "library" / f"{name}.py"), run_name="example")["main"]
+    if is_chatty:
+        (server,) = main.__globals__["CONFIG"]["mcp_servers"]
+        server["args"] = [str(CHECKOUT / "tests" / "examples" / "chatty_server.py")]
+    await asyncio.wait_for(main(), SECONDS)

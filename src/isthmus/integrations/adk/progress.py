@@ -18,6 +18,9 @@ from google.genai import types
 
 from isthmus.library.contracts import ToolStreamChunk
 
+SAID_OF_PROGRESS = {"progress": None, "total": None, "message": None}
+"""What there is to read of progress, whatever a server leaves out."""
+
 PROGRESS_KEY = "tool_progress"
 LOG_KEY = "tool_log"
 """Where in an event's `custom_metadata` it stands."""
@@ -58,17 +61,16 @@ def event_of(chunk: ToolStreamChunk, call_id: str | None) -> Event | None:
     """A partial event, if this is something that a consumer may want to know before the end."""
     if chunk.chunk_type not in ("progress", "log") or not isinstance(chunk.content, dict):
         return None
-    key, text = (
-        (PROGRESS_KEY, _progress_text(chunk.content))
-        if chunk.chunk_type == "progress"
-        else (LOG_KEY, _log_text(chunk.content))
-    )
+    if chunk.chunk_type == "progress":
+        key, text, said = PROGRESS_KEY, _progress_text(chunk.content), {**SAID_OF_PROGRESS, **chunk.content}
+    else:
+        key, text, said = LOG_KEY, _log_text(chunk.content), chunk.content
     about = {"tool_name": chunk.tool_name, "function_call_id": call_id, "sequence_id": chunk.sequence_id}
     return Event(
         partial=True,
         # A thought: shown by who shows these, and not part of the answer for who joins the text of all events.
         content=types.Content(role="model", parts=[types.Part(text=text, thought=True)]),
-        custom_metadata={key: {**about, **chunk.content}},
+        custom_metadata={key: {**about, **said}},
         timestamp=chunk.timestamp.timestamp(),
     )
 
