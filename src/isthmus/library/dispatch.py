@@ -264,6 +264,8 @@ def _call_of(item: dict[str, Any]) -> ModelCall | None:
             return ModelCall("anthropic", id_, name, _arguments(item.get("input")))
         case {"id": str(id_), "function": {"name": str(name)} as function}:
             return ModelCall("openai", id_, name, _arguments(function.get("arguments")))
+        case {"function_call": {"name": str(name), "arguments": arguments}}:  # as OpenAI had it before `tool_calls`
+            return ModelCall("openai", None, name, _arguments(arguments))
         case {"functionCall": {"name": str(name)} as function} | {"function_call": {"name": str(name)} as function}:
             return ModelCall("gemini", function.get("id"), name, _arguments(function.get("args")))
         case _:
@@ -294,7 +296,7 @@ def messages_for(done: Iterable[Dispatched]) -> list[dict[str, Any]]:
         provider: Provider = each.call.provider
         match provider:
             case "openai":
-                messages.append({"role": "tool", "tool_call_id": each.call.id, "content": said_by(each.result)})
+                messages.append(_openai_message(each))
             case "responses":
                 messages.append(_function_call_output(each))
             case "anthropic":
@@ -308,6 +310,13 @@ def messages_for(done: Iterable[Dispatched]) -> list[dict[str, Any]]:
     if responses:
         messages.append({"role": "user", "parts": responses})
     return messages
+
+
+def _openai_message(done: Dispatched) -> dict[str, Any]:
+    told = said_by(done.result)
+    if done.call.id is None:
+        return {"role": "function", "name": done.call.name, "content": told}
+    return {"role": "tool", "tool_call_id": done.call.id, "content": told}
 
 
 def _function_call_output(done: Dispatched) -> dict[str, Any]:

@@ -78,6 +78,12 @@ def test_calls_are_found_in_the_replies_of_each_provider(provider: Provider, rep
     assert calls_in(reply) == [ModelCall(provider, "c1", ECHO, {"text": "hi"})]
 
 
+async def test_a_call_as_openai_had_them_before_keeps_its_arguments(service: ToolService) -> None:
+    message = {"role": "assistant", "content": None, "function_call": {"name": ECHO, "arguments": '{"text":"hi"}'}}
+    assert calls_in(message) == [ModelCall("openai", None, ECHO, {"text": "hi"})]
+    assert await Dispatcher(service).dispatch(message) == [{"role": "function", "name": ECHO, "content": "hi"}]
+
+
 class Function(BaseModel):
     name: str
     arguments: str
