@@ -280,6 +280,27 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
     assert text_of(events) == answer["error"]
 
 
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("mcp_docs_serch", "not_found", "There is no tool 'mcp_docs_serch'. Did you mean mcp_docs_search?"),
+        ("mcp_docs_go", "unauthorized", f"user '{USER}' may not use docs.go: its permissions do not cover it."),
+    ],
+)
+async def test_tools_without_a_toolset_say_so_too(service: ToolService, name: str, status: str, words: str) -> None:
+    options = ToolOptions(user_context=ONLY_SEARCH)
+    tools = [HubTool(await service.resolve(each), service, options) for each in ("docs.search", "echo")]
+    (answer,) = answers(await Conversation(tools, {name: {}}, repeat_answer).say("Do it."))
+    assert (answer["status"], answer["error"]) == (status, words)
+
+
+async def test_tools_and_toolsets_of_one_agent_are_all_suggested(service: ToolService) -> None:
+    tools = [HubTool(await service.resolve("docs.search"), service), HubToolset(service, tool_filter=["echo"])]
+    talk = Conversation(tools, {"mcp_docs_serch": {}, "mcp_builtin_ehco": {}}, "well")
+    told = [answer["error"] for answer in answers(await talk.say("Do it."))]
+    assert ["Did you mean mcp_docs_search?" in told[0], "Did you mean mcp_builtin_echo?" in told[1]] == [True, True]
+
+
 async def test_a_tool_of_a_server_that_did_not_come_is_unavailable(tmp_path: Path) -> None:
     toolset = HubToolset(config={"mcp_servers": [{"name": "gone", "command": str(tmp_path / "nothing")}]})
     (answer,) = answers(await Conversation([toolset], {"mcp_gone_find": {}}, repeat_answer).say("Do it."))

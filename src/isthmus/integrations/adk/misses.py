@@ -1,22 +1,40 @@
 """What is told of a name that the model called and the agent does not have.
 
 ADK finds no tool by it, and asks the agent's callbacks for tools that fail what to tell the model. Called by
-`HubToolset` and `AdkDomainAgent`.
+`HubToolset`, `AdkDomainAgent`, and a `HubTool` by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
+from google.adk.agents import LlmAgent
+from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.tool_context import ToolContext
 
 from isthmus.core.catalog.names import suggestions
-from isthmus.integrations.adk.tool import function_name
+from isthmus.integrations.adk.answers import answer_of
+from isthmus.integrations.adk.names import function_name
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolRequest, ToolResult, UserContext
 from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.library.results import refused
+
+
+def agent_of(context: ToolContext) -> LlmAgent | None:
+    """Whose tools are meant."""
+    agent = getattr(getattr(context, "_invocation_context", None), "agent", None)
+    return agent if isinstance(agent, LlmAgent) else None
+
+
+def ask_about_misses(agent: LlmAgent, explain: Callable[..., Any]) -> None:
+    """See that the agent asks about names that it does not have; its own callbacks are asked first."""
+    callbacks = agent.canonical_on_tool_error_callbacks
+    if explain not in callbacks:
+        agent.on_tool_error_callback = [*callbacks, explain]
 
 
 def is_miss(tool: BaseTool) -> bool:
@@ -31,6 +49,29 @@ class Offer:
     names: list[str]
     refusal: ToolError | None = None
     """Why the tool that it called is not among them, if more is known of it than that."""
+
+
+@runtime_checkable
+class Offering(Protocol):
+    """A toolset, or a tool by itself."""
+
+    async def offer(self, called: str, context: ReadonlyContext) -> Offer | None:
+        """What the model has of this, and why what it called is not among it; None if that cannot be told."""
+
+
+async def explain_miss(tool: BaseTool, tool_context: ToolContext, asked: Offering) -> dict[str, Any] | None:
+    """What the model is told of a name; None if it is a tool's, which failed.
+
+    ADK takes the first answer: it is given for all that the agent has of any hub.
+    """
+    if not is_miss(tool):
+        return None
+    agent = agent_of(tool_context)
+    beside = [each for each in agent.tools if isinstance(each, Offering)] if agent is not None else []
+    everybody = beside if asked in beside else [asked, *beside]
+    offers = [await each.offer(tool.name, tool_context) for each in everybody]
+    known = [offer for offer in offers if offer is not None]
+    return answer_of(miss(tool.name, known)) if known else None
 
 
 def miss(called: str, offers: Iterable[Offer]) -> ToolResult:

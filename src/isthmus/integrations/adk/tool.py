@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -23,6 +22,8 @@ from google.genai import types
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.background import PENDING_MAX, Background
+from isthmus.integrations.adk.misses import Offer, agent_of, ask_about_misses, explain_miss, refusal_of
+from isthmus.integrations.adk.names import function_name
 from isthmus.integrations.adk.progress import can_show, event_of, show
 from isthmus.integrations.fencing import PREAMBLE, fence, fence_schema
 from isthmus.library.contracts import (
@@ -36,22 +37,8 @@ from isthmus.library.contracts import (
 )
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import llm_name_of
 
 logger = logging.getLogger(__name__)
-
-RESERVED = frozenset(
-    {
-        "adk_request_confirmation",
-        "adk_request_credential",
-        "adk_request_input",
-        "finish_task",
-        "set_model_response",
-        "stop_streaming",
-        "transfer_to_agent",
-    }
-)
-"""Names by which ADK calls itself: a tool that had one would be called in its place."""
 
 SOMEBODY = "isthmus:nobody-in-particular"
 """Whose conversations those are for which no user is named; ADK wants a user, and no user can be this one."""
@@ -133,8 +120,11 @@ class HubTool(BaseTool):
         return types.FunctionDeclaration(name=self.name, description=description, parameters_json_schema=schema)
 
     async def process_llm_request(self, *, tool_context: ToolContext, llm_request: LlmRequest) -> None:
-        """Add the tool to what the model is asked."""
+        """Add the tool to what the model is asked; by itself, it also says what there is of other names."""
         await super().process_llm_request(tool_context=tool_context, llm_request=llm_request)
+        agent = agent_of(tool_context)
+        if agent is not None and self in agent.tools:  # those of a toolset are not
+            ask_about_misses(agent, self.on_tool_error)
         if not self._is_fenced():
             return
         self._fence(llm_request)
@@ -152,6 +142,21 @@ class HubTool(BaseTool):
             for place, declaration in enumerate(declarations):
                 if declaration.name == self.name:
                     declarations[place] = self._declaration(is_fenced=True)
+
+    async def on_tool_error(
+        self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
+    ) -> dict[str, Any] | None:
+        """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
+        return await explain_miss(tool, tool_context, self)
+
+    async def offer(self, called: str, context: ReadonlyContext) -> Offer | None:
+        """See `Offering`."""
+        try:
+            catalog, user = await self._service.catalog(), await self.options.user_for(context)
+        except Exception:  # without a list there is what ADK itself says
+            logger.exception("%s was called, and the tools of the hub could not be listed", called)
+            return None
+        return Offer([self.name], refusal_of(called, catalog, user))
 
     # -- asking a person first -----------------------------------------------------------------------------------------
 
@@ -284,12 +289,6 @@ class HubTool(BaseTool):
         if isinstance(response, dict) and "error" in response:
             return str(response.get("status", "error")).upper()
         return None
-
-
-def function_name(tool: UniversalTool) -> str:
-    """What the model calls it: its `llm_name`, which no other tool of the hub has, and which is none of ADK's own."""
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", llm_name_of(tool))
-    return f"mcp_{name}" if name in RESERVED else name
 
 
 def _is_anybody(user: UserContext) -> bool:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from google.adk.agents import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
@@ -24,9 +23,8 @@ from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.background import Background
-from isthmus.integrations.adk.misses import Offer, is_miss, miss, refusal_of
+from isthmus.integrations.adk.misses import Offer, agent_of, ask_about_misses, explain_miss, refusal_of
 from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool, ToolOptions, UserProvider
 from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
@@ -167,30 +165,18 @@ class HubToolset(BaseToolset):
 
     async def process_llm_request(self, *, tool_context: ToolContext, llm_request: LlmRequest) -> None:
         """See that the agent asks here about names that it does not have; its own callbacks are asked first."""
-        agent = _agent_of(tool_context)
-        if agent is not None and self.on_tool_error not in agent.canonical_on_tool_error_callbacks:
-            agent.on_tool_error_callback = [*agent.canonical_on_tool_error_callbacks, self.on_tool_error]
+        agent = agent_of(tool_context)
+        if agent is not None:
+            ask_about_misses(agent, self.on_tool_error)
 
     async def on_tool_error(
         self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
     ) -> dict[str, Any] | None:
-        """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing.
-
-        ADK takes the first answer: it is given for all toolsets of this kind that the agent has.
-        """
-        if not is_miss(tool):
-            return None
-        offers = [await toolset.offer(tool.name, tool_context) for toolset in self._all_beside(tool_context)]
-        known = [offer for offer in offers if offer is not None]
-        return answer_of(miss(tool.name, known)) if known else None
-
-    def _all_beside(self, tool_context: ToolContext) -> list[HubToolset]:
-        agent = _agent_of(tool_context)
-        others = [each for each in agent.tools if isinstance(each, HubToolset)] if agent is not None else []
-        return others if self in others else [self, *others]
+        """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
+        return await explain_miss(tool, tool_context, self)
 
     async def offer(self, called: str, context: ReadonlyContext) -> Offer | None:
-        """What the model has of this, and whether what it called is denied here; None if that cannot be told."""
+        """See `Offering`."""
         prefix = f"{self.tool_name_prefix}_" if self.tool_name_prefix else ""
         try:
             catalog = await (await self._service()).catalog()
@@ -251,11 +237,6 @@ class HubToolset(BaseToolset):
             own, self._own = self._own, None
             if own is not None:
                 await own.shutdown()
-
-
-def _agent_of(context: ToolContext) -> LlmAgent | None:
-    agent = getattr(getattr(context, "_invocation_context", None), "agent", None)
-    return agent if isinstance(agent, LlmAgent) else None
 
 
 class _Unavailable(BaseTool):
