@@ -56,7 +56,7 @@ class AgentEngine:
         function = call["function"]
         try:
             result = await self._registry.acall_tool(function["name"], json.loads(function["arguments"]))
-        except ToolError as error:
+        except (ToolError, json.JSONDecodeError) as error:
             result = f"Error: {error}"  # for the model to read: it may try another way
         print(f"  {function['name']}({function['arguments']}) -> {result}")
         return {"role": "tool", "tool_call_id": call["id"], "content": str(result)}

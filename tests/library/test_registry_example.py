@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from isthmus.library import ToolDef, ToolRegistry
 from tests.hubs import CHECKOUT, environment
 
 
@@ -24,3 +27,21 @@ def test_the_engine_uses_its_own_functions_and_an_mcp_server(tmp_path: Path) -> 
         "Your notes: BUY MILK",
     ]
     assert ended.stderr == ""
+
+
+async def test_the_engine_tells_a_model_whose_arguments_cannot_be_read() -> None:
+    class Broken:
+        def __init__(self) -> None:
+            self.told = ""
+
+        async def respond(self, messages: list[dict[str, Any]], tools: Any) -> dict[str, Any]:
+            if len(messages) > 1:
+                self.told = messages[-1]["content"]
+                return {"content": "I see."}
+            function = {"name": "shout", "arguments": "{nonsense"}
+            return {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+
+    engine = runpy.run_path(str(CHECKOUT / "examples" / "library" / "engine.py"))["AgentEngine"]
+    model, registry = Broken(), ToolRegistry([ToolDef("shout", "Say it louder.", {"type": "object"}, str.upper)])
+    assert await engine(model, registry).chat("Shout.") == "I see."
+    assert model.told.startswith("Error: ")
