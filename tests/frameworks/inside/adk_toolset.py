@@ -42,6 +42,7 @@ from tests.frameworks.inside.adk_scripted import (
     repeat_answer,
     text_of,
 )
+from tests.frameworks.inside.served import counted
 
 
 class Named(Tool):
@@ -149,6 +150,14 @@ async def test_a_tool_that_a_server_adds_is_there_in_the_next_turn_of_the_model(
     assert "mcp_docs_fresh" not in talk.model.declarations(0)
     assert "mcp_docs_fresh" in talk.model.declarations(1)
     assert answers(events)[1]["status"] == "success"
+
+
+async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:
+    async with counted(tmp_path) as (service, lists):
+        before = lists()
+        talk = Conversation([HubToolset(service)], *[{"mcp_counted_tick": {}}] * 5, "done")
+        assert [answer["result"] for answer in answers(await talk.say("tick"))] == ["tock"] * 5
+        assert lists() == before
 
 
 # -- executing ---------------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from tests.frameworks.inside.served import (
     SECONDS,
     TYPED,
     UNREADABLE,
+    counted,
     let_go,
     run_example,
     seconds_for,
@@ -436,6 +437,15 @@ async def test_arguments_may_be_called_whatever_they_are(service: ToolService) -
         assert await built.ainvoke(arguments) == "a b c d"
     finally:
         tool.remove("clashing")
+
+
+async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:
+    async with counted(tmp_path) as (service, lists):
+        before = lists()
+        model = scripted(*[("mcp_counted_tick", {})] * 5, "done")
+        state = await create_agent(model, middleware=[HubMiddleware(service)]).ainvoke(ASKED)
+        assert [each.content for each in tool_messages(state)] == ["tock"] * 5
+        assert lists() == before
 
 
 async def test_a_picture_is_shown_as_one(service: ToolService) -> None:

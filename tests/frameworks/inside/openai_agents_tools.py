@@ -34,6 +34,7 @@ from tests.frameworks.inside.served import (
     SECONDS,
     TYPED,
     UNREADABLE,
+    counted,
     let_go,
     run_example,
     seconds_for,
@@ -347,6 +348,16 @@ async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolServi
     result = await Runner.run(Agent("a", model=model, mcp_servers=[Patient(service)]), "please", run_config=UNTRACED)
     assert ["mcp_docs_ran" in each for each in offered(model)] == [False, True, True]
     assert [item.custom_data["status"] for item in outputs(result)] == ["success", "success"]
+
+
+async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:
+    async with counted(tmp_path) as (service, lists):
+        before = lists()
+        model = scripted(*[("mcp_counted_tick", {})] * 5, "done")
+        agent = Agent("a", model=model, mcp_servers=[HubServer(service)])
+        result = await Runner.run(agent, "please", run_config=UNTRACED)
+        assert [item.custom_data["status"] for item in outputs(result)] == ["success"] * 5
+        assert lists() == before
 
 
 async def test_a_picture_is_shown_as_one(service: ToolService) -> None:

@@ -25,6 +25,7 @@ from tests.frameworks.inside.served import (
     SECONDS,
     TYPED,
     UNREADABLE,
+    counted,
     let_go,
     run_example,
     seconds_for,
@@ -262,6 +263,15 @@ async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolServi
     result = await Agent(script.model, toolsets=[Patient(service)]).run("please")
     assert ["mcp_docs_stepped" in each for each in script.offered] == [False, True, True]
     assert [each.content for each in returns(result.all_messages())] == ["stepped", "went"]
+
+
+async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:
+    async with counted(tmp_path) as (service, lists):
+        before = lists()
+        script = Scripted(*[("mcp_counted_tick", {})] * 5, "done")
+        result = await Agent(script.model, toolsets=[HubToolset(service)]).run("please")
+        assert [each.content for each in returns(result.all_messages())] == ["tock"] * 5
+        assert lists() == before
 
 
 async def test_it_may_be_wrapped_like_every_toolset(service: ToolService) -> None:

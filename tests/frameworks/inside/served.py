@@ -9,8 +9,8 @@ import asyncio
 import os
 import runpy
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,20 @@ def serving(folder: Path) -> Iterator[ToolService]:
     with BlockingToolService(with_servers(docs, raw_server(ledger=folder / "payments"), gone)) as tools:
         assert list(tools.failures) == ["gone"]
         yield tools.service
+
+
+@asynccontextmanager
+async def counted(folder: Path) -> AsyncIterator[tuple[ToolService, Callable[[], int]]]:
+    """A service over one server with the tool `tick`, and how often that server was asked what it has."""
+    ledger = folder / "lists"
+    program = [str(Path(__file__).parent / "counted_server.py"), str(ledger)]
+    server = {"name": "counted", "command": sys.executable, "args": program}
+    service = ToolService()
+    await service.initialize(with_servers(server))
+    try:
+        yield service, lambda: len(ledger.read_text().splitlines())
+    finally:
+        await service.shutdown()
 
 
 async def let_go(service: ToolService) -> None:
