@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,6 +306,21 @@ async def test_names_that_are_no_tools_a_task_without_words_and_a_model_that_bre
         assert response.error is not None
         assert (response.status, response.error.code) == ("error", code)
         assert words in response.error.message
+
+
+async def test_a_tool_that_an_agent_always_has_and_whose_server_did_not_come_is_unavailable(tmp_path: Path) -> None:
+    other = ToolService()
+    await other.initialize({"mcp_servers": [{"name": "gone", "command": str(tmp_path / "nothing")}]})
+    try:
+        for names, code in ((["gone.find"], ErrorCode.TOOL_UNAVAILABLE), (["gone.find", "x"], ErrorCode.VALIDATION)):
+            agent = agent_of("never", tool_service=other)
+            agent.config.available_tools = names
+            response = await execute(agent, TaskRequest(description="hi"))
+            assert response.error is not None
+            assert response.error.code is code
+            assert "Server gone is not connected: " in response.error.message
+    finally:
+        await other.shutdown()
 
 
 async def test_without_a_service_an_agent_says_how_to_get_one(service: ToolService) -> None:

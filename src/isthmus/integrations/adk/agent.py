@@ -44,7 +44,13 @@ from isthmus.library.contracts import (
     UniversalTool,
     UserContext,
 )
-from isthmus.library.errors import ConfigurationError, LibraryError, ServiceClosedError, UnresolvedToolsError
+from isthmus.library.errors import (
+    ConfigurationError,
+    LibraryError,
+    ServiceClosedError,
+    ToolUnreachableError,
+    UnresolvedToolsError,
+)
 from isthmus.library.resolver import resolve_all
 from isthmus.library.running import only_service
 from isthmus.library.service import ToolService
@@ -96,7 +102,7 @@ class AdkDomainAgent:
         except ServiceClosedError as error:
             story.fail(ErrorCode.TOOL_UNAVAILABLE, str(error))
         except LibraryError as error:
-            story.fail(ErrorCode.VALIDATION, str(error))
+            story.fail(ErrorCode.TOOL_UNAVAILABLE if _is_unreachable(error) else ErrorCode.VALIDATION, str(error))
         except genai_errors.APIError as error:
             story.fail(ErrorCode.MODEL_UPSTREAM, str(error))
         except Exception as error:
@@ -297,6 +303,12 @@ class _Story:
             session_id=self.session_id,
             metadata={"pending_approvals": self.pending} if self.pending else {},
         )
+
+
+def _is_unreachable(error: LibraryError) -> bool:
+    """Whether nothing is wrong with a task but that servers of its tools are not there."""
+    problems = error.problems.values() if isinstance(error, UnresolvedToolsError) else [error]
+    return all(isinstance(problem, ToolUnreachableError) for problem in problems)
 
 
 def _config_of(given: AgentConfig | Mapping[str, Any]) -> AgentConfig:
