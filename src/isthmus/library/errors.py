@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from isthmus.model.places import without_places
+
 if TYPE_CHECKING:
     from isthmus.library.contracts import ToolResult
 
@@ -60,6 +62,11 @@ class ToolUnreachableError(ToolNotFoundError):
     def __init__(self, name: str, server: str, why: str) -> None:
         super().__init__(name, hint=f"Server {server} is not connected: {why}")
         self.server = server
+        self.why = why
+
+    def without_places(self) -> ToolUnreachableError:
+        """The same for users and models, who are not told where the program keeps its servers."""
+        return ToolUnreachableError(self.name, self.server, without_places(self.why))
 
 
 class AmbiguousToolError(ToolError, LookupError):

@@ -134,6 +134,7 @@ def refused(request: ToolRequest, error: ToolError) -> ToolResult:
         status, reason = ToolStatus.UNAUTHORIZED, "denied"
     elif isinstance(error, ToolUnreachableError):
         status, reason, server = ToolStatus.UNAVAILABLE, "not_connected", error.server
+        error = error.without_places()
     else:
         status, reason = ToolStatus.NOT_FOUND, "unknown_tool" if isinstance(error, ToolNotFoundError) else "ambiguous"
     details = {key: list(getattr(error, key)) for key in ("suggestions", "candidates") if getattr(error, key, None)}

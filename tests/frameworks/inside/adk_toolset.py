@@ -577,7 +577,9 @@ async def test_one_service_is_opened_however_many_ask(url: str) -> None:
 async def test_a_hub_that_cannot_be_reached_is_told_to_the_model_and_does_not_end_the_agent() -> None:
     toolset = HubToolset(hub="http://127.0.0.1:1/mcp")
     talk = Conversation([toolset], {UNAVAILABLE: {}}, repeat_answer)
-    assert "the hub cannot be reached" in text_of(await talk.say("hello"))
+    told = text_of(await talk.say("hello"))
+    assert "the hub cannot be reached" in told
+    assert "127.0.0.1" not in told + talk.model.declarations(0)[UNAVAILABLE].description
 
 
 async def test_a_server_that_is_not_there_costs_only_its_own_tools(url: str, caplog: pytest.LogCaptureFixture) -> None:

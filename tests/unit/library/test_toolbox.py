@@ -109,12 +109,15 @@ async def test_a_call_of_what_is_not_there_has_an_end_too(service: ToolService) 
 
 
 async def test_a_call_of_a_tool_whose_server_did_not_come_ends_as_unavailable() -> None:
-    box = Toolbox(Bench("files.read", missing={"web": "connection refused"}))
+    box = Toolbox(Bench("files.read", missing={"web": "connection refused by 10.0.0.7:80"}))
     ended = await box.look_up("mcp_web_fetch")
     assert isinstance(ended, ToolResult)
     assert ended.error is not None
     assert (ended.status, ended.error.reason, ended.error.server) == (ToolStatus.UNAVAILABLE, "not_connected", "web")
-    assert ended.error_message == "There is no tool 'mcp_web_fetch'. Server web is not connected: connection refused"
+    assert (
+        ended.error_message
+        == "There is no tool 'mcp_web_fetch'. Server web is not connected: connection refused by its address"
+    )
 
 
 async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolService) -> None:

@@ -34,6 +34,7 @@ from isthmus.library.owner import Owner
 from isthmus.library.questions import Questions
 from isthmus.library.service import ToolService
 from isthmus.library.toolbox import check_held_back, is_named
+from isthmus.model.places import without_places
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,8 @@ class HubToolset(BaseToolset):
             # ADK drops a toolset that raises, and the model would not even learn that there are tools. What foreign
             # code says, such as a provider of users, is for the log only.
             logger.exception("the tools of the hub could not be listed")
-            return [_Unavailable(str(error) if isinstance(error, LibraryError) else type(error).__name__)]
+            told = without_places(str(error)) if isinstance(error, LibraryError) else type(error).__name__
+            return [_Unavailable(told)]
 
     def _tools(
         self, service: ToolService, catalog: Catalog, user: UserContext | None, context: ReadonlyContext | None
