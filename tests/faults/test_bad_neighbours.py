@@ -93,7 +93,7 @@ REASONS = {
     "no_command": "no-such-program",
     "no_listener": "refused",
     "zipped": "gzip",
-    "moved": "x.test",
+    "moved": "it redirects to another address",
     "formless": "tools",
     "hung_process": "not answered",
     "hung_http": "not answered",

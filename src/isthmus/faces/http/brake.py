@@ -23,6 +23,9 @@ WRONG_KEYS_PER_MINUTE: Final = 60
 
 WINDOW_SECONDS: Final = 60.0
 
+ROUNDING_SECONDS: Final = 1e-6
+"""What adding up times may be off by."""
+
 ADDRESSES_MAX: Final = 4096
 """Addresses that are remembered; of more, those go first from which nothing wrong has come for longest."""
 
@@ -59,7 +62,7 @@ class Brake:
         now = self._now()
         address = whose_address(client if isinstance(client, str) else (client or UNKNOWN)[0])
         paid_at = max(now, self._paid_at.pop(address, now)) + WINDOW_SECONDS / self.per_minute
-        over = paid_at - now - WINDOW_SECONDS
+        over = paid_at - now - WINDOW_SECONDS - ROUNDING_SECONDS
         # Who goes on while the brake is on pays nothing more: it would never end for whoever shares the address.
         self._paid_at[address] = paid_at if over <= 0 else paid_at - WINDOW_SECONDS / self.per_minute
         if len(self._paid_at) > ADDRESSES_MAX:

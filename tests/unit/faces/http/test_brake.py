@@ -36,6 +36,15 @@ def test_so_many_at_once_and_then_so_many_a_minute(clock: Clock) -> None:
     assert brake.refused == 6
 
 
+@pytest.mark.parametrize("per_minute", [1, 7, 60])
+def test_none_is_refused_for_the_way_in_which_times_are_rounded(clock: Clock, per_minute: int) -> None:
+    brake = Brake(per_minute, clock)
+    for number in range(500):
+        clock.now = number * 97.326235239371
+        assert [brake.failed(ONE) for _ in range(per_minute)] == [0] * per_minute
+        assert brake.failed(ONE)
+
+
 def test_each_address_for_itself_of_ipv6_each_network(clock: Clock) -> None:
     brake = Brake(1, clock)
     assert [brake.failed(each) for each in (ONE, ("192.0.2.2", 1), "2001:db8::1", None)] == [0] * 4
