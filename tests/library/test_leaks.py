@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.library import BlockingToolService, ToolRequest, ToolService
+from isthmus.library.owner import Owner
+from isthmus.storage import log_sqlite
+from isthmus.storage.seats import file_of
 from tests.library.possessions import Possessions, left_behind, possessions
 from tests.library.services import pay, raw_server, with_servers
 
@@ -30,6 +35,12 @@ def warm() -> None:
 def before(warm: None) -> Possessions:
     """What there is; ask for it after other fixtures, which have things of their own."""
     return possessions()
+
+
+async def last_event(state: Path) -> str:
+    """What the audit log in a folder says last."""
+    async with log_sqlite.reading(file_of(state, 1)) as log:
+        return str([msgspec.json.decode(row.content)["event"] async for row in log.rows()][-1])
 
 
 async def _start_and_stop() -> None:
@@ -106,6 +117,29 @@ def test_an_initialize_that_is_cancelled_at_any_moment_leaves_nothing(before: Po
         asyncio.run(cancelled())
 
     assert left_behind(before) == {}
+
+
+@pytest.mark.parametrize("place", ["a loop of its own", "the hub's loop"])
+def test_a_shutdown_that_is_cancelled_goes_on_to_its_end(tmp_path: Path, warm: None, place: str) -> None:
+    config = {**with_servers(raw_server()), "audit": "batched", "state": tmp_path}
+    with BlockingToolService(config):
+        """What writes a log has threads that last as long as the program."""
+    before = possessions()
+
+    async def cancelled() -> None:
+        service = ToolService()
+        await service.initialize(config)
+        whole = service.shutdown()
+        work = asyncio.create_task(Owner.shared().run(whole) if place == "the hub's loop" else whole)
+        await asyncio.sleep(0)  # it has been asked for, and not more
+        work.cancel()
+        await asyncio.wait([work])
+        assert work.cancelled()
+
+    asyncio.run(cancelled())
+
+    assert left_behind(before) == {}
+    assert asyncio.run(last_event(tmp_path)) == "hub.stopped"
 
 
 def test_a_service_that_is_shut_down_twice_can_be_used_again(before: Possessions) -> None:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 import structlog
 
-from isthmus.library.crossing import ToThread, crossing_here
+from isthmus.library.crossing import Awaited, ToThread, crossing_here
 from isthmus.library.errors import ServiceClosedError, WrongThreadError
 
 log = structlog.get_logger(__name__)
@@ -149,19 +149,29 @@ class Owner:
         """Run a coroutine on the loop; who is cancelled meanwhile cancels it."""
         if self.is_here():
             return await work
-        try:
-            crossing = crossing_here()
-        except RuntimeError:
-            work.close()
-            raise
-        future = self.submit(work)
-        future.add_done_callback(lambda done: _pass_on(done, crossing))
+        crossing, future = self._begun(work)
         try:
             value: T = await crossing.wait()
         except BaseException:
             future.cancel()
             raise
         return value
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end on the loop; who is cancelled meanwhile only stops waiting for it."""
+        crossing, _ = self._begun(work)
+        value: T = await crossing.wait()
+        return value
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> tuple[Awaited[T], Future[T]]:
+        try:
+            crossing: Awaited[T] = crossing_here()
+        except RuntimeError:
+            work.close()
+            raise
+        future = self.submit(work)
+        future.add_done_callback(lambda done: _pass_on(done, crossing))
+        return crossing, future
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The same, standing still meanwhile.

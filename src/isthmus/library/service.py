@@ -136,10 +136,11 @@ class ToolService:
     async def shutdown(self) -> None:
         """Cancel what runs and close every connection; a service that is closed already stays so.
 
-        One that was inherited by a fork is its parent's to shut down, and is left alone.
+        Who is cancelled meanwhile stops waiting; closing goes on. One that was inherited by a fork is its parent's to
+        shut down, and is left alone.
         """
         if self._owner is not None and not self._owner.is_inherited:
-            await self._owner.run(self._close())
+            await self._owner.finish(self._close())
 
     async def _close(self, only: Sequence[Engine] | None = None) -> None:
         async with self._changing:
@@ -147,9 +148,11 @@ class ToolService:
             if engine is None or (only is not None and engine not in only):
                 return
             self._engine = None
-            Owner.shared().closed(self)
             ended(self)
-            await engine.aclose()
+            try:
+                await engine.aclose()
+            finally:
+                Owner.shared().closed(self)  # not before: the end of the program waits for whoever is being closed
 
     async def __aenter__(self) -> ToolService:
         if self._engine is None:
