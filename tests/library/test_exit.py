@@ -57,6 +57,14 @@ async def test_a_program_ends_with_its_servers(tmp_path: Path, way: str, code: i
     await gone([int(pid) for pid in pids.split()])
 
 
+async def test_a_service_that_is_still_opening_is_closed_like_any_other(tmp_path: Path) -> None:
+    ended, [_, pids], complaints = await run("opening", tmp_path / "ledger")
+
+    assert (ended, complaints) == (0, "")
+    assert len(pids.split()) == 3
+    await gone([int(pid) for pid in pids.split()])
+
+
 async def test_what_still_runs_is_cancelled_and_who_asks_later_is_refused(tmp_path: Path) -> None:
     """A thread hangs in a call, and a stream is open."""
     ledger = tmp_path / "ledger"

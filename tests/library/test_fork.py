@@ -36,9 +36,9 @@ async def test_a_child_is_refused_what_it_inherited_and_makes_its_own() -> None:
     assert lines.count("child own") == FORKS
     assert lines.count("ended 0") == FORKS
     refusals = [line for line in lines if line.startswith("child refused: ") and line.endswith(ADVICE)]
-    assert len(refusals) == 3 * FORKS
+    assert len(refusals) == 4 * FORKS
     assert lines.count("child is the parent's loop here: False") == FORKS
-    assert len(lines) == 6 * FORKS
+    assert len(lines) == 7 * FORKS
 
 
 async def test_forked_workers_make_their_own_and_need_not_shut_it_down() -> None:
@@ -49,3 +49,16 @@ async def test_forked_workers_make_their_own_and_need_not_shut_it_down() -> None
 async def test_spawned_workers_make_their_own() -> None:
     own = ["nothing inherited, one", "nothing inherited, two"]
     assert await run("spawn") == ["parent before", *own, "parent after"]
+
+
+async def test_what_was_just_beginning_begins_anew_in_a_child() -> None:
+    """Also a client that was connected: it connects again when it is needed."""
+    assert await run("halfway") == [
+        "parent before",
+        "child anew",
+        "child client is connected: False",
+        "child client",
+        "ended 0",
+        "parent client",
+        "parent after",
+    ]

@@ -5,7 +5,6 @@ For programs that think in servers rather than in tools. Connections, limits and
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from isthmus.library.contracts import ToolRequest, ToolStreamChunk, UniversalTool
 from isthmus.library.errors import ServerConnectionError, ToolExecutionError
 from isthmus.library.executions import ChunkStream
-from isthmus.library.owner import Owner
+from isthmus.library.owner import Owner, OwnersLock
 from isthmus.library.questions import Questions
 from isthmus.library.running import HasCatalog, ended
 from isthmus.library.servers import MCPServerConfig
@@ -27,18 +26,17 @@ class MCPClient:
         self.config = config
         self._questions = questions
         self._service: ToolService | None = None
-        self._connecting = asyncio.Lock()
-        """Held on the owner's loop only, whichever loops the callers are on."""
+        self._connecting = OwnersLock()
 
     @property
     def is_connected(self) -> bool:
         """Whether it was connected and not closed; a server that is lost meanwhile is connected again by itself."""
-        return self._service is not None
+        return self.service is not None
 
     @property
     def service(self) -> ToolService | None:
-        """What it is connected by, as long as it is."""
-        return self._service
+        """What it is connected by, as long as it is; in a forked process nothing, until it is needed there."""
+        return None if self._service is None or self._service.is_inherited else self._service
 
     async def connect(self) -> None:
         """Connect; nothing happens if it is connected.
@@ -91,15 +89,15 @@ class MCPClient:
     # -- the service underneath --------------------------------------------------------------------------------------
 
     async def _connected(self) -> ToolService:
-        if self._service is not None:
-            return self._service
-        return await Owner.shared().run(self._connect())
+        service = self.service
+        return service if service is not None else await Owner.shared().run(self._connect())
 
     async def _connect(self) -> ToolService:
         async with self._connecting:
-            if self._service is None:
-                self._service = await self._start()
-            return self._service
+            service = self.service
+            if service is None:
+                service = self._service = await self._start()
+            return service
 
     async def _start(self) -> ToolService:
         service = ToolService(questions=self._questions)

@@ -6,7 +6,6 @@ that nobody lists anything again at each turn. A server that fails costs its own
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from isthmus.library.catalog import Catalog
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.forms import MCP_RESULT_CHARS, ToolDef, problem_of
 from isthmus.library.loader import MCPConfigLoader
-from isthmus.library.owner import Owner
+from isthmus.library.owner import Owner, OwnersLock
 from isthmus.library.registry import ToolRegistry
 from isthmus.library.running import ended
 from isthmus.library.servers import MCPServerConfig
@@ -41,8 +40,7 @@ class MCPManager:
         self._clients: dict[str, MCPClientWrapper] = {}
         self._service: ToolService | None = None
         self._stock: _Stock | None = None
-        self._changing = asyncio.Lock()
-        """Held on the owner's loop only."""
+        self._changing = OwnersLock()
 
     @property
     def connected_servers(self) -> list[str]:

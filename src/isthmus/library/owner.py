@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 import structlog
@@ -246,6 +247,24 @@ class Owner:
 
     async def _close_all(self) -> None:
         await asyncio.gather(*(closer() for closer in list(self._closers.values())), return_exceptions=True)
+
+
+class OwnersLock:
+    """A lock that is held on the owner's loop only; free in a forked child, where nobody is who could hold it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), asyncio.Lock()
+        await self._lock.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
 
 
 class _Shared:

@@ -34,7 +34,7 @@ from isthmus.library.errors import (
 from isthmus.library.executions import BlockingChunks, ChunkStream, Execution, Mailbox, OutcomeOnly, Sink, Telling
 from isthmus.library.functions import registered_tool
 from isthmus.library.logs import use_standard_logging
-from isthmus.library.owner import Owner
+from isthmus.library.owner import Owner, OwnersLock
 from isthmus.library.permissions import UNRESTRICTED, grants_of
 from isthmus.library.program import is_on_hub
 from isthmus.library.questions import Asking, Questions
@@ -77,8 +77,8 @@ class ToolService:
         self._owner: Owner | None = None
         self._engine: Engine | None = None
         self._was_open = False
-        self._changing = asyncio.Lock()
-        """Held on the owner's loop while it opens or closes."""
+        self._changing = OwnersLock()
+        """Held while it opens or closes."""
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
@@ -100,6 +100,7 @@ class ToolService:
 
         Raises:
             ConfigurationError: what was given cannot be used, or the running hub cannot be reached.
+            ServiceClosedError: it was inherited by a fork, and is open in the process that it is of.
         """
         plan, owner = self._planned(config, hub, key)
         opened: list[Engine] = []
@@ -112,6 +113,8 @@ class ToolService:
     def _planned(self, config: Any, hub: str | None, key: str | None) -> tuple[Plan, Owner]:
         use_standard_logging()
         plan = plan_of(config, hub, key)
+        if self.is_inherited and self._engine is not None:
+            self._open_engine()  # which says what to do instead
         self._owner = Owner.shared() if self._engine is None else self._owner
         return plan, Owner.shared()
 
@@ -120,18 +123,28 @@ class ToolService:
         async with self._changing:
             if self._engine is not None:
                 raise ConfigurationError("this service is initialized already: shut it down first, or make another")
-            engine = await open_engine(plan, self._questions)
+            owner = Owner.shared()
+            owner.close_at_exit(self, partial(_given_up, asyncio.current_task()))
             try:
-                await engine.settle()
-                if plan.required and (failures := engine.failures()):
-                    raise ConfigurationError(f"the hub cannot be reached: {'; '.join(failures.values())}")
+                engine = await self._settled(plan)
             except BaseException:
-                await engine.aclose()
+                owner.closed(self)
                 raise
             self._engine, self._was_open = engine, True
             opened.append(engine)
-            Owner.shared().close_at_exit(self, self._close)
+            owner.close_at_exit(self, self._close)
             begun(self)
+
+    async def _settled(self, plan: Plan) -> Engine:
+        engine = await open_engine(plan, self._questions)
+        try:
+            await engine.settle()
+            if plan.required and (failures := engine.failures()):
+                raise ConfigurationError(f"the hub cannot be reached: {'; '.join(failures.values())}")
+        except BaseException:
+            await engine.aclose()
+            raise
+        return engine
 
     async def shutdown(self) -> None:
         """Cancel what runs and close every connection; a service that is closed already stays so.
@@ -139,7 +152,7 @@ class ToolService:
         Who is cancelled meanwhile stops waiting; closing goes on. One that was inherited by a fork is its parent's to
         shut down, and is left alone.
         """
-        if self._owner is not None and not self._owner.is_inherited:
+        if self._owner is not None and not self.is_inherited:
             await self._owner.finish(self._close())
 
     async def _close(self, only: Sequence[Engine] | None = None) -> None:
@@ -163,6 +176,11 @@ class ToolService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.shutdown()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it was initialized by a process from which this one was forked."""
+        return self._owner is not None and self._owner.is_inherited
 
     def _open_engine(self) -> tuple[Owner, Engine]:
         owner, engine = self._owner, self._engine
@@ -512,6 +530,13 @@ class BlockingToolService:
     def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
         """See `ToolService`."""
         return Owner.shared().wait(self.service.get_prompt(name, arguments))
+
+
+async def _given_up(opening: asyncio.Task[Any] | None) -> None:
+    """End a service that is still opening; its own task closes what it has opened so far."""
+    if opening is not None:
+        opening.cancel()
+        await asyncio.wait([opening])
 
 
 class _Tools(Mapping[str, Tool]):

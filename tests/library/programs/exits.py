@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from isthmus.library import BlockingToolService, ServiceClosedError, ToolService, owner
-from tests.library.services import pay, raw_server, wait_for_line, with_servers
+from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
 
 
 def children() -> list[str]:
@@ -45,6 +47,26 @@ def ask_late(service: ToolService) -> None:
             print(error, flush=True)
 
 
+def open_in_thread() -> None:
+    """A thread that waits for a server which keeps silent."""
+    silent = BlockingToolService(with_servers(raw_server("--mode", "hang_init,ignore_sigterm", name="silent")))
+    threading.Thread(target=wait_to_be_refused, args=(silent,), daemon=True).start()
+    while not any(ignores_sigterm(pid) for pid in children()):
+        time.sleep(POLL_SECONDS)  # it has no other way to tell that closing it will take a while
+
+
+def ignores_sigterm(pid: str) -> bool:
+    """Whether a process has said so to the kernel."""
+    ignored = Path(f"/proc/{pid}/status").read_text().partition("SigIgn:")[2].split()[0]
+    return bool(int(ignored, 16) & 1 << signal.SIGTERM - 1)
+
+
+def wait_to_be_refused(service: BlockingToolService) -> None:
+    """Initialize it for as long as there is a program."""
+    with suppress(ServiceClosedError):
+        service.initialize()
+
+
 LEFT: list[Any] = []
 """What is not even let go of before the end."""
 
@@ -62,6 +84,9 @@ def main(way: str, ledger: Path) -> None:
         case "busy":
             hang_in_thread(service, ledger)
             leave_stream(service)
+        case "opening":
+            open_in_thread()
+            print(*children(), flush=True)
         case "raise":
             raise SystemExit("said goodbye")
         case "killed":

@@ -5,18 +5,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from typing import Any
 
-from isthmus.library import BlockingToolService, ServiceClosedError, ToolRequest, ToolStreamChunk
+from isthmus.library import (
+    BlockingToolService,
+    MCPClient,
+    MCPServerConfig,
+    ServiceClosedError,
+    ToolRequest,
+    ToolService,
+    ToolStreamChunk,
+)
 from isthmus.library.owner import Owner
-from tests.library.services import raw_server, with_servers
+from tests.conftest import children
+from tests.library.services import POLL_SECONDS, raw_server, with_servers
 
 # Python says so itself from 3.12 on; that it works all the same is what is shown here.
 warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
@@ -53,6 +65,7 @@ def in_child(tools: BlockingToolService, inherited: Owner) -> None:
     """What a child finds: what it inherited refuses, and what it makes works."""
     say("child", refused(tools, lambda tools: echo(tools, "inherited")))
     say("child", refused(tools, lambda tools: tools.list_tools()))
+    say("child", refused(tools, lambda tools: tools.initialize()))
     say("child", refused(tools, lambda tools: list[ToolStreamChunk](tools.execute_tool_stream(ToolRequest("echo")))))
     with BlockingToolService(configuration()) as own:
         say("child", echo(own, "own"))
@@ -109,6 +122,40 @@ def pool(method: str, function: Callable[[str], str]) -> None:
             say(found)
 
 
+def fork_halfway() -> None:
+    """While a service and a client are on their way to a server that keeps silent."""
+    silent = raw_server("--mode", "hang_init")
+    service = ToolService()
+    client = MCPClient(MCPServerConfig(**raw_server()))
+    asyncio.run(client.connect())
+    before = children()
+
+    def begin() -> None:
+        with suppress(ServiceClosedError):  # the program ends before the server answers
+            asyncio.run(service.initialize(with_servers(silent)))
+
+    threading.Thread(target=begin, daemon=True).start()
+    while not children() - before:
+        time.sleep(POLL_SECONDS)  # it has no other way to tell
+    child = os.fork()
+    if child == 0:
+        asyncio.run(in_child_halfway(service, client))
+        sys.exit(0)
+    say("ended", os.waitpid(child, 0)[1])
+    say("parent", asyncio.run(client.call_tool("echo", {"text": "client"})))
+    asyncio.run(client.close())
+
+
+async def in_child_halfway(service: ToolService, client: MCPClient) -> None:
+    """Nobody is left who could go on with what was begun: it begins anew."""
+    await service.initialize({"enable_mcp": False})
+    say("child", (await service.execute_tool(ToolRequest("echo", parameters={"text": "anew"}))).text)
+    await service.shutdown()
+    say("child", "client is connected:", client.is_connected)
+    say("child", await client.call_tool("echo", {"text": "client"}))
+    await client.close()
+
+
 def main(way: str) -> None:
     """Make a service, fork, and show that the parent's service goes on."""
     global PARENT  # noqa: PLW0603 - what a forked worker inherits
@@ -121,6 +168,8 @@ def main(way: str) -> None:
             case "workers":
                 pool("fork", work)
                 pool("fork", leave)
+            case "halfway":
+                fork_halfway()
             case "spawn":
                 pool("spawn", work)
             case _:
