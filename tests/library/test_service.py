@@ -15,6 +15,7 @@ import pytest
 
 from isthmus.library import (
     ConfigurationError,
+    MCPServerConfig,
     Questions,
     ServiceClosedError,
     Tool,
@@ -349,12 +350,52 @@ async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
         ({"mcp_server": []}, "mcp_server is unknown"),
         ({"mcpServers": {}}, "path"),
         ({"tool_service": 3}, "tool_service"),
+        ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "url": "http://i"}]}, "endpoint and url are the same"),
+        ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "command": "x"}]}, "a command or an address, not both"),
+        ({"mcp_servers": [{"name": "a", "transport": "stdio", "command": "x", "url": "http://h"}]}, "not both"),
+        ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "headers": [1]}]}, "headers must be a dictionary"),
+        ({"mcp_servers": [{"name": "a", "command": "x", "base": {}}]}, "has base, which is unknown; known: name,"),
         ("/no/such/isthmus.toml", "isthmus.toml"),
+        (7, "a dictionary or the path of a file, not 7"),
+        ([raw_server()], "under mcp_servers"),
     ],
 )
 async def test_what_cannot_be_used_is_told_by_name(given: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         await ToolService().initialize(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"hub": 7}, "hub must be"), ({"hub": "http://h", "key": 7}, "key must be a text")]
+)
+async def test_a_hub_is_named_by_texts(given: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        await ToolService().initialize(**given)
+
+
+async def test_what_is_not_said_of_a_server_may_be_none() -> None:
+    fields = ("headers", "transport", "command", "args", "env", "url", "cwd", "user_headers")
+    server = {"name": "a", "endpoint": "http://h/mcp", **dict.fromkeys(fields)}
+    assert MCPServerConfig.of(server).settings() == MCPServerConfig("a", "http://h/mcp").settings()
+
+
+async def test_a_server_that_a_file_describes_wrongly_is_listed_as_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = {"wrong": {"command": 5}, "raw": {**raw_server(), "odd": 1}}
+    entries["raw"].pop("name")
+    file = tmp_path / "isthmus.json"
+    file.write_text(json.dumps({"servers": entries}))
+    service = ToolService()
+    await service.initialize(file)
+    async with service:
+        assert service.failures == {"wrong": "isthmus.json: servers.wrong.command must be a text, not 5"}
+        assert "raw.pay" in await service.list_tools()
+        with pytest.raises(ToolNotFoundError, match=r"servers\.wrong\.command must be a text"):
+            service.get_tool("wrong.anything")
+    told = "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "servers.wrong.command must be" in told
+    assert "servers.raw.odd" in told
 
 
 async def test_a_file_says_what_there_is(tmp_path: Path) -> None:

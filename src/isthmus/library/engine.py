@@ -76,6 +76,7 @@ def plan_of(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str |
     if hub is not None:
         if given is not None:
             raise ConfigurationError("give a configuration or hub=, not both: a running hub has its own")
+        _check_texts(hub, key)
         return _attached(hub, key)
     if key is not None:
         raise ConfigurationError("key= is for a running hub: give its address as hub=")
@@ -84,7 +85,22 @@ def plan_of(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str |
     if isinstance(given, Mapping):
         table = _table(given)
         return Plan(_patient(Configuration(None, _settings(table), tuple(_servers(table)))))
-    return Plan(_patient(_audited_if_said(_loaded(Path(given)))))
+    return Plan(_patient(_audited_if_said(_loaded(_file(given)))))
+
+
+def _check_texts(hub: object, key: object) -> None:
+    if not isinstance(hub, str):
+        raise ConfigurationError(f"hub must be the address of a running hub, not {hub!r}")
+    if not isinstance(key, str | None):
+        raise ConfigurationError(f"key must be a text, not {type(key).__name__}")
+
+
+def _file(given: object) -> Path:
+    if isinstance(given, str | os.PathLike):
+        return Path(given)
+    if isinstance(given, list | tuple):
+        raise ConfigurationError("servers belong into a dictionary, as a list under mcp_servers")
+    raise ConfigurationError(f"a configuration must be a dictionary or the path of a file, not {given!r}")
 
 
 def _attached(address: str, key: str | None) -> Plan:
@@ -103,10 +119,23 @@ def _attached(address: str, key: str | None) -> Plan:
 
 def _loaded(file: Path) -> Configuration:
     try:
-        return load(file, os.environ, Path.cwd(), Path.home())
+        configuration = load(file, os.environ, Path.cwd(), Path.home())
     except ConfigError as error:
         told = "; ".join(str(finding) for finding in error.findings)
         raise ConfigurationError(f"the configuration {file} cannot be used: {told}") from None
+    for finding in configuration.warnings:
+        log.warning("configuration", finding=str(finding))
+    return configuration
+
+
+def _broken(configuration: Configuration) -> dict[str, str]:
+    """Servers whose entries cannot be used, and why: to whoever looks for their tools they failed like others."""
+    return {str(name): _told_of(str(name), configuration) for name in configuration.broken}
+
+
+def _told_of(name: str, configuration: Configuration) -> str:
+    told = [str(finding) for finding in configuration.warnings if name in finding.path.split(".")[1:2]]
+    return "; ".join(told) or "its entry cannot be used: the log says why"
 
 
 def _patient(configuration: Configuration) -> Configuration:
@@ -278,7 +307,8 @@ class Engine:
         """Servers that are not there, and why."""
         standings = self.running.hub.snapshot.standings.values()
         missing = [standing for standing in standings if standing.state not in ("ready", "disabled")]
-        return {str(standing.server): standing.reason or f"it is {standing.state}" for standing in missing}
+        told = {str(standing.server): standing.reason or f"it is {standing.state}" for standing in missing}
+        return {**_broken(self._plan.configuration), **told}
 
     def notes(self) -> dict[str, tuple[str, ...]]:
         """What was left out of the servers' lists, and why."""

@@ -88,7 +88,7 @@ class MCPServerConfig:
             return given
         if not isinstance(given, Mapping):
             raise ConfigurationError(f"a server must be a dictionary or an MCPServerConfig, not {type(given).__name__}")
-        known = cls.__dataclass_fields__
+        known = [name for name in cls.__dataclass_fields__ if name != "base"]  # which is for whoever read a file
         odd = [str(key) for key in given if key not in known]
         if odd:
             name = given.get("name", "?")
@@ -121,6 +121,8 @@ class MCPServerConfig:
             raise ConfigurationError(f"server {self.name!r}: {error}") from None
 
     def _reach(self) -> Reach:
+        if self.command is not None and self._address() is not None:
+            raise ConfigurationError(f"server {self.name!r}: it must have a command or an address, not both")
         way = self._way()
         if self.user_headers and way in ("stdio", "ws"):
             how = "started by a command" if way == "stdio" else "reached by WebSocket"
@@ -131,13 +133,19 @@ class MCPServerConfig:
             if self.command is None:
                 raise ConfigurationError(f"server {self.name!r}: command is missing, which stdio needs")
             return StdioSettings(self.command, tuple(self.args or ()), dict(self.env or {}), self.cwd)
-        address = self.endpoint if self.endpoint is not None else self.url
+        address = self._address()
         if address is None:
             raise ConfigurationError(f"server {self.name!r}: endpoint (or url) is missing, or else a command")
         if way == "ws":
-            return SocketSettings(address, dict(self.headers))
+            return SocketSettings(address, dict(self.headers or {}))
         carriers: dict[str, Carrier] = {"sse": "sse", "http": "http", "auto": "auto"}
-        return HttpSettings(address, dict(self.headers), carrier=carriers[way], user_headers=tuple(self.user_headers))
+        user_headers = tuple(self.user_headers or ())
+        return HttpSettings(address, dict(self.headers or {}), carrier=carriers[way], user_headers=user_headers)
+
+    def _address(self) -> str | None:
+        if self.endpoint is not None and self.url not in (None, self.endpoint):
+            raise ConfigurationError(f"server {self.name!r}: endpoint and url are the same thing, and differ: give one")
+        return self.endpoint if self.endpoint is not None else self.url
 
     def _way(self) -> str:
         if self.transport is not None:
