@@ -109,6 +109,7 @@ async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(service: 
         (ToolRequest("echo", user_context={"user_id": "ada"}), "user_context"),  # type: ignore[arg-type]
         (ToolRequest("raw.pay", user_context="ada"), "user_context"),  # type: ignore[arg-type]
         (ToolRequest("echo", user_context=UserContext(["ada"])), "user_context.user_id"),  # type: ignore[arg-type]
+        (ToolRequest("echo", user_context=UserContext("ada\ud800")), "user_context.user_id"),
         (ToolRequest("echo", session_context={"session_id": "talk"}), "session_context"),  # type: ignore[arg-type]
         (ToolRequest("echo", metadata=["headers"]), "metadata"),  # type: ignore[arg-type]
     ],

@@ -240,6 +240,8 @@ def _wrong_type_in(request: ToolRequest) -> str | None:
     user_id: object = request.user_context.user_id if request.user_context is not None else None
     if not isinstance(user_id, str | None):
         return f"user_context.user_id must be text, not {type(user_id).__name__}"
+    if user_id is not None and not _is_writable(user_id):
+        return f"user_context.user_id must be whole characters, not {user_id!r}"
     return None
 
 
@@ -252,6 +254,15 @@ def _is_bare(request: ToolRequest) -> bool:
         and request.user_context is None
         and request.session_context is None
     )
+
+
+def _is_writable(text: str) -> bool:
+    """Whether it can be put down in UTF-8: who has half a character in their name would be in no audit log."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _are_texts(headers: object) -> bool:
