@@ -127,6 +127,18 @@ async def test_a_field_of_a_wrong_type_is_told_by_name(request_: ToolRequest, fi
     assert (chunk.chunk_type, chunk.is_final) == ("error", True)
 
 
+async def test_who_and_what_is_asked_for_is_told_by_its_type_where_it_is_none() -> None:
+    odd: Any = 7
+    async with ToolService() as service:
+        for user in ("ada", {"permissions": ["*"]}):
+            with pytest.raises(TypeError, match="user_context must be a UserContext"):
+                await service.list_tools(user)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="the name of a tool must be a text, not int"):
+            service.get_tool(odd)
+        with pytest.raises(TypeError, match="the name of a tool must be a text, not int"):
+            await service.resolve(odd)
+
+
 async def test_a_tool_that_says_no_is_an_error_and_never_a_success(service: ToolService) -> None:
     class Refusing(Tool):
         async def execute(self, tool_request: ToolRequest) -> ToolResult:

@@ -31,7 +31,7 @@ from isthmus.core.catalog.names import (
 from isthmus.core.catalog.view import Route
 from isthmus.library.contracts import UniversalTool, UserContext
 from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError, ToolUnreachableError
-from isthmus.library.permissions import grants_of, has_all, policy_of, restricted_words
+from isthmus.library.permissions import check_user, grants_of, has_all, policy_of, restricted_words
 from isthmus.model.calls import Surface
 from isthmus.model.features import Feature
 from isthmus.model.names import FeatureName, ServerName
@@ -190,6 +190,7 @@ class Catalog:
         yield self._by_llm_name.get(name)
 
     def _search(self, name: str) -> Entry:
+        check_name(name)
         meant = self._having(name)
         if len(meant) > 1:
             raise AmbiguousToolError(name, sorted(meant))
@@ -256,11 +257,13 @@ class Catalog:
 
     def may_use(self, user: UserContext | None, entry: Entry) -> bool:
         """Whether this user's permissions cover a tool."""
+        check_user(user)
         is_covered = _covers(policy_of(grants_of(user)), entry) and has_all(user, entry.demanded)
         return is_covered and not _is_restricted(entry, restricted_words(user))
 
     def reachable(self, user: UserContext | None) -> list[Entry]:
         """What this user may use, in the order of the list."""
+        check_user(user)
         policy = policy_of(grants_of(user))
         words = restricted_words(user)
         return [
@@ -268,6 +271,16 @@ class Catalog:
             for entry in self.entries.values()
             if _covers(policy, entry) and has_all(user, entry.demanded) and not _is_restricted(entry, words)
         ]
+
+
+def check_name(name: object) -> None:
+    """Refuse what cannot be the name of a tool.
+
+    Raises:
+        TypeError: it is no text.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a tool must be a text, not {type(name).__name__}")
 
 
 def _covers(policy: Policy, entry: Entry) -> bool:

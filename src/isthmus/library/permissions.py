@@ -1,8 +1,8 @@
 """What a user may use, as the hub's own grants: nothing is decided here that `core.access.policy` does not decide.
 
-What a program says of its users comes from anywhere, so that no form of it raises. What cannot be understood grants
-nothing; a restriction that cannot be understood restricts more than was meant, never less. Called by the service and
-by its catalog.
+What a program says of its users comes from anywhere, so that no form of permissions raises. What cannot be understood
+grants nothing; a restriction that cannot be understood restricts more than was meant, never less. Who is no user at all
+is a mistake of the program, which is told so. Called by the service and by its catalog.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ def grants_of(user: UserContext | None) -> Grants:
     restrictions: object = given.restrictions
     restricted = restrictions.get("tools") if isinstance(restrictions, dict) else restrictions
     return Grants(_allowed(given.permissions), _denied(restricted))
+
+
+def check_user(user: object) -> None:
+    """Refuse what is no user.
+
+    Raises:
+        TypeError: it is something else, such as a user's name.
+    """
+    if user is not None and not isinstance(user, UserContext):
+        raise TypeError(f"user_context must be a UserContext, not {type(user).__name__}")
 
 
 @lru_cache(maxsize=POLICIES_MAX)

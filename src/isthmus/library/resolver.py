@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from isthmus.library.catalog import Catalog, Entry
+from isthmus.library.catalog import Catalog, Entry, check_name
 from isthmus.library.contracts import UniversalTool, UserContext
 from isthmus.library.errors import ToolDeniedError, ToolError, UnresolvedToolsError
 from isthmus.library.running import HasCatalog
@@ -41,9 +41,9 @@ class Resolution:
 
 
 def resolve_all(catalog: Catalog, names: Iterable[str], user: UserContext | None) -> Resolution:
-    """Look up every name; nothing is raised, so that whoever asked can say everything that is wrong at once."""
+    """Look up every name; what is no tool's is kept, so that whoever asked can say everything that is wrong at once."""
     resolution = Resolution()
-    for name in [names] if isinstance(names, str) else names:
+    for name in listed(names):
         try:
             entry = catalog.resolve(name)
         except ToolError as error:
@@ -54,6 +54,20 @@ def resolve_all(catalog: Catalog, names: Iterable[str], user: UserContext | None
         else:
             resolution.denied[name] = ToolDeniedError(entry.full_name, user.user_id if user else None)
     return resolution
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """Names as a list; one by itself is a list of one.
+
+    Raises:
+        TypeError: they are something else, or one of them is no text.
+    """
+    if not isinstance(names, Iterable):
+        raise TypeError(f"tool_names must be a list of names, not {type(names).__name__}")
+    found = [names] if isinstance(names, str) else list(names)
+    for name in found:
+        check_name(name)
+    return found
 
 
 class ToolResolver:

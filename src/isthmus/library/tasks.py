@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 
 from isthmus.library.contracts import AgentConfig, ExecutionContext, SessionContext, TaskRequest, UserContext
 from isthmus.library.errors import UnresolvedToolsError
-from isthmus.library.resolver import resolve_all
+from isthmus.library.resolver import listed, resolve_all
 from isthmus.library.running import HasCatalog, only_service
 
 DENIED = "denied_tools"
@@ -54,9 +54,9 @@ class TaskEngine:
         given: dict[str, Any] = {name: value for name, value in task.items() if value is not None}
         request = TaskRequest(**{"agent_config": self._agent_config, **given})
         request.metadata = dict(request.metadata)  # whoever gave it may use it for the next task too
-        names = [tool_names] if isinstance(tool_names, str) else list(tool_names)
         defaults = request.agent_config.available_tools if request.agent_config else []
-        resolution = resolve_all(await self._service.catalog(), [*names, *defaults], request.user_context)
+        names = [*listed(tool_names), *listed(defaults or [])]
+        resolution = resolve_all(await self._service.catalog(), names, request.user_context)
         if resolution.unknown:
             raise UnresolvedToolsError(resolution.unknown)
         request.available_tools = resolution.tools

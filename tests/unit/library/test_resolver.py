@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from isthmus.library.contracts import UniversalTool
 from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolNotFoundError, UnresolvedToolsError
 from isthmus.library.resolver import ToolResolver
 from tests.unit.library.catalogs import Shelf, user
@@ -37,6 +40,18 @@ async def test_one_wrong_name_is_its_own_error() -> None:
         await RESOLVER.resolve_tools(["weather"], user("files.*"))
     with pytest.raises(ToolDeniedError):
         await RESOLVER.resolve_tool("weather", user())
+
+
+@pytest.mark.parametrize("odd", [None, 7, [7], [None], [["echo"]], [UniversalTool("builtin.echo")]])
+async def test_what_are_no_names_are_told_by_their_type(odd: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be a (text|list of names), not (NoneType|int|list|UniversalTool)$"):
+        await RESOLVER.resolve_tools(odd)
+
+
+@pytest.mark.parametrize("odd", ["ada", {"permissions": ["*"]}])
+async def test_who_is_no_user_is_told_by_their_type(odd: Any) -> None:
+    with pytest.raises(TypeError, match=r"user_context must be a UserContext, not (str|dict)$"):
+        await RESOLVER.resolve_tools(["echo"], odd)
 
 
 async def test_several_wrong_names_are_told_at_once() -> None:

@@ -27,6 +27,12 @@ async def test_only_the_names_of_tools_are_needed() -> None:
     assert (request.task_type, request.metadata, request.agent_config) == ("chat", {}, None)
 
 
+@pytest.mark.parametrize(("defaults", "found"), [("echo", ["builtin.echo"]), (None, []), ([], [])])
+async def test_an_agent_may_always_have_one_tool_or_none(defaults: Any, found: list[str]) -> None:
+    request = await ENGINE.create_task_request(tool_names=[], agent_config=AgentConfig(available_tools=defaults))
+    assert names(request) == found
+
+
 async def test_whatever_else_is_said_is_in_the_task() -> None:
     said: dict[str, Any] = {
         "task_id": "task_123",
