@@ -130,7 +130,7 @@ class Function:
             BadArgument: one is missing, unknown or of another type.
         """
         try:
-            values = self._arguments.decode(arguments)
+            values = _decoded(self._arguments, arguments)
             found = {p.name: value for p in self._given if (value := getattr(values, p.name)) is not UNSET}
             return found if self._rest is None else {**found, **self._read_rest(arguments)}
         except msgspec.MsgspecError as error:
@@ -143,7 +143,7 @@ class Function:
 
     def _read_one(self, name: str, raw: msgspec.Raw) -> Any:
         try:
-            return self._rest_value.decode(raw)
+            return _decoded(self._rest_value, raw)
         except msgspec.MsgspecError as error:
             raise BadArgument(f"{error} - at `$.{name}`") from error
 
@@ -167,6 +167,36 @@ class Function:
         if required := [p.name for p in self._given if p.default is _NO_DEFAULT]:
             schema["required"] = required
         return {**schema, "$defs": components} if components else schema
+
+
+WHOLE_MAX = 2.0**53
+"""Up to here every whole number is a float of its own; beyond, one may stand for another."""
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], payload: Payload) -> Any:
+    """What is written there, in the types that are wanted.
+
+    To a schema an integer is any whole number, 1.0 as well, and some models and languages write all of theirs so.
+    """
+    try:
+        return decoder.decode(payload)
+    except msgspec.ValidationError as error:
+        try:
+            return decoder.decode(msgspec.json.encode(_with_integers(msgspec.json.decode(payload))))
+        except RecursionError:
+            raise error from None  # too deep to be looked through
+
+
+def _with_integers(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer() and abs(value) <= WHOLE_MAX:
+            return int(value)
+        case list():
+            return [_with_integers(each) for each in value]
+        case dict():
+            return {key: _with_integers(each) for key, each in value.items()}
+        case _:
+            return value
 
 
 class _Parameter:

@@ -79,20 +79,20 @@ def test_a_signature_is_a_schema() -> None:
     ("annotation", "good", "bad"),
     [
         (str, ["x"], [1, None]),
-        (int, [1], ["1", 1.5, True]),
+        (int, [1, 1.0, -2e3], ["1", 1.5, True]),
         (float, [1.5, 1], ["1"]),
         (bool, [True], [1, "true"]),
         (None, [None], [0]),
         (Any, [1, None, {}], []),
         (list, [[1, "x"]], [{}, "x"]),
-        (list[int], [[1]], [["x"]]),
+        (list[int], [[1], [1.0]], [["x"]]),
         (dict, [{"a": 1}], [[]]),
         (dict[str, int], [{"a": 1}], [{"a": "x"}]),
         (tuple[int, str], [[1, "x"]], [[1], [1, 2]]),
         (set[int], [[1, 2]], [["x"]]),
         (Optional[int], [1, None], ["x"]),  # noqa: UP045 - people write it so
-        (Union[int, str], [1, "x"], [1.5, None]),  # noqa: UP007
-        (Literal["a", 1], ["a", 1], ["b", 2]),
+        (Union[int, str], [1, 1.0, "x"], [1.5, None]),  # noqa: UP007
+        (Literal["a", 1], ["a", 1, 1.0], ["b", 2, 2.0]),
         (Size, ["s"], ["m", "SMALL"]),
         (Options, [{"depth": 1}, {"depth": 1, "name": "x"}], [{}, {"depth": "x"}]),
         (Point, [{"x": 1}, {"x": 1, "next": {"x": 2}}], [{"y": 1}, {"x": 1, "next": {}}]),
@@ -184,6 +184,21 @@ def test_values_arrive_in_the_types_that_were_asked_for() -> None:
 
     given = {"point": {"x": 1}, "size": "l", "numbers": [1, 1], "pair": [1, "a"]}
     assert call(f, given) == (Point(1), Size.LARGE, {1}, (1, "a"))
+
+
+def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
+    def f(point: Point, ratio: float, anything: Any, text: str, **more: int) -> Any:
+        return point, ratio, anything, text, more
+
+    given = {"point": {"x": 1.0}, "ratio": 2.0, "anything": 0.5, "text": "1.0", "b": 3.0}
+    point, ratio, anything, text, more = call(f, given)
+    assert (point, ratio, anything, text, more) == (Point(1), 2.0, 0.5, "1.0", {"b": 3})
+    assert [type(each) for each in (point.x, ratio, more["b"])] == [int, float, int]
+    with pytest.raises(BadArgument, match=r"Expected `int`, got `float` - at `\$\.point\.x`"):
+        call(f, {**given, "point": {"x": 1.5}})
+    deep = msgspec.json.decode(b"[" * 900 + b"]" * 900)
+    with pytest.raises(BadArgument, match=r"Expected `int`, got `float` - at `\$\.point\.x`"):
+        call(f, {**given, "anything": deep})
 
 
 def test_what_is_not_given_is_the_functions_own_default() -> None:
