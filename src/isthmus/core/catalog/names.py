@@ -112,11 +112,17 @@ def _only(name: str, found: list[Pair]) -> Pair | None:
 
 
 def suggestions(name: str, known: Iterable[str]) -> list[str]:
-    """Full names that look like `name`, whichever part of them does, the nearest first; none is meant by it."""
+    """Full names that look like `name`, whichever part of them does, the nearest first; none is meant by it.
+
+    Letters are compared whatever their case; last come tools of that very name at other servers.
+    """
     parts: dict[str, list[str]] = {}
     for full in known:
         for part in {full, full.partition(".")[2]}:
-            parts.setdefault(part, []).append(full)
-    matches = difflib.get_close_matches(name[:COMPARED_LENGTH_MAX], parts, n=SUGGESTIONS_MAX, cutoff=0.6)
-    near = dict.fromkeys(full for match in matches for full in parts[match])
+            parts.setdefault(part.casefold(), []).append(full)
+    sought = name[:COMPARED_LENGTH_MAX].casefold()
+    matches = difflib.get_close_matches(sought, parts, n=SUGGESTIONS_MAX, cutoff=0.6)
+    tool = sought.partition(".")[2]
+    elsewhere = parts.get(tool, []) if tool else []
+    near = dict.fromkeys([*(full for match in matches for full in parts[match]), *elsewhere])
     return list(near)[:SUGGESTIONS_MAX]

@@ -100,5 +100,11 @@ def test_names_that_look_like_another_are_suggested_whichever_part_does() -> Non
     assert len(suggestions("tool", [f"s{n}.tool" for n in range(9)])) == 3
 
 
+def test_names_in_other_letters_or_at_another_server_are_suggested() -> None:
+    assert suggestions("FILES.SEARCH", ["files.search"]) == ["files.search"]
+    assert suggestions("elsewhere.PAY", ["a.Pay", "b.pay", "b.find"]) == ["a.Pay", "b.pay"]
+    assert suggestions("nowhere.", ["a."]) == []
+
+
 def test_of_an_endless_name_the_beginning_is_compared() -> None:
     assert suggestions("x" * 1_000_000, ["s." + "x" * 128]) == ["s." + "x" * 128]
