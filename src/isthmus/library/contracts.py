@@ -159,7 +159,7 @@ class ToolResult:
     @property
     def is_success(self) -> bool:
         """Whether the tool ran and did not say no."""
-        return self.status is ToolStatus.SUCCESS
+        return self.status == ToolStatus.SUCCESS  # also for who writes it as a text
 
     @property
     def text(self) -> str:

@@ -24,7 +24,7 @@ from isthmus.library.crossing import Crossing, ToThread, crossing_here
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.owner import Owner
 from isthmus.library.questions import Asking
-from isthmus.library.tools import end_of
+from isthmus.library.tools import Piece, end_of
 from isthmus.model.calls import Call
 from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Outcome
@@ -177,6 +177,7 @@ class Telling:
         self._mailbox = mailbox
         self._conclude = conclude
         self._next = 0
+        self._has_pieces = False
 
     def emit(self, event: Event) -> None:
         """See `Sink`."""
@@ -188,11 +189,16 @@ class Telling:
 
     def _happened(self, event: Event, at: datetime) -> list[ToolStreamChunk]:
         content = {key: _decoded(raw) for key, raw in event.members.items()}
+        if isinstance(event, Piece):
+            self._has_pieces = True
+            return [self._numbered(ToolStreamChunk(self._name, "data", content["data"], timestamp=at))]
         kind: ChunkType = "progress" if isinstance(event, Progress) else "log"
         return [self._numbered(ToolStreamChunk(self._name, kind, content, timestamp=at))]
 
     def _ended(self, outcome: Outcome, at: datetime) -> list[ToolStreamChunk]:
-        chunks = [self._numbered(chunk) for chunk in end_of(self._conclude(outcome), at)]
+        end = end_of(self._conclude(outcome), at)
+        # What was given by the piece is not given once more as a whole.
+        chunks = [self._numbered(chunk) for chunk in (end[-1:] if self._has_pieces else end)]
         if self._mailbox.dropped:
             chunks[-1].metadata["dropped"] = self._mailbox.dropped
         return chunks

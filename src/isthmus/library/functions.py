@@ -17,7 +17,8 @@ from isthmus.app.hub import RunningHub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk
 from isthmus.library.errors import ConfigurationError
-from isthmus.library.tools import Tool
+from isthmus.library.forms import problem_of
+from isthmus.library.tools import Tool, piece_of
 from isthmus.upstream.context import Context as ToolContext
 from isthmus.upstream.context import NoAnswerError
 from isthmus.upstream.registered import REGISTRY, NameTaken, Origin
@@ -119,8 +120,8 @@ def _register(function: F, name: str | None, traits: Traits) -> F:
     return function
 
 
-def _check_name(name: str) -> None:
-    if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable() or " " in name:
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable() or " " in name:
         said = f"use 1 to {NAME_LENGTH_MAX} characters without spaces"
         raise ConfigurationError(f"{name!r} cannot be the name of a tool: {said}")
 
@@ -155,13 +156,30 @@ def registered_tool(running: RunningHub, tool: Tool) -> None:
     """Have a hub show a `Tool` as `builtin.name`, or as `namespace.name`. On the hub's loop only.
 
     Raises:
-        ConfigurationError: its name is taken, or cannot be used.
+        ConfigurationError: its name is taken, or cannot be used, or it cannot be described.
+        TypeError: it is no `Tool`.
     """
+    if not isinstance(tool, Tool):
+        raise TypeError(f"only a Tool can be registered, not {type(tool).__name__}: make one of a function by @tool")
     _check_name(tool.name)
     try:
-        running.functions.add(ToolFunction(tool), tool.namespace or BUILTIN)
+        function = ToolFunction(tool)
+        _check_description(tool, function)
+        running.functions.add(function, tool.namespace or BUILTIN)
     except ValueError as error:
         raise ConfigurationError(f"{tool.full_name} cannot be a tool: {error}") from error
+
+
+def _check_description(tool: Tool, function: ToolFunction) -> None:
+    """Refuse what cannot be shown: one tool that cannot would cost all that are shown with it."""
+    if not isinstance(tool.namespace, str | None):
+        raise ValueError(f"its namespace must be a text, not {tool.namespace!r}")
+    try:
+        function.definition()
+    except TypeError as error:
+        raise ValueError(f"its description is no JSON: {error}") from error
+    if (problem := problem_of(tool.parameters_schema or {})) is not None:
+        raise ValueError(f"its parameters_schema is wrong: {problem}")
 
 
 _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
@@ -208,19 +226,32 @@ class ToolFunction:
             return _value_of(await self._tool.execute(request))
         last: ToolStreamChunk | None = None
         async for chunk in self._tool.execute_stream(request):
-            _pass_on(chunk, context)
+            if last is not None and last.is_final:
+                continue  # it has ended, and tidies up
             last = chunk
+            if not chunk.is_final:
+                _pass_on(chunk, context)
         if last is None:
             raise RuntimeError("its stream ended without a final chunk")
         return _value_of(_result_of(last))
 
 
 def _pass_on(chunk: ToolStreamChunk, context: ToolContext) -> None:
-    content: dict[str, Any] = chunk.content if isinstance(chunk.content, dict) else {"message": str(chunk.content)}
-    if chunk.chunk_type == "progress":
-        context.progress(content.get("progress", 0), content.get("total"), content.get("message"))
-    elif chunk.chunk_type == "log":
-        context.log(content.get("level", "info"), str(content.get("data", content.get("message", ""))))
+    content: Any = chunk.content
+    match chunk.chunk_type:
+        case "progress":
+            context.progress(*_progress_in(content))
+        case "log":
+            said = content if isinstance(content, dict) else {"data": content}
+            context.log(said.get("level", "info"), str(said.get("data", said.get("message", ""))))
+        case _:
+            context.tell(piece_of(content))
+
+
+def _progress_in(content: Any) -> tuple[float, float | None, str | None]:
+    if isinstance(content, dict):
+        return content.get("progress", 0), content.get("total"), content.get("message")
+    return (content, None, None) if isinstance(content, int | float) else (0, None, str(content))
 
 
 def _result_of(chunk: ToolStreamChunk) -> ToolResult:
@@ -232,9 +263,11 @@ def _result_of(chunk: ToolStreamChunk) -> ToolResult:
     return ToolResult(chunk.tool_name, ToolStatus.SUCCESS, result_data=chunk.content)
 
 
-def _value_of(result: ToolResult) -> Any:
+def _value_of(result: object) -> Any:
     """A result as a function would return it; of one that failed, what went wrong."""
-    if result.status is ToolStatus.SUCCESS:
+    if not isinstance(result, ToolResult):
+        raise TypeError(f"it must give a ToolResult, not {type(result).__name__}")
+    if result.is_success:
         return result.result_data
-    words = result.error_message or result.text or result.status.value
+    words = result.error_message or result.text or str(result.status)
     return {"content": [{"type": "text", "text": words}], "isError": True}

@@ -68,9 +68,9 @@ class MCPConfigLoader:
             return []
 
     @staticmethod
-    def _validate_server_config(entry: Mapping[str, Any]) -> MCPServerConfig | None:
+    def _validate_server_config(entry: Any) -> MCPServerConfig | None:
         """One server, its `name` among its fields; None, with a WARNING, if it cannot be used."""
-        name = entry.get("name")
+        name = entry.get("name") if isinstance(entry, Mapping) else None
         if not isinstance(name, str):
             log.warning("An MCP server must have a name, and is left out.")
             return None

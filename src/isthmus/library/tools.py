@@ -8,7 +8,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool
+import msgspec
+
+from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool
+from isthmus.model.events import Log
 
 if TYPE_CHECKING:
     from isthmus.library.catalog import Entry
@@ -64,11 +67,21 @@ class Tool(ABC):
         )
 
 
+class Piece(Log, frozen=True):
+    """Some of what a tool gives, before its end; to who does not know of pieces, a line of the log."""
+
+
+def piece_of(content: Any) -> Piece:
+    """Something that a tool gave, to be told at once."""
+    members = {"level": "info", "data": content}
+    return Piece("info", {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in members.items()})
+
+
 def end_of(result: ToolResult, at: datetime | None = None) -> list[ToolStreamChunk]:
     """The chunks of an execution of which nothing is told but its end."""
     when = at if at is not None else datetime.now(UTC)
     whole: dict[str, Any] = {"result": result}
-    if result.status is not ToolStatus.SUCCESS:
+    if not result.is_success:
         return [ToolStreamChunk(result.tool_name, "error", result.error_message, True, 0, whole, when)]
     return [
         ToolStreamChunk(result.tool_name, "data", result.result_data, False, 0, {}, when),

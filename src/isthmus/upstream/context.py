@@ -7,6 +7,7 @@ travels as MCP's `elicitation/create`, whatever the caller speaks. Made by `upst
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,7 +17,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.catalog.schema import Check, Unchecked, compile_check
-from isthmus.model.events import Event, Log, LogLevel, Progress
+from isthmus.model.events import LOG_LEVELS, Event, Log, LogLevel, Progress
 from isthmus.model.questions import GIVEN_UP, Declined, Question, Reply
 from isthmus.upstream.rounds import put
 from isthmus.wire.mcp.inputs import ASKED_OF
@@ -94,13 +95,30 @@ class Context:
         self._asker = asker
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell the caller how far the work is, if it wants to know."""
+        """Tell the caller how far the work is, if it wants to know.
+
+        Raises:
+            ValueError: `progress` or `total` is no number.
+        """
+        for name, number in (("progress", progress), ("total", total)):
+            if not (_is_number(number) or (number is None and name == "total")):
+                raise ValueError(f"{name} must be a number, not {number!r}")
         told = {"progress": progress, "total": total, "message": message}
         self._emit(Progress({key: _raw(value) for key, value in told.items() if value is not None}))
 
     def log(self, level: LogLevel, text: str) -> None:
-        """Tell the caller something, if it listens to that level."""
+        """Tell the caller something, if it listens to that level.
+
+        Raises:
+            ValueError: there is no such level.
+        """
+        if level not in LOG_LEVELS:
+            raise ValueError(f"the level of a line must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         self._emit(Log(level, {"level": _raw(level), "data": _raw(text)}))
+
+    def tell(self, event: Event) -> None:
+        """Tell the caller something of another kind."""
+        self._emit(event)
 
     @property
     def can_ask(self) -> bool:
@@ -143,6 +161,10 @@ class Context:
             raise NoAnswerError("nobody can be asked here")
         form = NOTHING_ASKED if schema is None else schema
         return self._asker.begin(Question(ELICIT, _raw({"message": message, "requestedSchema": form})))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_of(schema: Mapping[str, Any] | None) -> Check | None:

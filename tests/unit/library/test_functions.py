@@ -7,7 +7,7 @@ import functools
 import json
 import math
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -133,6 +133,7 @@ async def test_a_cell_that_is_run_again_replaces_what_it_made(service: ToolServi
         (lambda: tool(name="with space")(math.sqrt), "'with space' cannot be the name of a tool"),
         (lambda: tool(name="")(math.sqrt), "'' cannot be the name of a tool"),
         (lambda: tool(name="x" * 129)(math.sqrt), "cannot be the name of a tool"),
+        (lambda: tool(name=cast(Any, 7))(math.sqrt), "7 cannot be the name of a tool"),
         (lambda: tool(max), "max cannot be a tool: it has no signature"),
         (lambda: tool(Counter.count), r"count cannot be a tool: it is a method; make one of a bound one"),
         (lambda: tool(inline=True)(asyncio.sleep), "sleep cannot be a tool: it is asynchronous"),
@@ -257,12 +258,55 @@ async def test_an_object_is_a_tool_of_the_service_it_was_given_to(service: ToolS
         assert "builtin.shout" not in await other.list_tools()
 
 
+@pytest.mark.parametrize(
+    ("given", "status", "text"),
+    [
+        (ToolResult("odd", cast(Any, "success"), result_data="fine"), "success", "fine"),
+        (ToolResult("odd", cast(Any, "timeout")), "error", "timeout"),
+        (None, "error", "TypeError: it must give a ToolResult, not NoneType"),
+        ("fine", "error", "TypeError: it must give a ToolResult, not str"),
+    ],
+)
+async def test_what_an_object_gives_is_taken_for_what_it_is(
+    service: ToolService, given: Any, status: str, text: str
+) -> None:
+    class Odd(Tool):
+        async def execute(self, tool_request: ToolRequest) -> ToolResult:
+            return given  # type: ignore[no-any-return]  # as where nobody checks types
+
+    service.register_tool(Odd("odd"))
+    result = await run(service, "odd")
+    assert (result.status, result.text) == (status, text)
+
+
 async def test_an_object_s_name_must_be_free_and_one(service: ToolService) -> None:
     service.register_tool(Shout())
     with pytest.raises(ConfigurationError, match=r"there is a tool builtin\.shout already"):
         service.register_tool(Shout())
     with pytest.raises(ConfigurationError, match="a server name must be"):
         service.register_tool(Shout("a.b"))
+
+
+async def test_an_object_that_cannot_be_shown_costs_only_itself(service: ToolService) -> None:
+    def described(**words: Any) -> Tool:
+        made = Shout("voices")
+        for word, value in words.items():
+            setattr(made, word, value)
+        return made
+
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (described(parameters_schema={"default": object()}), ConfigurationError, "its description is no JSON"),
+        (described(parameters_schema={"type": "string"}), ConfigurationError, "its parameters_schema is wrong"),
+        (described(parameters_schema={"type": "objekt"}), ConfigurationError, "its parameters_schema is wrong"),
+        (described(namespace=7), ConfigurationError, "its namespace must be a text, not 7"),
+        (described(name=7), ConfigurationError, "7 cannot be the name of a tool"),
+        (print, TypeError, "make one of a function by @tool"),
+    ]
+    for tool_, error, words in wrong:
+        with pytest.raises(error, match=words):
+            service.register_tool(tool_)
+    service.register_tool(Shout("voices"))
+    assert (await run(service, "voices.shout", text="hey")).is_success
 
 
 @pytest.mark.parametrize(
@@ -283,6 +327,20 @@ async def test_an_object_s_name_must_be_free_and_one(service: ToolService) -> No
                 ("complete", {"loud": True}),
             ],
         ),
+        (
+            [
+                ToolStreamChunk("shout", "data", "one"),
+                ToolStreamChunk("shout", "progress", 0.5),
+                ToolStreamChunk("shout", "data", {"two": 2}),
+                ToolStreamChunk("shout", "complete", {"loud": True}, is_final=True),
+                ToolStreamChunk("shout", "data", "after the end"),
+            ],
+            [("data", "one"), ("progress", {"progress": 0.5}), ("data", {"two": 2}), ("complete", {"loud": True})],
+        ),
+        (
+            [ToolStreamChunk("shout", "progress", {"progress": "half"})],
+            [("error", "ValueError: progress must be a number, not 'half'")],
+        ),
         ([ToolStreamChunk("shout", "error", "no voice", is_final=True)], [("error", "no voice")]),
         ([], [("error", "RuntimeError: its stream ended without a final chunk")]),
     ],
@@ -296,6 +354,20 @@ async def test_what_an_object_tells_by_steps_is_heard(
     told = service.execute_tool_stream(ToolRequest("shout", parameters={"text": "x"}))
     found = [(chunk.chunk_type, chunk.content) async for chunk in told]
     assert json.dumps(found) == json.dumps(heard)
+
+
+async def test_an_object_s_stream_is_read_to_its_end(service: ToolService) -> None:
+    class Tidy(Stepwise):
+        is_tidied = False
+
+        async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
+            yield ToolStreamChunk("shout", "complete", {"loud": True}, is_final=True)
+            self.is_tidied = True
+
+    tidy = Tidy()
+    service.register_tool(tidy)
+    assert (await run(service, "shout", text="hey")).result_data == {"loud": True}
+    assert tidy.is_tidied
 
 
 async def test_the_end_of_an_object_s_stream_is_its_result(service: ToolService) -> None:

@@ -194,7 +194,8 @@ def test_one_entry_can_be_checked_by_itself(caplog: pytest.LogCaptureFixture) ->
     assert found is not None
     assert found.name == "one"
     assert MCPConfigLoader._validate_server_config({"name": "one", "transport": "stdio"}) is None
-    assert MCPConfigLoader._validate_server_config(STDIO) is None
+    wrong: list[Any] = [STDIO, None, [], "npx", 5]
+    assert [MCPConfigLoader._validate_server_config(entry) for entry in wrong] == [None] * 5
     assert "must have a name" in caplog.text
 
 

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
+from isthmus.model.events import Event
 from isthmus.model.outcomes import Result
 from isthmus.model.questions import Answered, Declined, OnReply, Profile, Question
 from isthmus.upstream.context import Asker, Context, NoAnswerError
@@ -241,3 +242,20 @@ def test_after_the_hub_has_ended_nobody_answers() -> None:
     loop.close()
     with pytest.raises(NoAnswerError, match="given up"):
         context.ask_blocking("Who?")
+
+
+@pytest.mark.parametrize(
+    ("tell", "said"),
+    [
+        (lambda context: context.log("warn", "x"), "the level of a line must be one of debug, .*, not 'warn'"),
+        (lambda context: context.progress("half"), "progress must be a number, not 'half'"),
+        (lambda context: context.progress(None), "progress must be a number, not None"),
+        (lambda context: context.progress(float("nan")), "progress must be a number, not nan"),
+        (lambda context: context.progress(1, True), "total must be a number, not True"),
+    ],
+)
+def test_what_callers_cannot_be_told_is_said_where_it_is_told(tell: Callable[[Context], None], said: str) -> None:
+    heard: list[Event] = []
+    with pytest.raises(ValueError, match=said):
+        tell(Context("ada", heard.append))
+    assert heard == []
