@@ -22,6 +22,7 @@ from isthmus.library import (
     WrongThreadError,
     tool,
 )
+from isthmus.library.owner import Owner
 from tests.conftest import children
 from tests.library.possessions import left_behind, possessions
 from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
@@ -100,6 +101,30 @@ def test_a_stream_that_is_left_is_cancelled_at_the_server(service: ToolService, 
         break
 
     wait_for_line(ledger, '"cancelled": "left"')
+
+
+def test_a_stream_that_is_closed_while_it_begins_is_cancelled_at_the_server(service: ToolService, ledger: Path) -> None:
+    stream = service.blocking.execute_tool_stream(pay("closed early", "sleep:60"))
+    may_go_on = threading.Event()
+    reader = threading.Thread(target=lambda: list(stream))
+
+    @tool
+    def newcomer() -> None:
+        """So that the list of tools must be asked for."""
+
+    try:
+        Owner.shared().post(may_go_on.wait)  # until then the hub gives no list
+        reader.start()
+        while stream._begin is not None:
+            time.sleep(POLL_SECONDS)  # it has no other way to tell
+        stream.close()
+    finally:
+        may_go_on.set()
+        tool.remove(newcomer)
+    reader.join()
+    assert service.blocking.execute_tool(pay("after")).is_success
+    if '"nonce": "closed early"' in ledger.read_text():  # else it was taken back before it was sent
+        wait_for_line(ledger, '"cancelled": "closed early"')
 
 
 def test_an_interrupted_call_is_cancelled_at_the_server(service: ToolService, ledger: Path) -> None:

@@ -139,6 +139,8 @@ class ChunkDicts:
             raise StopAsyncIteration
         if self._chunks is None:
             self._chunks = await self._begin()
+            if self._is_closed:  # meanwhile
+                raise StopAsyncIteration
         return as_dict(await self._chunks.__anext__())
 
     async def aclose(self) -> None:

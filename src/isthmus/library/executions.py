@@ -343,6 +343,8 @@ class BlockingChunks(_Chunks):
             except BaseException:
                 self._is_over = True
                 raise
+            if self._is_over:  # closed meanwhile
+                self._let_go()
         while not self._is_over:
             if self._read:
                 return self._next_read()

@@ -71,6 +71,16 @@ async def test_a_failure_is_the_last_chunk(client: MCPClient) -> None:
     assert "Did you mean raw.echo" in chunks[0]["content"]
 
 
+async def test_a_stream_that_is_closed_while_it_connects_calls_nothing(client: MCPClient, ledger: Ledger) -> None:
+    stream = client.call_tool_stream("pay", {"nonce": "unwanted"})
+    reading = asyncio.create_task(anext(stream, None))
+    await asyncio.sleep(0)  # it has begun to connect
+    await stream.aclose()
+    assert await reading is None
+    await client.call_tool("pay", {"nonce": "after"})
+    assert "unwanted" not in ledger.path.read_text()
+
+
 async def test_closing_the_stream_cancels_the_call_at_the_server(client: MCPClient, ledger: Ledger) -> None:
     stream = client.call_tool_stream("pay", {"nonce": "n", "mode": "progress:1,sleep:60"})
     assert (await anext(stream))["type"] == "progress"
