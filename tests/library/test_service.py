@@ -95,10 +95,23 @@ async def test_every_failure_has_its_own_status_and_says_whether_the_tool_ran(se
     assert "ada" in str(results[ToolStatus.UNAUTHORIZED].error_message)
 
 
-async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(service: ToolService) -> None:
-    result = await service.execute_tool(ToolRequest("raw.pay", parameters={"nonce": object()}))
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (object(), "Encoding objects of type object is unsupported"),
+        (float("nan"), "nan is a number that JSON does not have"),
+        ([{"deep": float("-inf")}], "-inf is a number that JSON does not have"),
+    ],
+)
+async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(
+    service: ToolService, tmp_path: Path, value: object, said: str
+) -> None:
+    result = await service.execute_tool(ToolRequest("raw.pay", parameters={"nonce": "never", "more": value}))
     assert result.status is ToolStatus.INVALID_PARAMETERS
-    assert "raw.pay" in str(result.error_message)
+    assert result.error_message == f"Invalid arguments for raw.pay: {said}"
+    plain = await service.execute_tool(ToolRequest("raw.pay", parameters={"nonce": "null", "more": [None, 1.5]}))
+    assert plain.is_success
+    assert not noted(tmp_path, "never")
 
 
 @pytest.mark.parametrize(

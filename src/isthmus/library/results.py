@@ -5,7 +5,8 @@ Called by the service and its streams. What a server answered is read here for t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Any
 
@@ -263,6 +264,29 @@ def _is_writable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_numbers(written: bytes, given: object) -> None:
+    """Refuse numbers that JSON has not: they are written as null, and nobody meant that.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if b"null" in written and (odd := _odd_number_in(given)) is not None:
+        raise ValueError(f"{odd} is a number that JSON does not have")
+
+
+def _odd_number_in(given: object) -> float | None:
+    match given:
+        case float():
+            return None if math.isfinite(given) else given
+        case Mapping():
+            held: Iterable[object] = given.values()
+        case list() | tuple() | set() | frozenset():
+            held = given
+        case _:
+            return None
+    return next((odd for each in held if (odd := _odd_number_in(each)) is not None), None)
 
 
 def _are_texts(headers: object) -> bool:

@@ -38,7 +38,7 @@ from isthmus.library.owner import Owner, OwnersLock
 from isthmus.library.permissions import UNRESTRICTED, grants_of
 from isthmus.library.program import is_on_hub
 from isthmus.library.questions import Asking, Questions
-from isthmus.library.results import payload_of, refused, result_from, session_of, trouble_with, unusable
+from isthmus.library.results import check_numbers, payload_of, refused, result_from, session_of, trouble_with, unusable
 from isthmus.library.running import begun, ended
 from isthmus.library.tools import MCPTool, Tool, end_of
 from isthmus.model.callers import Caller
@@ -341,7 +341,8 @@ class ToolService:
             self._note_refused(engine, request)
             return refused(request, error)
         try:
-            arguments = msgspec.Raw(_encode(request.parameters))
+            arguments = _encode(request.parameters)
+            check_numbers(arguments, request.parameters)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             return unusable(request, f"Invalid arguments for {entry.full_name}: {error}")
         session = session_of(request)
@@ -349,7 +350,7 @@ class ToolService:
             ME if user is None else _caller(user, session, is_attached=engine.is_attached),
             entry.surface,
             entry.exposed,
-            arguments,
+            msgspec.Raw(arguments),
             meta={} if session is None else {SESSION_KEY: msgspec.Raw(_encode(session))},
             wants_progress=is_watched,
             log_level=LOG_LEVEL if is_watched else None,
