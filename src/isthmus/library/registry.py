@@ -114,7 +114,7 @@ class ToolRegistry:
         """
         tool = self._find(name)
         try:
-            return _finished(tool, _not_awaitable(tool, tool.func(**(arguments or {}))))
+            return _finished(tool, _not_awaitable(tool, tool.func(**_given(tool, arguments))))
         except LibraryError:
             raise
         except Exception as error:
@@ -124,7 +124,7 @@ class ToolRegistry:
         """The same without standing still, if the tool has an `async_func`; one without is called where this is."""
         tool = self._find(name)
         try:
-            value = (tool.async_func or tool.func)(**(arguments or {}))
+            value = (tool.async_func or tool.func)(**_given(tool, arguments))
             return _finished(tool, await value if inspect.isawaitable(value) else value)
         except LibraryError:
             raise
@@ -151,6 +151,13 @@ class ToolRegistry:
         """All tools, as the `tools` of Gemini."""
         declarations = [tool.to_gemini_schema() for tool in self]
         return [{"functionDeclarations": declarations}] if declarations else []
+
+
+def _given(tool: ToolDef, arguments: object) -> dict[str, Any]:
+    given = arguments or {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ToolExecutionError(tool.name, f"{tool.name} takes its arguments as a dictionary by their names.")
+    return dict(given)
 
 
 def _not_awaitable(tool: ToolDef, value: Any) -> Any:

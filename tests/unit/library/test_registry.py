@@ -154,3 +154,13 @@ def test_whoever_reads_sees_a_whole_list_while_tools_come_and_go() -> None:
         seen.add(tuple(registry.names))
     writer.join()
     assert seen <= {(), ("left", "right")}
+
+
+@pytest.mark.parametrize("odd", [["x"], "x", 7, {1: 2}])
+async def test_arguments_have_names(odd: Any) -> None:
+    registry = ToolRegistry([ToolDef("say", "", {}, lambda **given: str(given))])
+    with pytest.raises(ToolExecutionError, match="say takes its arguments as a dictionary by their names"):
+        registry.call_tool("say", odd)
+    with pytest.raises(ToolExecutionError, match="say takes its arguments as a dictionary by their names"):
+        await registry.acall_tool("say", odd)
+    assert registry.call_tool("say") == registry.call_tool("say", {}) == "{}"
