@@ -323,6 +323,21 @@ async def test_what_a_tool_asks_back_is_put_to_the_program(kind: str) -> None:
 # -- what there is beside tools ----------------------------------------------------------------------------------------
 
 
+async def test_resources_and_prompts_are_named_by_texts() -> None:
+    odd: list[Any] = [None, 7, b"memo://x"]
+    async with ToolService() as service:
+        for name in odd:
+            with pytest.raises(TypeError, match="a resource is named by a text, not"):
+                await service.read_resource(name)
+            with pytest.raises(TypeError, match="a prompt is named by a text, not"):
+                await service.get_prompt(name)
+        for arguments in (["x"], "x"):
+            with pytest.raises(TypeError, match="the arguments of a prompt must be a dictionary, not"):
+                await service.get_prompt("greet", arguments)  # type: ignore[arg-type]
+        with pytest.raises(ToolExecutionError, match="Invalid arguments for greet"):
+            await service.get_prompt("greet", {"name": object()})  # type: ignore[dict-item]
+
+
 async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
     program, *words = command("full_fastmcp", "--transport", "stdio")
     async with ToolService() as service:

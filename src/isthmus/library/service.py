@@ -401,16 +401,16 @@ class ToolService:
         Raises:
             ToolExecutionError: it cannot be had; its `result` says why.
         """
-        return await self._asked("prompt", name, dict(arguments or {}))
+        return await self._asked("prompt", name, arguments or {})
 
     async def _described(self, kind: Literal["prompts", "resources"], key: str) -> list[dict[str, Any]]:
         owner, engine = self._open_engine()
         routes = await owner.fetch(engine.features, kind)
         return [{**_members(route.feature.definition), key: route.exposed} for route in routes]
 
-    async def _asked(self, kind: Kind, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _asked(self, kind: Kind, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         owner, engine = self._open_engine()
-        given = msgspec.Raw(_encode(arguments))
+        given = _written(kind, name, arguments)
         call = Call(ME, engine.surface, name, given, kind=kind, profile=self._profile, face=FACE)
         outcome = await self._performed(owner, engine, call)
         return _contents(name, outcome, is_attached=engine.is_attached)
@@ -594,6 +594,23 @@ def _members(definition: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
         with suppress(msgspec.MsgspecError, RecursionError):
             found[name] = msgspec.json.decode(raw)
     return found
+
+
+def _written(kind: Kind, name: object, arguments: object) -> msgspec.Raw:
+    """The arguments of a prompt or resource.
+
+    Raises:
+        TypeError: it is named by no text, or they are no dictionary.
+        ToolExecutionError: they are not JSON.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a {kind} is named by a text, not {type(name).__name__}")
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"the arguments of a {kind} must be a dictionary, not {type(arguments).__name__}")
+    try:
+        return msgspec.Raw(_encode(dict(arguments)))
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise ToolExecutionError(name, f"Invalid arguments for {name}: {error}") from error
 
 
 def _contents(name: str, outcome: Outcome, *, is_attached: bool) -> dict[str, Any]:
