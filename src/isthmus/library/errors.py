@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isthmus.model.places import without_places
 
@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
 class LibraryError(Exception):
     """Base of all of them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would make it anew of its message alone. A pool of processes breaks over one that cannot be.
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[LibraryError], args: tuple[object, ...], fields: dict[str, object]) -> LibraryError:
+    error = kind.__new__(kind, *args)
+    Exception.__init__(error, *args)  # an OSError has them from there only
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigurationError(LibraryError, ValueError):

@@ -122,7 +122,10 @@ class ToolService:
         """Open, one after another with whatever else opens or closes; `opened` is told what was."""
         async with self._changing:
             if self._engine is not None:
-                raise ConfigurationError("this service is initialized already: shut it down first, or make another")
+                raise ConfigurationError(
+                    "this service is initialized already, which `async with` does by itself: initialize it before "
+                    "that, shut it down first, or make another"
+                )
             owner = Owner.shared()
             owner.close_at_exit(self, partial(_given_up, asyncio.current_task()))
             try:
