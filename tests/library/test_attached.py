@@ -16,10 +16,28 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
 )
+from isthmus.library.engine import plan_of
+from isthmus.upstream.settings import HttpSettings
 from tests.hubs import PATIENT, serving, stdio
 from tests.peers.launch import command
 
 KEY = "planner-key-of-some-length"
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("http://h:1", "http://h:1/mcp"),
+        ("http://h:1/", "http://h:1/mcp"),
+        ("http://h:1/mcp", "http://h:1/mcp"),
+        ("http://h:1/mcp/", "http://h:1/mcp"),
+        ("http://h:1/mcp/files", "http://h:1/mcp/files"),
+    ],
+)
+def test_a_hub_is_found_at_its_address_with_or_without_a_path(said: str, meant: str) -> None:
+    (server,) = plan_of(None, said, None).configuration.servers
+    assert isinstance(server.reach, HttpSettings)
+    assert server.reach.url == meant
 
 
 async def test_a_service_has_the_tools_of_a_running_hub(tmp_path: Path, deaf_port: int) -> None:

@@ -108,7 +108,7 @@ def _attached(address: str, key: str | None) -> Plan:
     try:
         HttpSettings(address)  # before it is taken apart
         parts = urlsplit(address)
-        endpoint = parts._replace(path="/mcp").geturl() if parts.path in ("", "/") else address
+        endpoint = parts._replace(path=parts.path.rstrip("/") or "/mcp").geturl()
         reach = HttpSettings(endpoint, headers)
     except ValueError as error:
         raise ConfigurationError(f"hub: {error}") from None
