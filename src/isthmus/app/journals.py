@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from isthmus.app.extensions import opened_by_extension
-from isthmus.config.files import located
+from isthmus.config.files import home_folder, located
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.storage import ROOT as STORAGE
@@ -51,7 +51,7 @@ def _in_folder(settings: HubSettings) -> OpenJournal:
     try:
         return SqliteJournal(Path(settings.state))
     except (StateInUse, OSError, sqlite3.Error) as error:
-        if settings.state != str(located(HubSettings().state, Path(), Path.home())):
+        if settings.state != str(located(HubSettings().state, Path(), home_folder())):
             raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {error}")) from error
         log.warning("tasks will not outlast this hub", reason=str(error))
         return MemoryJournal()

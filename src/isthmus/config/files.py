@@ -83,6 +83,18 @@ def places(named: Path | None, environment: Mapping[str, str], cwd: Path, home: 
     )
 
 
+NO_HOME = Path(os.devnull, "home")
+"""Stands for the folder of a user who has none: nobody can make it."""
+
+
+def home_folder() -> Path:
+    """The user's folder. Who has none, as in many containers, has nothing there, and can keep nothing there."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return NO_HOME
+
+
 def located(path: str, folder: Path, home: Path) -> Path:
     """Return `path` as seen from `folder`, with a leading `~` as `home`."""
     if path == "~" or path.startswith("~/"):

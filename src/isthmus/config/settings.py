@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from isthmus.config.extensions import Extensions
-from isthmus.config.files import located
+from isthmus.config.files import home_folder, located
 from isthmus.config.findings import Finding
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.core.catalog.pins import PINNINGS, Pinning
@@ -171,7 +171,7 @@ def unfiled_settings() -> HubSettings:
     As it is written, `~` would be a folder below wherever the program was started, which is anybody's to fill.
     """
     usual = HubSettings()
-    return replace(usual, state=str(located(usual.state, Path(), Path.home())))
+    return replace(usual, state=str(located(usual.state, Path(), home_folder())))
 
 
 def _is_loopback(host: str) -> bool:

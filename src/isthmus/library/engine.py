@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from isthmus.app.hub import RunningHub
-from isthmus.config.files import located
+from isthmus.config.files import home_folder, located
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
@@ -119,7 +119,7 @@ def _attached(address: str, key: str | None) -> Plan:
 
 def _loaded(file: Path) -> Configuration:
     try:
-        configuration = load(file, os.environ, Path.cwd(), Path.home())
+        configuration = load(file, os.environ, Path.cwd(), home_folder())
     except ConfigError as error:
         told = "; ".join(str(finding) for finding in error.findings)
         raise ConfigurationError(f"the configuration {file} cannot be used: {told}") from None
@@ -173,7 +173,7 @@ def _settings(table: Mapping[str, Any]) -> HubSettings:
         return _unaudited(usual)
     if state is not None and (not isinstance(state, str | Path) or not str(state)):
         raise ConfigurationError(f"state must be the path of a folder, not {state!r}")
-    folder = usual.state if state is None else str(located(str(state), Path.cwd(), Path.home()))
+    folder = usual.state if state is None else str(located(str(state), Path.cwd(), home_folder()))
     if audit is not None and audit not in get_args(AuditMode):
         raise ConfigurationError(f"audit must be one of {', '.join(get_args(AuditMode))}, not {audit!r}")
     return replace(usual, audit=audit or usual.audit, state=folder)

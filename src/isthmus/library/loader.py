@@ -15,7 +15,7 @@ from typing import Any
 
 from isthmus.config import values
 from isthmus.config.dialects.dialect import STANDARD
-from isthmus.config.files import Document, located, read
+from isthmus.config.files import Document, home_folder, located, read
 from isthmus.config.findings import ConfigError
 from isthmus.config.imports import Around
 from isthmus.config.merging import roster_of
@@ -82,12 +82,12 @@ def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
     """The files that there are, the first choice first; of one that was named and is not there, tell."""
     for source, path in ((FILE_VARIABLE, os.environ.get(FILE_VARIABLE)), ("config_path", named)):
         if path:
-            file = located(str(path), Path(), Path.home())
+            file = located(str(path), Path(), home_folder())
             if _is_file(file):
                 yield file
             else:
                 log.warning("%s names %s, which is not a file: looking elsewhere for MCP servers.", source, file)
-    yield from (file for file in (workspace / FILE_NAME, Path.home() / HOME_FILE) if _is_file(file))
+    yield from (file for file in (workspace / FILE_NAME, home_folder() / HOME_FILE) if _is_file(file))
 
 
 def _is_file(path: Path) -> bool:
@@ -98,7 +98,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _around(workspace: Path) -> Around:
-    return Around(os.environ, workspace.absolute(), Path.home())
+    return Around(os.environ, workspace.absolute(), home_folder())
 
 
 def _configs_of(document: Document, around: Around) -> list[MCPServerConfig]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import pwd
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from isthmus.library.errors import ConfigurationError
 from isthmus.library.loader import FILE_VARIABLE, MCPConfigLoader
 from isthmus.library.servers import MCPServerConfig
+from isthmus.library.service import ToolService
 from isthmus.upstream.settings import HttpSettings, StdioSettings
 
 STDIO = {"transport": "stdio", "command": "npx", "args": ["-y", "server"], "env": {"LEVEL": "low"}}
@@ -23,6 +26,16 @@ def nothing_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv(FILE_VARIABLE, raising=False)
+
+
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a user of whom the system knows nothing, as in many containers."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
 @pytest.fixture
@@ -274,3 +287,23 @@ def test_a_config_that_is_changed_afterwards_counts_as_changed() -> None:
 def test_what_is_no_mcp_server_is_left_to_the_service(caplog: pytest.LogCaptureFixture) -> None:
     assert MCPConfigLoader._parse_config({"mcpServers": {"helper": {"agent": "http://localhost:1/"}}}) == []
     assert "ToolService.initialize(path)" in caplog.text
+
+
+def test_who_has_no_home_has_no_file_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    homeless(monkeypatch)
+    assert MCPConfigLoader.load(workspace_root=tmp_path) == []
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"one": STDIO}}))
+    assert names(MCPConfigLoader.load("~/mcp.json", tmp_path)) == ["one"]
+
+
+async def test_who_has_no_home_has_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    homeless(monkeypatch)
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {}}')
+    service = ToolService()
+    configurations: list[Any] = [None, {"mcp_servers": []}, tmp_path / "mcp.json"]
+    for given in configurations:
+        await service.initialize(given)
+        assert "builtin.echo" in await service.list_tools()
+        await service.shutdown()
+    with pytest.raises(ConfigurationError, match="audit"):
+        await service.initialize({"audit": "strict"})
