@@ -152,6 +152,17 @@ async def test_who_and_what_is_asked_for_is_told_by_its_type_where_it_is_none() 
             await service.resolve(odd)
 
 
+@pytest.mark.parametrize("odd", ["echo", None, {"tool_name": "echo"}])
+async def test_what_is_no_request_is_told_what_to_be(odd: Any) -> None:
+    async with ToolService() as service:
+        with pytest.raises(TypeError, match=r'executed by a ToolRequest\("name", parameters=\{\.\.\.\}\), not by'):
+            await service.execute_tool(odd)
+        with pytest.raises(TypeError, match="not by"):
+            await asyncio.to_thread(service.blocking.execute_tool, odd)
+        with pytest.raises(TypeError, match="not by"):
+            await anext(service.execute_tool_stream(odd))
+
+
 async def test_a_tool_that_says_no_is_an_error_and_never_a_success(service: ToolService) -> None:
     class Refusing(Tool):
         async def execute(self, tool_request: ToolRequest) -> ToolResult:

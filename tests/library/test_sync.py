@@ -151,6 +151,7 @@ def test_an_interrupted_initialize_leaves_no_process(service: ToolService) -> No
     ("fields", "trouble"),
     [
         ({"timeout": "soon"}, "timeout must be a number of seconds from 0 on, not 'soon'"),
+        ({"timeout": True}, "timeout must be a number of seconds from 0 on, not True"),
         ({"timeout": float("nan")}, "timeout must be a number of seconds from 0 on, not nan"),
         ({"session_id": "a\nb"}, "session_id must be printable text, not 'a\\nb'"),
         ({"session_id": 5}, "session_id must be printable text, not 5"),

@@ -208,12 +208,21 @@ def _failed(
 
 
 def trouble_with(request: ToolRequest) -> str | None:
-    """Why a request cannot be made, whatever tool it is for; None if it can."""
-    if (trouble := _wrong_type_in(request)) is not None:
+    """Why a request cannot be made, whatever tool it is for; None if it can.
+
+    Raises:
+        TypeError: it is no request.
+    """
+    try:
+        trouble = _wrong_type_in(request)
+    except AttributeError:  # which costs nothing as long as nobody is wrong
+        kind = type(request).__name__
+        raise TypeError(f'a tool is executed by a ToolRequest("name", parameters={{...}}), not by {kind}') from None
+    if trouble is not None:
         return trouble
     timeout: object = request.timeout
     session: object = session_of(request)
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+    if timeout is not None and (isinstance(timeout, bool) or not (isinstance(timeout, int | float) and timeout >= 0)):
         return f"timeout must be a number of seconds from 0 on, not {timeout!r}"
     if session is not None and not (isinstance(session, str) and session.isprintable()):
         return f"session_id must be printable text, not {session!r}"
