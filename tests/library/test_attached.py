@@ -70,7 +70,12 @@ async def test_a_service_has_the_tools_of_a_running_hub(tmp_path: Path, deaf_por
         finally:
             await service.shutdown()
 
-        for unusable in ({"hub": address, "key": "wrong"}, {"hub": f"http://127.0.0.1:{deaf_port}"}):
-            with pytest.raises(ConfigurationError, match="the hub cannot be reached") as refused:
-                await ToolService().initialize(**unusable)
+        unusable = [
+            ({"hub": address, "key": "wrong"}, "it does not take the key"),
+            ({"hub": address}, "it wants a key, which is given as key="),
+            ({"hub": f"http://127.0.0.1:{deaf_port}"}, "refused"),
+        ]
+        for given, why in unusable:
+            with pytest.raises(ConfigurationError, match=f"the hub cannot be reached: .*{why}") as refused:
+                await ToolService().initialize(**given)
             assert "wrong" not in str(refused.value)

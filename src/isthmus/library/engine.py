@@ -310,6 +310,14 @@ class Engine:
         told = {str(standing.server): standing.reason or f"it is {standing.state}" for standing in missing}
         return {**_broken(self._plan.configuration), **told}
 
+    def unreached(self) -> str | None:
+        """Why the hub elsewhere is not there, without which this one is nothing; None if it is, or there is none."""
+        why = "; ".join(self.failures().values()) if self.is_attached else ""
+        if "HTTP 401" not in why:
+            return why or None
+        (server,) = self._plan.configuration.servers
+        return f"{why}: {'it does not take the key' if server.secrets else 'it wants a key, which is given as key='}"
+
     def notes(self) -> dict[str, tuple[str, ...]]:
         """What was left out of the servers' lists, and why."""
         standings = self.running.hub.snapshot.standings.values()

@@ -142,8 +142,8 @@ class ToolService:
         engine = await open_engine(plan, self._questions)
         try:
             await engine.settle()
-            if plan.required and (failures := engine.failures()):
-                raise ConfigurationError(f"the hub cannot be reached: {'; '.join(failures.values())}")
+            if (why := engine.unreached()) is not None:
+                raise ConfigurationError(f"the hub cannot be reached: {why}")
         except BaseException:
             await engine.aclose()
             raise
