@@ -15,6 +15,7 @@ import pytest
 
 from isthmus.library import (
     BlockingToolService,
+    ConfigurationError,
     ServiceClosedError,
     ToolRequest,
     ToolService,
@@ -211,6 +212,11 @@ def test_a_plain_tool_may_block(service: ToolService) -> None:
         assert service.blocking.execute_tool(ToolRequest("patient")).text == "asked by a tool"
     finally:
         tool.remove("patient")
+
+
+def test_a_service_that_there_is_takes_no_configuration(service: ToolService) -> None:
+    with pytest.raises(ConfigurationError, match="give a service or what to make one of, not both"):
+        BlockingToolService({"enable_mcp": False}, service=service)
 
 
 def test_a_service_by_itself_needs_no_loop_at_all(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from isthmus.library.catalog import check_name
 from isthmus.library.contracts import ToolRequest, ToolStreamChunk, UniversalTool
 from isthmus.library.errors import ServerConnectionError, ToolExecutionError
 from isthmus.library.executions import ChunkStream
@@ -22,8 +23,8 @@ from isthmus.library.service import ToolService
 class MCPClient:
     """One server, connected when it is first needed; whoever makes a client closes it."""
 
-    def __init__(self, config: MCPServerConfig, *, questions: Questions | None = None) -> None:
-        self.config = config
+    def __init__(self, config: MCPServerConfig | Mapping[str, Any], *, questions: Questions | None = None) -> None:
+        self.config = MCPServerConfig.of(config)
         self._questions = questions
         self._service: ToolService | None = None
         self._connecting = OwnersLock()
@@ -118,9 +119,17 @@ class MCPClient:
                 await service.shutdown()
 
     async def _request(self, service: HasCatalog, name: str, arguments: Mapping[str, Any] | None) -> ToolRequest:
+        check_name(name)
         own = f"{self.config.name}.{name}"
         is_own = "." not in name or own in (await service.catalog()).entries
-        return ToolRequest(own if is_own else name, self.config.name, dict(arguments or {}))
+        return ToolRequest(own if is_own else name, self.config.name, as_parameters(arguments))
+
+
+def as_parameters(arguments: Any) -> Any:
+    """Arguments as a request has them; what are none are for the hub to refuse."""
+    if arguments is None or isinstance(arguments, Mapping):
+        return dict(arguments or {})
+    return arguments
 
 
 class ChunkDicts:

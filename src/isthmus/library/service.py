@@ -438,7 +438,13 @@ class BlockingToolService:
         questions: Questions | None = None,
         service: ToolService | None = None,
     ) -> None:
-        """By itself it is initialised by `with`, or by `initialize`; over a `service` it is that one, as it stands."""
+        """By itself it is initialised by `with`, or by `initialize`; over a `service` it is that one, as it stands.
+
+        Raises:
+            ConfigurationError: there is a `service`, which has all else already.
+        """
+        if service is not None and any(given is not None for given in (config, hub, key, questions)):
+            raise ConfigurationError("give a service or what to make one of, not both: a service has its own")
         self.service = service if service is not None else ToolService(questions=questions)
         self._given = (config, hub, key)
 

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from isthmus.core.catalog.names import canonical
-from isthmus.library.catalog import Catalog, Entry
-from isthmus.library.client import MCPClient
+from isthmus.library.catalog import Catalog, Entry, check_name
+from isthmus.library.client import MCPClient, as_parameters
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus
 from isthmus.library.errors import ServerConnectionError, ServiceClosedError, ToolExecutionError
 from isthmus.library.forms import MCP_RESULT_CHARS, cut
@@ -54,11 +54,11 @@ class Service(Protocol):
 class MCPClientWrapper:
     """One server: `connect` it, ask what it has, call it, `close` it."""
 
-    def __init__(self, config: MCPServerConfig, *, service: Service | None = None) -> None:
+    def __init__(self, config: MCPServerConfig | Mapping[str, Any], *, service: Service | None = None) -> None:
         """`service` is one that has this server already, and stays open when this is closed."""
-        self._config = config
+        self._config = MCPServerConfig.of(config)
         self._service: Service | None = service
-        self._own = MCPClient(config) if service is None else None
+        self._own = MCPClient(self._config) if service is None else None
 
     @property
     def is_connected(self) -> bool:
@@ -145,9 +145,10 @@ class MCPClientWrapper:
         return self._said(result, began)
 
     def _request(self, tool_name: str, arguments: Mapping[str, Any] | None) -> ToolRequest:
+        check_name(tool_name)
         name = canonical((ServerName(self._config.name), FeatureName(tool_name)))
         # Under a namespace no other server's tool can be meant, whatever that is called.
-        return ToolRequest(name, self._config.name, dict(arguments or {}))
+        return ToolRequest(name, self._config.name, as_parameters(arguments))
 
     def _away(self) -> str:
         return f"{ERROR_PREFIX}MCP server {self._config.name} is not connected."
@@ -177,9 +178,18 @@ def definition_of(entry: Entry) -> dict[str, Any]:
 def _told_of(request: ToolRequest) -> float:
     """Log a call; of arguments only names and sizes, since a value may be anybody's secret."""
     if log.isEnabledFor(logging.DEBUG):
-        sizes = (f"{name} ({len(json_of(value))})" for name, value in request.parameters.items())
+        given: object = request.parameters
+        named = given if isinstance(given, dict) else {"what are no arguments": given}
+        sizes = (f"{name!s} ({_size_of(value)})" for name, value in named.items())
         log.debug("Calling %s with %s", request.tool_name, ", ".join(sizes) or "no arguments")
     return time.perf_counter()
+
+
+def _size_of(value: object) -> str:
+    try:
+        return str(len(json_of(value)))
+    except (ValueError, TypeError, RecursionError):  # it is no JSON, which the hub will say
+        return "?"
 
 
 def _log_end(result: ToolResult, began: float, how: str) -> None:

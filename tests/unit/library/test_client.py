@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from isthmus.library import running
 from isthmus.library.client import MCPClient
 from isthmus.library.contracts import ToolStatus
-from isthmus.library.errors import ServerConnectionError, ServiceClosedError, ToolExecutionError
+from isthmus.library.errors import ConfigurationError, ServerConnectionError, ServiceClosedError, ToolExecutionError
 from isthmus.library.servers import MCPServerConfig
+from isthmus.library.wrapper import MCPClientWrapper
 from tests.conftest import Ledger, children
 from tests.library.services import raw_server, wait_for_line
 from tests.unit.library.catalogs import Shelf
@@ -49,6 +53,31 @@ async def test_a_failure_is_raised_with_how_it_failed(client: MCPClient) -> None
         await client.call_tool("builtin.echo", {"text": "hello"})
     assert elsewhere.value.result is not None
     assert elsewhere.value.result.status is ToolStatus.NOT_FOUND
+
+
+@pytest.mark.parametrize("odd", [["x"], "x", 7, {"text": "\ud800"}, {"text": object()}, {"text": math.nan}])
+async def test_arguments_that_are_none_are_refused_by_the_hub(
+    client: MCPClient, caplog: pytest.LogCaptureFixture, odd: Any
+) -> None:
+    caplog.set_level(logging.DEBUG, "isthmus.library")
+    wrapper = MCPClientWrapper(client.config)
+    await wrapper.connect()
+    for called in (client.call_tool("echo", odd), wrapper.call_tool("echo", odd)):
+        with pytest.raises(ToolExecutionError, match=r"Invalid arguments for raw\.echo: ") as refused:
+            await called
+        assert refused.value.result is not None
+        assert refused.value.result.status is ToolStatus.INVALID_PARAMETERS
+    for call in (client.call_tool, wrapper.call_tool):
+        with pytest.raises(TypeError, match="the name of a tool must be a text, not int"):
+            await call(cast(Any, 7))
+    await wrapper.close()
+
+
+async def test_a_server_may_be_described_by_a_dictionary() -> None:
+    async with MCPClient(raw_server()) as client:
+        assert await client.call_tool("echo", {"text": "hello"}) == "hello"
+    with pytest.raises(ConfigurationError, match="not NoneType"):
+        MCPClient(cast(Any, None))
 
 
 async def test_what_happens_is_told_when_it_happens(client: MCPClient, tmp_path: Path) -> None:
