@@ -50,9 +50,14 @@ class TaskEngine:
 
         Raises:
             UnresolvedToolsError: names that are no tool's, or several tools'; `problems` has each.
+            TypeError: something else is said of the task than it has.
         """
         given: dict[str, Any] = {name: value for name, value in task.items() if value is not None}
+        if "available_tools" in given:
+            raise TypeError("the tools of a task are named by tool_names; available_tools is what becomes of them")
         request = TaskRequest(**{"agent_config": self._agent_config, **given})
+        if not isinstance(request.agent_config, AgentConfig | None):
+            raise TypeError(f"agent_config must be an AgentConfig, not {type(request.agent_config).__name__}")
         request.metadata = dict(request.metadata)  # whoever gave it may use it for the next task too
         defaults = request.agent_config.available_tools if request.agent_config else []
         names = [*listed(tool_names), *listed(defaults or [])]

@@ -33,6 +33,20 @@ async def test_an_agent_may_always_have_one_tool_or_none(defaults: Any, found: l
     assert names(request) == found
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"available_tools": []}, "the tools of a task are named by tool_names"),
+        ({"agent_config": {"available_tools": ["echo"]}}, "agent_config must be an AgentConfig, not dict"),
+        ({"user_context": "ada"}, "user_context must be a UserContext, not str"),
+        ({"colour": "blue"}, "unexpected keyword argument 'colour'"),
+    ],
+)
+async def test_what_a_task_has_not_is_told(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        await ENGINE.create_task_request(tool_names=["echo"], **said)
+
+
 async def test_whatever_else_is_said_is_in_the_task() -> None:
     said: dict[str, Any] = {
         "task_id": "task_123",
