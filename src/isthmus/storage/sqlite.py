@@ -27,6 +27,7 @@ from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
 from isthmus.core.ports.ledger import Notary
 from isthmus.storage import log_sqlite
 from isthmus.storage.errors import StateInUse
+from isthmus.storage.gathering import Gathering
 from isthmus.storage.log_sqlite import AT_ONCE_MAX, LogWriter
 from isthmus.storage.pages import fitting, read_token, write_token
 from isthmus.storage.verdicts import settle, tell_all
@@ -38,9 +39,6 @@ LOCK = "journal.lock"
 
 BATCH_MAX = 512
 """Writes in one transaction; more would make the first of them wait for the last."""
-
-TURNS_MAX = 4
-"""Turns of the loop that writes are gathered over while each brings more: to wake the writer costs both threads."""
 
 BUSY_SECONDS = 5.0
 """How long another program's look into the file may hold up a write."""
@@ -118,9 +116,9 @@ class SqliteJournal:
         self._path = folder / FILE
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
-        self._gathered: list[Work] = []
         self._log: LogWriter | None = None
         self._queue: SimpleQueue[list[Work] | None] = SimpleQueue()
+        self._gathering: Gathering[Work] = Gathering(self._queue.put, BATCH_MAX)
         with ExitStack() as opened:
             opened.callback(self._lock.close)
             self._path.touch(mode=0o600)  # what callers say and are told is for nobody else; its side files follow it
@@ -181,22 +179,12 @@ class SqliteJournal:
         if self._is_closed:
             self._loop.call_soon(work.done, "refused")
             return
-        if not self._gathered:
-            self._loop.call_soon(self._pass_on)
-        self._gathered.append(work)
-
-    def _pass_on(self, seen: int = 0, turns: int = 0) -> None:
-        """Hand over all that came, as soon as a turn of the loop brings nothing more: one wake-up of the writer."""
-        if not self._is_closed and turns < TURNS_MAX and seen < len(self._gathered) < BATCH_MAX:
-            self._loop.call_soon(self._pass_on, len(self._gathered), turns + 1)
-        elif self._gathered:
-            gathered, self._gathered = self._gathered, []
-            self._queue.put(gathered)
+        self._gathering.add(work)
 
     async def aclose(self) -> None:
         """Write what is waiting, and let the file go; what comes later is refused."""
         self._is_closed = True
-        self._pass_on()
+        self._gathering.flush()
         self._queue.put(None)
         try:
             await self._loop.run_in_executor(None, self._writer.join)

@@ -18,7 +18,8 @@ import pytest
 from isthmus.core.ports.journal import Document, Entry, Verdict
 from isthmus.storage import sqlite
 from isthmus.storage.errors import StateInUse
-from isthmus.storage.sqlite import ENTRIES_KEPT, FILE, LOCK, TURNS_MAX, SqliteJournal
+from isthmus.storage.gathering import TURNS_MAX
+from isthmus.storage.sqlite import ENTRIES_KEPT, FILE, LOCK, SqliteJournal
 from tests.hubs import environment
 from tests.unit.storage import writing_child
 
