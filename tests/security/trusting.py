@@ -23,12 +23,26 @@ KEY = "canary-0123456789-key-of-planner"
 async def served(
     converse: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Take connections on a port of this machine, which is what this yields."""
-    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    """Take connections on a port of this machine, which is what this yields; those that are left end with it."""
+    conversations: set[asyncio.Task[None] | None] = set()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        conversations.add(task := asyncio.current_task())
+        try:
+            await converse(reader, writer)
+        finally:
+            conversations.discard(task)
+            writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        left = [task for task in conversations if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 @dataclass
@@ -49,7 +63,10 @@ class Tap:
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self.port)
         ways = (self._pump(reader, back, is_kept=True), self._pump(there, writer, is_kept=False))
-        await asyncio.gather(*ways, return_exceptions=True)
+        try:
+            await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            back.close()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Tap]:
