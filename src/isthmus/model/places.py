@@ -26,11 +26,13 @@ _PLACES = (
     (_FOLDERS, "…/"),
 )
 """What is taken out, and the words that are put there."""
+_SIGNS = (".", "/", "[", "host", "certificate", "resolved")
+"""One of these is in every reason that says a place: a host may be called by one word, without any dot."""
 
 
 def without_places(reason: str) -> str:
     """The same reason without addresses, names of hosts, and folders; where to log in is for callers to know."""
-    if "." not in reason and "/" not in reason and "[" not in reason and "host" not in reason:
+    if not any(sign in reason for sign in _SIGNS):
         return reason
     for place, words in _PLACES:
         reason = place.sub(words, reason)

@@ -22,6 +22,7 @@ REASONS = {
     "no address for host db.corp.example": "no address for host",
     "no address for host db": "no address for host",
     "db.corp.example was not resolved within 5 s": "its host was not resolved within 5 s",
+    "db was not resolved within 5 s": "its host was not resolved within 5 s",
     "'/opt/acme/bin/prog' could not be started: there is no such file": (
         "'…/prog' could not be started: there is no such file"
     ),
