@@ -447,9 +447,20 @@ def _check_startable(command: Sequence[str], env: Mapping[str, str], cwd: str | 
     if cwd is not None and not Path(cwd).is_dir():
         raise SpawnFailed(name, f"its working directory {cwd!r} does not exist")
     path = env.get("PATH", os.defpath)
+    if _is_line(name, path, cwd):
+        advice = "if this is a line for a shell, put all but its first word into args"
+        raise SpawnFailed(name, f"there is no such command; {advice}")
     if Path(name).name == name and shutil.which(name, path=path) is None:
         advice = "install it or give its full path"
         raise SpawnFailed(name, f"there is no such command on PATH; {advice}")
+
+
+def _is_line(name: str, path: str, cwd: str | None) -> bool:
+    """Whether it is no program, but its first word is one: many write a command as they would type it."""
+    first, *rest = name.split() or [""]
+    if not rest or shutil.which(first, path=path) is None:
+        return False
+    return shutil.which(name, path=path) is None and not Path(cwd or "", name).exists()
 
 
 def _in_words(error: OSError | ValueError) -> str:

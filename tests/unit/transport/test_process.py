@@ -436,11 +436,29 @@ async def test_a_child_starts_where_it_is_told(heard: Heard, channels: list[Proc
     assert heard.output.decode().strip() == str(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["pwd -P", "./pwd -P"])
+async def test_a_program_may_have_blanks_in_its_name(
+    heard: Heard, channels: list[ProcessChannel], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "pwd -P").symlink_to("/bin/pwd")
+    env = {"PATH": f"/bin:{tmp_path}"}
+    channel = await ProcessChannel.spawn(
+        [name], env=env, cwd=str(tmp_path), on_bytes=heard.on_bytes, on_lost=heard.on_lost
+    )
+    channels.append(channel)
+    await heard.loss()
+    assert heard.output.decode().strip() == str(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("command", "cwd", "reason"),
     [
         (["no-such-command-anywhere"], None, "no such command on PATH; install it or give its full path"),
         (["/no/such/file"], None, "there is no such file"),
+        (["cat -u"], None, "no such command; if this is a line for a shell, put all but its first word into args"),
+        (["/bin/cat /etc/passwd"], None, "no such command; if this is a line for a shell"),
+        (["no-such-command -u"], None, "no such command on PATH; install it or give its full path"),
+        (["  "], None, "no such command on PATH"),
         (["/etc/passwd"], None, "may not be executed"),
         (["cat"], "/no/such/directory", "working directory '/no/such/directory' does not exist"),
         ([], None, "the command is empty"),
