@@ -128,6 +128,15 @@ def test_an_interrupted_program_has_ended_when_the_interruption_is_raised() -> N
     assert ended == ["in good order"]
 
 
+def test_who_blocks_there_is_told_to_await() -> None:
+    async def standing_still() -> None:
+        async with ToolService() as service:
+            service.blocking.execute_tool(ToolRequest("echo", parameters={"text": "hello"}))
+
+    with pytest.raises(WrongThreadError, match="In a program that `run` runs, and in an `async def` tool, await"):
+        run(standing_still())
+
+
 async def test_where_a_loop_runs_already_it_is_refused() -> None:
     with pytest.raises(WrongThreadError, match="await the coroutine instead"):
         run(where())

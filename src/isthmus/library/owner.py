@@ -207,8 +207,9 @@ class Owner:
         """
         if self.is_here():
             raise WrongThreadError(
-                "A blocking call was made on the loop that has to answer it, and would wait for itself for ever. In an "
-                "`async def` tool await the service's own methods (or `async_func`); blocking ones are for `def` tools."
+                "A blocking call was made on the loop that has to answer it, and would wait for itself for ever. In a "
+                "program that `run` runs, and in an `async def` tool, await the service's own methods (or "
+                "`async_func`); blocking ones are for `def` tools and other threads."
             )
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
