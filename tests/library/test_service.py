@@ -114,6 +114,13 @@ async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(
     assert not noted(tmp_path, "never")
 
 
+async def test_arguments_in_the_place_of_a_namespace_are_told_where_they_belong() -> None:
+    async with ToolService() as service:
+        result = await service.execute_tool(ToolRequest("echo", {"text": "hello"}))  # type: ignore[arg-type]
+    assert result.status is ToolStatus.INVALID_PARAMETERS
+    assert result.error_message == "tool_namespace must be text, not dict; arguments are given as parameters={...}"
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

@@ -246,7 +246,10 @@ def _wrong_type_in(request: ToolRequest) -> str | None:
         return None
     for name, wanted, word in _TYPES:
         if not isinstance(held := getattr(request, name), wanted):
-            return f"{name} must be {word}, not {type(held).__name__}"
+            # Many give arguments next after the name.
+            are_arguments = name == "tool_namespace" and isinstance(held, Mapping)
+            advice = "; arguments are given as parameters={...}" if are_arguments else ""
+            return f"{name} must be {word}, not {type(held).__name__}{advice}"
     user_id: object = request.user_context.user_id if request.user_context is not None else None
     if not isinstance(user_id, str | None):
         return f"user_context.user_id must be text, not {type(user_id).__name__}"
