@@ -17,6 +17,7 @@ EXPECTED = (
     ["progress {'progress': 3, 'total': 3, 'message': 'loaf 3'}", "complete {'result': 'baked'}"],
     ["['builtin.echo']", "'denied_tools': ['builtin.timestamp']"],
     ["hello"],
+    ["'shout'", "HELLO"],
 )
 
 
