@@ -219,6 +219,11 @@ def test_a_service_that_there_is_takes_no_configuration(service: ToolService) ->
         BlockingToolService({"enable_mcp": False}, service=service)
 
 
+def test_who_uses_one_by_itself_too_early_is_told_how_to_begin() -> None:
+    with pytest.raises(ServiceClosedError, match=r"`with`, or call `initialize`; of a ToolService, await it"):
+        BlockingToolService().list_tools()
+
+
 def test_a_service_by_itself_needs_no_loop_at_all(tmp_path: Path) -> None:
     with BlockingToolService(with_servers(raw_server(ledger=tmp_path / "ledger"))) as tools:
         assert tools.execute_tool(pay("alone")).result_data == "alone"

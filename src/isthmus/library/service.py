@@ -58,6 +58,8 @@ NAMELESS = "nameless"
 _KEY = secrets.token_bytes(32)
 """Makes of what is known of a nameless user a name that tells nobody what that was."""
 
+HOW_TO_BEGIN = "use it in a `with`, or call `initialize`; of a ToolService, await it"
+
 SESSION_KEY = "isthmus/session"
 """Where a server finds the conversation that a call belongs to, in `_meta`."""
 
@@ -188,7 +190,7 @@ class ToolService:
     def _open_engine(self) -> tuple[Owner, Engine]:
         owner, engine = self._owner, self._engine
         if owner is None or engine is None:
-            state = "shut down" if self._was_open else "not initialized: call `await service.initialize(...)` first"
+            state = "shut down" if self._was_open else f"not initialized: {HOW_TO_BEGIN}"
             raise ServiceClosedError(f"This ToolService is {state}.")
         owner.check()
         return owner, engine
