@@ -112,6 +112,9 @@ class Dispatcher:
         Args:
             reply: a response, a message, one call or a list of calls, of any provider.
             approved: ids of calls that somebody agreed to (`ModelCall.key`).
+
+        Raises:
+            TypeError: the reply cannot be read, such as one that was not awaited.
         """
         return messages_for(await self.execute(reply, approved=approved))
 
@@ -215,7 +218,11 @@ def _form(provider: Provider, tool: UniversalTool) -> dict[str, Any]:
 
 
 def calls_in(reply: Any) -> list[ModelCall]:
-    """The calls in a reply, in their order."""
+    """The calls in a reply, in their order.
+
+    Raises:
+        TypeError: something in it cannot be read, so that nobody knows whether it has any.
+    """
     calls: dict[str, ModelCall] = {}
     for call in _found_in(reply):
         while call.key in calls:
@@ -226,10 +233,13 @@ def calls_in(reply: Any) -> list[ModelCall]:
 
 def _found_in(reply: Any) -> list[ModelCall]:
     reply = _plain(reply)
-    if isinstance(reply, list):
+    if isinstance(reply, list | tuple):
         return [call for each in reply for call in _found_in(each)]
-    if not isinstance(reply, dict):
-        return []
+    if reply is None or isinstance(reply, str | int | float):
+        return []  # words, or nothing said
+    if not isinstance(reply, Mapping):
+        kind = type(reply).__name__
+        raise TypeError(f"a reply is a provider's object or a dictionary, not {kind}: give what its API answered")
     call = _call_of(reply)
     return [call] if call is not None else [found for inner in _inside(reply) for found in _found_in(inner)]
 
@@ -246,7 +256,7 @@ _INSIDE = (
 """Where a reply has its calls: chat completions, Responses, Messages and Gemini, from the outside in."""
 
 
-def _inside(reply: dict[str, Any]) -> list[Any]:
+def _inside(reply: Mapping[str, Any]) -> list[Any]:
     return [_plain(reply[key]) for key in _INSIDE if key in reply and not isinstance(reply[key], str)]
 
 
@@ -256,7 +266,7 @@ def _plain(value: Any) -> Any:
     return dump(mode="json", by_alias=True, exclude_none=True) if callable(dump) else value
 
 
-def _call_of(item: dict[str, Any]) -> ModelCall | None:
+def _call_of(item: Mapping[str, Any]) -> ModelCall | None:
     match item:
         case {"type": "function_call", "call_id": str(id_), "name": str(name)}:
             return ModelCall("responses", id_, name, _arguments(item.get("arguments")))

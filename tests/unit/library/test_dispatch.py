@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -104,6 +105,24 @@ def test_a_provider_s_own_objects_are_understood() -> None:
     assert call == ModelCall("openai", "c1", ECHO, {})
     (call,) = calls_in([Part(text="let me see"), Part(function_call={"name": ECHO})])
     assert call == ModelCall("gemini", None, ECHO, {})
+    (call,) = calls_in((MappingProxyType(CHAT),))
+    assert (call.id, call.name) == ("c1", ECHO)
+
+
+@pytest.mark.parametrize("reply", [object(), [object()], {"choices": [object()]}, b"{}"])
+def test_what_cannot_be_read_is_refused_instead_of_having_no_calls(reply: Any) -> None:
+    with pytest.raises(TypeError, match=r"not (object|bytes): give what its API answered"):
+        calls_in(reply)
+
+
+async def test_a_reply_that_was_not_awaited_is_refused() -> None:
+    async def answer() -> dict[str, Any]:
+        return {}
+
+    late = answer()
+    with pytest.raises(TypeError, match="not coroutine"):
+        calls_in(late)
+    await late
 
 
 @pytest.mark.parametrize("reply", ["hello", None, 7, {}, [], {"content": "hello"}, {"choices": []}, {"type": "text"}])
