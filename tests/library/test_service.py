@@ -293,6 +293,41 @@ async def test_a_tool_of_ones_own_streams_through_the_hub(service: ToolService) 
         service.register_tool(Counting("count"))
 
 
+@pytest.mark.parametrize("says_no", [False, True])
+async def test_who_writes_a_stream_need_not_say_that_there_is_one(*, says_no: bool) -> None:
+    class Pouring(Tool):
+        async def execute(self, tool_request: ToolRequest) -> ToolResult:
+            return ToolResult(self.name, ToolStatus.SUCCESS, result_data={"poured": "at once"})
+
+        async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
+            yield ToolStreamChunk(self.name, "progress", {"progress": 1})
+            yield ToolStreamChunk(self.name, "complete", {"poured": "slowly"}, is_final=True)
+
+    class AtOnce(Pouring):
+        supports_streaming = False
+
+    async with ToolService() as service:
+        service.register_tool(AtOnce("pour") if says_no else Pouring("pour"))
+        chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest("pour"))]
+    told = ["data", "complete"] if says_no else ["progress", "data", "complete"]
+    assert [chunk.chunk_type for chunk in chunks] == told
+    assert chunks[-1].content == {"poured": "at once" if says_no else "slowly"}
+
+
+async def test_a_stream_of_something_else_is_told_in_words() -> None:
+    class Wrong(Tool):
+        async def execute(self, tool_request: ToolRequest) -> ToolResult:
+            raise AssertionError("it streams")
+
+        async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
+            yield "drop"  # type: ignore[misc]  # as where nobody checks types
+
+    async with ToolService() as service:
+        service.register_tool(Wrong("wrong"))
+        result = await service.execute_tool(ToolRequest("wrong"))
+    assert result.error_message == "TypeError: its stream must yield a ToolStreamChunk, not str"
+
+
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 

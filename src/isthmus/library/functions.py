@@ -226,6 +226,8 @@ class ToolFunction:
             return _value_of(await self._tool.execute(request))
         last: ToolStreamChunk | None = None
         async for chunk in self._tool.execute_stream(request):
+            if not _is_chunk(chunk):
+                raise TypeError(f"its stream must yield a ToolStreamChunk, not {type(chunk).__name__}")
             if last is not None and last.is_final:
                 continue  # it has ended, and tidies up
             last = chunk
@@ -234,6 +236,10 @@ class ToolFunction:
         if last is None:
             raise RuntimeError("its stream ended without a final chunk")
         return _value_of(_result_of(last))
+
+
+def _is_chunk(yielded: object) -> bool:
+    return isinstance(yielded, ToolStreamChunk)
 
 
 def _pass_on(chunk: ToolStreamChunk, context: ToolContext) -> None:
