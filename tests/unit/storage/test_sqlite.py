@@ -150,6 +150,22 @@ async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refu
         assert await journal.read("task", "me", "last") is not None
 
 
+async def test_what_waits_for_others_when_it_closes_is_written(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path)
+    journal._gathering._patience_seconds = 3600.0
+    await write(journal, *[[document(f"t{number}")] for number in range(8)])
+    told: list[Verdict] = []
+    journal.write([document("last")], told.append)
+    for _ in range(TURNS_MAX + 2):
+        await asyncio.sleep(0)
+    assert journal._gathering._timer is not None
+    async with asyncio.timeout(SECONDS):
+        await journal.aclose()
+    async with opened(tmp_path) as again:
+        assert await again.read("task", "me", "last") == document("last")
+    assert told == ["kept"]
+
+
 async def test_of_entries_the_newest_are_kept(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         numbers = range(ENTRIES_KEPT + 10)
