@@ -292,8 +292,8 @@ class _Turn:
 
     def heard(self, response: Any) -> Any | None:
         """What the turn comes to; None if the model is to be asked again, with what it is told."""
-        message = next((each for each in response.result if isinstance(each, AIMessage)), None)
-        refusals = [] if message is None else self._refusals(message)
+        message = next((each for each in reversed(response.result) if isinstance(each, AIMessage)), None)
+        refusals = [] if message is None else self._refusals(message, response.result)
         if not refusals and not self._said:
             return response
         said = [*response.result, *refusals]
@@ -304,12 +304,21 @@ class _Turn:
         self.request = self.request.override(messages=[*self.request.messages, *said])
         return None
 
-    def _refusals(self, message: AIMessage) -> list[ToolMessage]:
-        return [
-            _refusal(call, unreadable(self._tools[call["name"]].name))
-            for call in message.invalid_tool_calls
-            if call.get("id") and call.get("name") in self._tools
-        ]
+    def _refusals(self, message: AIMessage, said: list[Any]) -> list[ToolMessage]:
+        """What is told of such calls, if one is of a tool of this hub, and no other middleware has told it.
+
+        Then it is told of all of them: a provider refuses a conversation in which a call has no answer.
+        """
+        answered = {each.tool_call_id for each in said if isinstance(each, ToolMessage)}
+        calls = [call for call in message.invalid_tool_calls if call.get("id") and call.get("name")]
+        left = [call for call in calls if call["id"] not in answered]
+        if not any(call["name"] in self._tools for call in left):
+            return []
+        return [_refusal(call, unreadable(self._name_of(call["name"]))) for call in left]
+
+    def _name_of(self, called: Any) -> str:
+        tool = self._tools.get(called)
+        return str(called) if tool is None else tool.name
 
 
 # -- names that the agent does not have --------------------------------------------------------------------------------

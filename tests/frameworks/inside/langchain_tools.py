@@ -251,9 +251,32 @@ async def test_what_can_be_read_beside_it_is_executed(service: ToolService) -> N
     told = {each.tool_call_id: each.artifact for each in tool_messages(state) if each.artifact is not None}
     assert {call: record["status"] for call, record in told.items()} == {
         "broken": "invalid_parameters",
+        "another": "invalid_parameters",
         "read": "success",
     }
     assert state["messages"][-1].content == "about weirs"
+
+
+async def test_a_model_is_not_asked_again_before_each_of_its_calls_is_answered(service: ToolService) -> None:
+    broken = [unreadable("mcp_docs_search", "{", "broken"), unreadable("elsewhere", "{", "another")]
+    model = Scripted(messages=iter([AIMessage("", invalid_tool_calls=broken), AIMessage("I give up")]), offered=[])
+    state = await create_agent(model, middleware=[HubMiddleware(service)]).ainvoke(ASKED)
+    # Providers refuse a conversation in which a call has no answer.
+    assert [each.tool_call_id for each in tool_messages(state)] == ["broken", "another"]
+    assert state["messages"][-1].content == "I give up"
+
+
+async def test_two_hubs_with_the_same_tool_tell_what_is_wrong_once(service: ToolService) -> None:
+    broken = AIMessage("", invalid_tool_calls=[unreadable("mcp_docs_search", "{", "broken")])
+    model = Scripted(messages=iter([broken, AIMessage("I give up"), AIMessage("asked too often")]), offered=[])
+    hubs = [HubMiddleware(service, ["docs.search"]), _Another(service, ["docs.search"])]
+    state = await create_agent(model, middleware=hubs).ainvoke(ASKED)
+    assert [each.tool_call_id for each in tool_messages(state)] == ["broken"]
+    assert state["messages"][-1].content == "I give up"
+
+
+class _Another(HubMiddleware):
+    """LangChain takes no two of the same name."""
 
 
 async def test_a_model_that_never_learns_it_is_not_asked_for_ever(service: ToolService) -> None:
