@@ -30,7 +30,13 @@ from isthmus.core.catalog.names import (
 )
 from isthmus.core.catalog.view import Route
 from isthmus.library.contracts import UniversalTool, UserContext
-from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError, ToolUnreachableError
+from isthmus.library.errors import (
+    AmbiguousToolError,
+    ToolDeniedError,
+    ToolError,
+    ToolNotFoundError,
+    ToolUnreachableError,
+)
 from isthmus.library.permissions import check_user, grants_of, has_all, policy_of, restricted_words
 from isthmus.model.calls import Surface
 from isthmus.model.features import Feature
@@ -172,6 +178,22 @@ class Catalog:
             entry = self._resolved[name] = self._search(name)
         return entry
 
+    def resolve_for(self, user: UserContext | None, name: str, namespace: str | None = None) -> Entry:
+        """The same for a user, who is told of nothing that is not this user's to use.
+
+        Raises:
+            ToolNotFoundError, ToolUnreachableError, AmbiguousToolError: as `resolve`.
+            ToolDeniedError: the user may not use it, or could not if its server were there.
+        """
+        try:
+            entry = self.resolve(name, namespace)
+        except ToolNotFoundError as error:
+            check_user(user)
+            raise self._unknown(error.name, user) from None
+        if user is not None and not self.may_use(user, entry):
+            raise ToolDeniedError(entry.full_name, user.user_id)
+        return entry
+
     def _resolve_in(self, namespace: str, name: str) -> Entry:
         for entry in self._named(name, f"{namespace}.{name}"):
             if entry is not None and _is_in(namespace, entry):
@@ -208,17 +230,27 @@ class Catalog:
             return told.union(several.candidates)
         return told if pair is None else told | {canonical(pair)}
 
-    def _unknown(self, name: str) -> ToolNotFoundError:
-        if (unreachable := self.unreachable(name)) is not None:
+    def _unknown(self, name: str, user: UserContext | None = None) -> ToolError:
+        if (unreachable := self.unreachable(name, user)) is not None:
             return unreachable
-        hint = f"Not connected, so not listed: {', '.join(sorted(self._silent))}." if self._silent else ""
-        return ToolNotFoundError(name, suggestions(name, self.entries), hint)
+        policy = policy_of(grants_of(user))
+        silent = sorted(server for server in self._silent if policy.may_see_server(ServerName(server)))
+        hint = f"Not connected, so not listed: {', '.join(silent)}." if silent else ""
+        known = self.entries if user is None else [entry.full_name for entry in self.reachable(user)]
+        return ToolNotFoundError(name, suggestions(name, known), hint)
 
-    def unreachable(self, name: str) -> ToolUnreachableError | None:
-        """Why nothing has this name, full or for language models, if that is because its server did not come."""
-        server, dot, _ = name.partition(".")
-        meant = server if dot else self._server_told(name)
-        return ToolUnreachableError(name, meant, self.missing[meant]) if meant in self._silent else None
+    def unreachable(self, name: str, user: UserContext | None = None) -> ToolUnreachableError | ToolDeniedError | None:
+        """Why nothing has this name, full or for language models, if that is because its server did not come.
+
+        Who could not use it is told what would be told if the server were there, and nothing of that server.
+        """
+        server, dot, tool = name.partition(".")
+        meant = ServerName(server if dot else self._server_told(name))
+        if meant not in self._silent:
+            return None
+        if user is not None and not _could_use(user, meant, FeatureName(tool) if dot else None, name):
+            return ToolDeniedError(name, user.user_id)
+        return ToolUnreachableError(name, meant, self.missing[meant])
 
     def _server_told(self, llm_name: str) -> str:
         """The server whose tools have names for language models that begin like this one, if there is any."""
@@ -286,6 +318,18 @@ def check_name(name: object) -> None:
 def _covers(policy: Policy, entry: Entry) -> bool:
     # A tool of no known server is granted by the whole of its name, which is written as a server's.
     return policy.allows(entry.server or ServerName(entry.full_name), entry.name)
+
+
+def _could_use(user: UserContext, server: ServerName, tool: FeatureName | None, name: str) -> bool:
+    """Whether a user's permissions would cover a tool of a server that has not said what it has.
+
+    A name for language models cannot be taken apart, so that there is no `tool`: anything of the server will do.
+    """
+    policy, words = policy_of(grants_of(user)), restricted_words(user)
+    if tool is None:
+        return policy.may_see_server(server) and name not in words
+    names = names_of(server, tool, name, llm_form((server, tool)))
+    return policy.allows(server, tool) and words.isdisjoint(names)
 
 
 def _is_restricted(entry: Entry, words: frozenset[object]) -> bool:

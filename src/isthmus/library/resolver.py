@@ -45,14 +45,13 @@ def resolve_all(catalog: Catalog, names: Iterable[str], user: UserContext | None
     resolution = Resolution()
     for name in listed(names):
         try:
-            entry = catalog.resolve(name)
+            entry = catalog.resolve_for(user, name)
+        except ToolDeniedError as error:
+            resolution.denied[name] = error
         except ToolError as error:
             resolution.unknown[name] = error
-            continue
-        if catalog.may_use(user, entry):
-            resolution.found[entry.full_name] = entry
         else:
-            resolution.denied[name] = ToolDeniedError(entry.full_name, user.user_id if user else None)
+            resolution.found[entry.full_name] = entry
     return resolution
 
 

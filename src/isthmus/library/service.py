@@ -27,7 +27,6 @@ from isthmus.library.engine import FACE, Engine, Plan, open_engine, plan_of
 from isthmus.library.errors import (
     ConfigurationError,
     ServiceClosedError,
-    ToolDeniedError,
     ToolError,
     ToolExecutionError,
 )
@@ -226,7 +225,7 @@ class ToolService:
             AmbiguousToolError: there are several.
             ToolDeniedError: it is not this user's to use.
         """
-        return _allowed(await self.catalog(), name, namespace, user_context).tool
+        return (await self.catalog()).resolve_for(user_context, name, namespace).tool
 
     def get_tool(self, name: str) -> Tool:
         """The tool as an object that can be executed.
@@ -341,7 +340,7 @@ class ToolService:
             return unusable(request, trouble)
         user = request.user_context
         try:
-            entry = _allowed(catalog, request.tool_name, request.tool_namespace, user)
+            entry = catalog.resolve_for(user, request.tool_name, request.tool_namespace)
         except ToolError as error:
             self._note_refused(engine, request)
             return refused(request, error)
@@ -486,7 +485,7 @@ class BlockingToolService:
         self, name: str, user_context: UserContext | None = None, namespace: str | None = None
     ) -> UniversalTool:
         """See `ToolService`."""
-        return _allowed(self.service._catalog_now(), name, namespace, user_context).tool
+        return self.service._catalog_now().resolve_for(user_context, name, namespace).tool
 
     def get_tool(self, name: str) -> Tool:
         """See `ToolService`."""
@@ -566,13 +565,6 @@ class _Tools(Mapping[str, Tool]):
 
     def __len__(self) -> int:
         return len(self._catalog.entries)
-
-
-def _allowed(catalog: Catalog, name: str, namespace: str | None, user: UserContext | None) -> Entry:
-    entry = catalog.resolve(name, namespace)
-    if user is not None and not catalog.may_use(user, entry):
-        raise ToolDeniedError(entry.full_name, user.user_id)
-    return entry
 
 
 def _caller(user: UserContext, session: str | None, *, is_attached: bool) -> Caller:

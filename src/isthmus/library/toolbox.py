@@ -151,7 +151,7 @@ class Toolbox:
         if entry is not None and not catalog.may_use(user, entry):
             # Whether it was selected or not: a task has none of those that its user may not use.
             raise ToolDeniedError(entry.full_name, user.user_id if user else None)
-        if entry is None and (unreachable := catalog.unreachable(llm_name)) is not None:
+        if entry is None and (unreachable := catalog.unreachable(llm_name, user)) is not None:
             raise unreachable
         selected = self._selected(catalog)
         if entry is None or entry.full_name not in selected:

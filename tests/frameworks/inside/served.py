@@ -61,6 +61,7 @@ MISSES: list[tuple[str, UserContext | None, str, str]] = [
     ("mcp_docs_erse", SEARCHER, "not_found", "There is no tool 'mcp_docs_erse'. Did you mean mcp_docs_search?"),
     ("mcp_docs_go", SEARCHER, "unauthorized", "user 'ann' may not use docs.go: its permissions do not cover it."),
     ("mcp_gone_find", None, "unavailable", "There is no tool 'mcp_gone_find'. Server gone is not connected: "),
+    ("mcp_gone_find", SEARCHER, "unauthorized", "user 'ann' may not use mcp_gone_find: its permissions do not cover"),
 ]
 """Names that a model makes up, or should not know: whose run it is, how the call ends, and what is said of it."""
 

@@ -44,8 +44,8 @@ def user(*permissions: str, denied: object = ()) -> UserContext:
 class Shelf:
     """A service that has a catalog."""
 
-    def __init__(self, *names: str) -> None:
-        self.held = catalog_of(*names)
+    def __init__(self, *names: str, missing: Mapping[str, str] | None = None) -> None:
+        self.held = catalog_of(*names, missing=missing)
 
     async def catalog(self) -> Catalog:
         """See `HasCatalog`."""

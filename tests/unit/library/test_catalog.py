@@ -13,7 +13,7 @@ from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import UniversalTool
-from isthmus.library.errors import AmbiguousToolError, ToolNotFoundError, ToolUnreachableError
+from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolNotFoundError, ToolUnreachableError
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Tool
@@ -123,6 +123,27 @@ def test_so_is_one_by_its_name_for_language_models() -> None:
         )
     for name in ("mcp_web_search_qery", "mcp_files_raed", "mcp_webs_read"):
         assert shelf.unreachable(name) is None, "its server is there, or is none"
+
+
+@pytest.mark.parametrize("name", ["web.fetch", "mcp_web_fetch"])
+def test_who_may_not_use_a_server_is_not_told_that_it_did_not_come(name: str) -> None:
+    shelf = catalog_of("files.read", missing={"web": "connection refused"})
+    for denied in (user("files.*"), user("*", denied=["web.*"]), user("*", denied=[name])):
+        with pytest.raises(ToolDeniedError):
+            shelf.resolve_for(denied, name)
+    for allowed in (None, user("*"), user("web"), user("web.fetch")):
+        with pytest.raises(ToolUnreachableError):
+            shelf.resolve_for(allowed, name)
+
+
+def test_a_user_is_told_only_of_what_is_that_users_to_use() -> None:
+    shelf = catalog_of("files.read", "files.raze", missing={"web": "connection refused", "vault": "sealed"})
+    with pytest.raises(ToolNotFoundError) as unknown:
+        shelf.resolve_for(user("files.read", "vault.open"), "files.raed")
+    assert unknown.value.suggestions == ("files.read",)
+    assert str(unknown.value).endswith("Not connected, so not listed: vault.")
+    with pytest.raises(TypeError, match="must be a UserContext"):
+        shelf.resolve_for("ann", "web.fetch")  # type: ignore[arg-type]
 
 
 def test_of_a_server_that_went_away_it_is_known_what_it_has() -> None:

@@ -47,6 +47,12 @@ async def test_what_a_task_has_not_is_told(said: dict[str, Any], words: str) -> 
         await ENGINE.create_task_request(tool_names=["echo"], **said)
 
 
+async def test_a_denied_tool_is_dropped_whether_its_server_came_or_not() -> None:
+    engine = TaskEngine(Shelf("builtin.echo", missing={"vault": "connection refused"}))
+    request = await engine.create_task_request(tool_names=["echo", "vault.open"], user_context=user("builtin.*"))
+    assert (names(request), request.metadata) == (["builtin.echo"], {"denied_tools": ["vault.open"]})
+
+
 async def test_whatever_else_is_said_is_in_the_task() -> None:
     said: dict[str, Any] = {
         "task_id": "task_123",

@@ -120,6 +120,13 @@ async def test_a_call_of_a_tool_whose_server_did_not_come_ends_as_unavailable() 
     )
 
 
+async def test_who_may_not_use_it_is_told_nothing_of_its_server() -> None:
+    box = Toolbox(Bench("builtin.echo", missing={"web": "connection refused"}))
+    ended = await box.look_up("mcp_web_fetch", ECHOER)
+    assert isinstance(ended, ToolResult)
+    assert (ended.status, "refused" in str(ended.error_message)) == (ToolStatus.UNAUTHORIZED, False)
+
+
 async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolService) -> None:
     with pytest.raises(ToolNotFoundError) as caught:
         await Toolbox(service).called("mcp_builtin_timestmap", ECHOER)

@@ -91,4 +91,4 @@ def refusal_of(name: str, catalog: Catalog, user: UserContext | None) -> ToolErr
         if entry.llm_name == name or function_name(entry.tool) == name:
             is_denied = not catalog.may_use(user, entry)
             return ToolDeniedError(entry.full_name, user.user_id if user else None) if is_denied else None
-    return catalog.unreachable(name)
+    return catalog.unreachable(name, user)
