@@ -65,6 +65,13 @@ async def test_a_service_that_is_still_opening_is_closed_like_any_other(tmp_path
     await gone([int(pid) for pid in pids.split()])
 
 
+async def test_one_that_was_given_up_before_closes_its_servers_in_good_order(tmp_path: Path) -> None:
+    ended, _, complaints = await run("given up", tmp_path / "ledger")
+
+    assert (ended, complaints) == (0, "")
+    assert (tmp_path / "notes").read_text().splitlines() == ["begun", "ended in good order"]
+
+
 async def test_what_still_runs_is_cancelled_and_who_asks_later_is_refused(tmp_path: Path) -> None:
     """A thread hangs in a call, and a stream is open."""
     ledger = tmp_path / "ledger"

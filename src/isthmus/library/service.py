@@ -546,7 +546,8 @@ class BlockingToolService:
 async def _given_up(opening: asyncio.Task[Any] | None) -> None:
     """End a service that is still opening; its own task closes what it has opened so far."""
     if opening is not None:
-        opening.cancel()
+        if not opening.cancelling():  # who was cancelled before is closing it, and is not to be hurried
+            opening.cancel()
         await asyncio.wait([opening])
 
 

@@ -67,6 +67,26 @@ def wait_to_be_refused(service: BlockingToolService) -> None:
         service.initialize()
 
 
+TARDY = """
+import sys, time
+with open(sys.argv[1], "a") as notes:
+    print("begun", file=notes, flush=True)
+    sys.stdin.read()
+    time.sleep(0.2)
+    print("ended in good order", file=notes)
+"""
+"""A server that never answers, and takes a moment to end once nobody speaks to it."""
+
+
+async def give_up(notes: Path) -> None:
+    """Stop waiting for a server that keeps silent."""
+    tardy = {"name": "tardy", "command": sys.executable, "args": ["-c", TARDY, str(notes)]}
+    opening = asyncio.create_task(ToolService().initialize(with_servers(tardy)))
+    await asyncio.to_thread(wait_for_line, notes, "begun")
+    opening.cancel()
+    await asyncio.wait([opening])
+
+
 LEFT: list[Any] = []
 """What is not even let go of before the end."""
 
@@ -87,6 +107,8 @@ def main(way: str, ledger: Path) -> None:
         case "opening":
             open_in_thread()
             print(*children(), flush=True)
+        case "given up":
+            asyncio.run(give_up(ledger.with_name("notes")))
         case "raise":
             raise SystemExit("said goodbye")
         case "killed":
