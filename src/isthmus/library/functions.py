@@ -228,18 +228,23 @@ class ToolFunction:
         async for chunk in self._tool.execute_stream(request):
             if not _is_chunk(chunk):
                 raise TypeError(f"its stream must yield a ToolStreamChunk, not {type(chunk).__name__}")
-            if last is not None and last.is_final:
+            if last is not None and _is_end(last):
                 continue  # it has ended, and tidies up
             last = chunk
-            if not chunk.is_final:
+            if not _is_end(chunk):
                 _pass_on(chunk, context)
-        if last is None:
+        if last is None or (last.chunk_type in ("progress", "log") and not last.is_final):
             raise RuntimeError("its stream ended without a final chunk")
         return _value_of(_result_of(last))
 
 
 def _is_chunk(yielded: object) -> bool:
     return isinstance(yielded, ToolStreamChunk)
+
+
+def _is_end(chunk: ToolStreamChunk) -> bool:
+    """Whether nothing comes after it, also where its author left out to say so."""
+    return chunk.is_final or chunk.chunk_type in ("complete", "error")
 
 
 def _pass_on(chunk: ToolStreamChunk, context: ToolContext) -> None:

@@ -342,6 +342,15 @@ async def test_an_object_that_cannot_be_shown_costs_only_itself(service: ToolSer
             [("error", "ValueError: progress must be a number, not 'half'")],
         ),
         ([ToolStreamChunk("shout", "error", "no voice", is_final=True)], [("error", "no voice")]),
+        ([ToolStreamChunk("shout", "error", "no voice")], [("error", "no voice")]),
+        (
+            [ToolStreamChunk("shout", "data", "one"), ToolStreamChunk("shout", "complete", {"loud": True})],
+            [("data", "one"), ("complete", {"loud": True})],
+        ),
+        (
+            [ToolStreamChunk("shout", "progress", 0.5)],
+            [("progress", {"progress": 0.5}), ("error", "RuntimeError: its stream ended without a final chunk")],
+        ),
         ([], [("error", "RuntimeError: its stream ended without a final chunk")]),
     ],
 )
