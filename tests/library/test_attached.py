@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from isthmus.library import (
 from isthmus.library.engine import plan_of
 from isthmus.upstream.settings import HttpSettings
 from tests.hubs import PATIENT, serving, stdio
+from tests.library.services import SETTLE_SECONDS
 from tests.peers.launch import command
 
 KEY = "planner-key-of-some-length"
@@ -79,3 +81,31 @@ async def test_a_service_has_the_tools_of_a_running_hub(tmp_path: Path, deaf_por
             with pytest.raises(ConfigurationError, match=f"the hub cannot be reached: .*{why}") as refused:
                 await ToolService().initialize(**given)
             assert "wrong" not in str(refused.value)
+
+
+async def test_of_a_hub_that_is_lost_it_is_known_what_it_has(tmp_path: Path) -> None:
+    service = ToolService()
+    try:
+        async with serving(tmp_path, {}, limits=PATIENT) as hub:
+            await service.initialize(hub=f"http://127.0.0.1:{hub.port}")
+        await lost(service)
+        slip = await service.execute_tool(ToolRequest("builtin.ecko"))
+        assert (slip.status, slip.error_message) == (
+            ToolStatus.NOT_FOUND,
+            "There is no tool 'builtin.ecko'. Did you mean builtin.echo or builtin.chat_log or builtin.timestamp?",
+        )
+        echo = await service.execute_tool(ToolRequest("builtin.echo", parameters={"text": "x"}))
+        assert echo.status is ToolStatus.UNAVAILABLE
+    finally:
+        await service.shutdown()
+
+
+async def lost(service: ToolService) -> None:
+    """Wait until a service has noticed that it has lost a server."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    service.watch(lambda: loop.call_soon_threadsafe(changed.set))
+    async with asyncio.timeout(SETTLE_SECONDS):
+        while not service.failures:
+            await service.execute_tool(ToolRequest("builtin.timestamp"))  # who is called is missed at once
+            await changed.wait()
+            changed.clear()

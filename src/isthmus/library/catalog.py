@@ -234,7 +234,7 @@ class Catalog:
         if (unreachable := self.unreachable(name, user)) is not None:
             return unreachable
         policy = policy_of(grants_of(user))
-        silent = sorted(server for server in self._silent if policy.may_see_server(ServerName(server)))
+        silent = sorted(server for server in self.silent if policy.may_see_server(ServerName(server)))
         hint = f"Not connected, so not listed: {', '.join(silent)}." if silent else ""
         known = self.entries if user is None else [entry.full_name for entry in self.reachable(user)]
         return ToolNotFoundError(name, suggestions(name, known), hint)
@@ -246,7 +246,7 @@ class Catalog:
         """
         server, dot, tool = name.partition(".")
         meant = ServerName(server if dot else self._server_told(name))
-        if meant not in self._silent:
+        if meant not in self.silent:
             return None
         if user is not None and not _could_use(user, meant, FeatureName(tool) if dot else None, name):
             return ToolDeniedError(name, user.user_id)
@@ -254,13 +254,13 @@ class Catalog:
 
     def _server_told(self, llm_name: str) -> str:
         """The server whose tools have names for language models that begin like this one, if there is any."""
-        servers = [*self._silent, *(entry.server for entry in self.entries.values())]
+        servers = [*self.silent, *(entry.server for entry in self.entries.values())]
         beginnings = {llm_form((ServerName(server), FeatureName(""))): str(server) for server in servers}
         longest = max((each for each in beginnings if llm_name.startswith(each)), key=len, default="")
         return beginnings.get(longest, "")
 
     @cached_property
-    def _silent(self) -> frozenset[str]:
+    def silent(self) -> frozenset[str]:
         """Servers that are not connected and have not said what they have; of others the last list is known."""
         return frozenset(self.missing).difference(str(entry.server) for entry in self.entries.values())
 

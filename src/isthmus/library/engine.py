@@ -339,7 +339,8 @@ class Engine:
             tables[self._plan.surface] = self.running.hub.snapshot.view(UNRESTRICTED, self._plan.surface).routes
             if self.is_attached:
                 tables[EVERYTHING] = self._own_functions()
-            self._catalog = Catalog(tables, self.failures())
+            # A hub elsewhere has said what it has before anybody asked, and is no server of any tool.
+            self._catalog = Catalog(tables, {} if self.is_attached else self.failures())
         assert self._catalog is not None
         return self._catalog
 
