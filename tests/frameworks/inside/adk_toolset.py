@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -43,6 +45,7 @@ from tests.frameworks.inside.adk_scripted import (
     text_of,
 )
 from tests.frameworks.inside.served import counted
+from tests.peers.launch import CHECKOUT
 
 
 class Named(Tool):
@@ -572,6 +575,28 @@ async def test_one_service_is_opened_however_many_ask(url: str) -> None:
     found = await asyncio.gather(*(toolset.get_tools() for _ in range(4)))
     assert len({id(tools[0]._service) for tools in found}) == 1
     await toolset.close()
+
+
+FORKED = """
+import asyncio, os
+from isthmus.integrations.adk import HubToolset
+
+toolset = HubToolset(config={"enable_mcp": False})
+asyncio.run(toolset.get_tools())
+child = os.fork()
+print(*(tool.name for tool in asyncio.run(toolset.get_tools())), flush=True)
+asyncio.run(toolset.close())
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_forked_worker_has_a_service_of_its_own() -> None:
+    words = [sys.executable, "-W", "ignore", "-c", FORKED]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30, cwd=CHECKOUT)
+    parent, child = ended.stdout.splitlines()
+    assert parent == child
+    assert UNAVAILABLE not in child
 
 
 async def test_a_hub_that_cannot_be_reached_is_told_to_the_model_and_does_not_end_the_agent() -> None:

@@ -9,7 +9,6 @@ model sees the tools of that moment.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -30,7 +29,7 @@ from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolStatus, UniversalTool, UserContext
 from isthmus.library.errors import LibraryError, ToolError
-from isthmus.library.owner import Owner
+from isthmus.library.owner import Owner, OwnersLock
 from isthmus.library.questions import Questions
 from isthmus.library.service import ToolService
 from isthmus.library.toolbox import check_held_back, is_named
@@ -100,7 +99,7 @@ class HubToolset(BaseToolset):
         self._own: ToolService | None = None
         self._questions = questions
         self._recipe = (config, hub, key)
-        self._opening = asyncio.Lock()  # held on the owner's loop only
+        self._opening = OwnersLock()
         self._confirmed = _choice(require_confirmation)
         self._has_checked = False
         self._long_running = _choice(long_running)
@@ -200,8 +199,8 @@ class HubToolset(BaseToolset):
         return found
 
     def _warn_of_missing(self, catalog: Catalog) -> None:
-        for server, why in catalog.missing.items():
-            self._warn(f"The tools of server {server} are not listed: {why}")
+        for server in catalog.silent:
+            self._warn(f"The tools of server {server} are not listed: {catalog.missing[server]}")
 
     def _warn(self, message: str) -> None:
         """Once: the list is made for every turn of the model."""
@@ -212,13 +211,18 @@ class HubToolset(BaseToolset):
     # -- a service of its own ------------------------------------------------------------------------------------------
 
     async def _service(self) -> ToolService:
-        ready = self._given or self._own
+        ready = self._given or self._usable
         return ready if ready is not None else await Owner.shared().run(self._opened())
+
+    @property
+    def _usable(self) -> ToolService | None:
+        """Its own service, once it is open; a forked worker has one of its own."""
+        return None if self._own is None or self._own.is_inherited else self._own
 
     async def _opened(self) -> ToolService:
         async with self._opening:
-            if self._own is not None:
-                return self._own
+            if (ready := self._usable) is not None:
+                return ready
             config, hub, key = self._recipe
             service = ToolService(questions=self._questions)
             await service.initialize(config, hub=hub, key=key)
