@@ -146,6 +146,18 @@ async def test_an_agents_own_tools_come_after_the_tasks_and_the_user_gets_those_
     assert list(model_of(agent).declarations()) == ["mcp_docs_index", "mcp_docs_search"]
 
 
+async def test_an_agent_may_have_no_tools_of_its_own(service: ToolService) -> None:
+    task = await create_task_request(tool_names=["search"], description="Go.", user_context=ANN)
+    agent = agent_of("done")
+    agent.config.available_tools = None  # type: ignore[assignment]  # as `TaskEngine` takes it, too
+    response = await execute(agent, task)
+    assert (response.status, response.error, list(model_of(agent).declarations())) == (
+        "success",
+        None,
+        ["mcp_docs_search"],
+    )
+
+
 async def test_a_conversation_goes_on_in_its_session_and_may_begin_with_what_was_said(service: ToolService) -> None:
     agent = agent_of("first", "second")
     said = [{"role": "user", "content": "I am Ann."}, {"role": "assistant", "content": "Hello Ann."}, "Who am I?"]

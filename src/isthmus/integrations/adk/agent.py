@@ -170,7 +170,7 @@ class AdkDomainAgent:
         service = self._tool_service()
         catalog = await service.catalog()
         tools = {tool.name: tool for tool in task.available_tools if _may_be_shown(tool, catalog, task.user_context)}
-        resolution = resolve_all(catalog, config.available_tools, task.user_context)
+        resolution = resolve_all(catalog, config.available_tools or [], task.user_context)
         if resolution.unknown:
             raise UnresolvedToolsError(resolution.unknown)
         tools |= {tool.name: tool for tool in resolution.tools if tool.name not in tools}
