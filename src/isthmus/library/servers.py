@@ -121,7 +121,7 @@ class MCPServerConfig:
             raise ConfigurationError(f"server {self.name!r}: {error}") from None
 
     def _reach(self) -> Reach:
-        if self.command is not None and self._address() is not None:
+        if self.command and self._address():
             raise ConfigurationError(f"server {self.name!r}: it must have a command or an address, not both")
         way = self._way()
         if self.user_headers and way in ("stdio", "ws"):
@@ -130,7 +130,7 @@ class MCPServerConfig:
                 f"server {self.name!r}: user_headers cannot be used: headers need an HTTP address, and it is {how}"
             )
         if way == "stdio":
-            if self.command is None:
+            if not self.command:
                 raise ConfigurationError(f"server {self.name!r}: command is missing, which stdio needs")
             return StdioSettings(self.command, tuple(self.args or ()), dict(self.env or {}), self.cwd)
         address = self._address()
@@ -143,9 +143,9 @@ class MCPServerConfig:
         return HttpSettings(address, dict(self.headers or {}), carrier=carriers[way], user_headers=user_headers)
 
     def _address(self) -> str | None:
-        if self.endpoint is not None and self.url not in (None, self.endpoint):
+        if self.endpoint and self.url and self.url != self.endpoint:
             raise ConfigurationError(f"server {self.name!r}: endpoint and url are the same thing, and differ: give one")
-        return self.endpoint if self.endpoint is not None else self.url
+        return self.endpoint or self.url or None
 
     def _way(self) -> str:
         if self.transport is not None:
@@ -155,7 +155,7 @@ class MCPServerConfig:
                     f"server {self.name!r}: transport must be one of {known}, not {self.transport!r}"
                 )
             return TRANSPORTS[self.transport]
-        if self.command is not None:
+        if self.command:
             return "stdio"
         address = self.endpoint or self.url or ""
         return "ws" if address.startswith(("ws://", "wss://")) else "auto"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from isthmus.core.catalog.rules import Rules
 from isthmus.library.errors import ConfigurationError
 from isthmus.library.servers import MCPServerConfig
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.upstream.settings import HttpSettings, Reach, ServerSettings, StdioSettings
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,29 @@ def test_a_server_is_trusted_if_the_program_or_the_file_says_so(
 def test_trust_is_a_truth() -> None:
     with pytest.raises(ConfigurationError, match="trusted must be True or False, not 'yes'"):
         MCPServerConfig.of({"name": "docs", "command": "x", "trusted": "yes"})
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"command": "x", "endpoint": "", "url": ""}, StdioSettings("x")),
+        ({"command": "", "endpoint": "http://h/mcp"}, HttpSettings("http://h/mcp", carrier="auto")),
+        ({"command": "", "transport": "sse", "url": "http://h/sse"}, HttpSettings("http://h/sse", carrier="sse")),
+        ({"endpoint": "", "url": "http://h/mcp"}, HttpSettings("http://h/mcp", carrier="auto")),
+    ],
+)
+def test_an_empty_text_says_nothing(said: dict[str, Any], meant: Reach) -> None:
+    assert MCPServerConfig("docs", **said).settings().reach == meant
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"command": ""}, r"endpoint \(or url\) is missing, or else a command"),
+        ({"command": "", "transport": "stdio"}, "command is missing, which stdio needs"),
+        ({"url": "", "transport": "sse"}, r"endpoint \(or url\) is missing"),
+    ],
+)
+def test_and_is_missed(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        MCPServerConfig("docs", **said).settings()
