@@ -305,20 +305,35 @@ class _Turn:
         return None
 
     def _refusals(self, message: AIMessage, said: list[Any]) -> list[ToolMessage]:
-        """What is told of such calls, if one is of a tool of this hub, and no other middleware has told it.
+        """What is told of such calls, if one is for this hub to answer, and no other middleware has answered it.
 
         Then it is told of all of them: a provider refuses a conversation in which a call has no answer.
         """
         answered = {each.tool_call_id for each in said if isinstance(each, ToolMessage)}
         calls = [call for call in message.invalid_tool_calls if call.get("id") and call.get("name")]
         left = [call for call in calls if call["id"] not in answered]
-        if not any(call["name"] in self._tools for call in left):
+        if not any(self._is_own(call["name"]) for call in left):
             return []
         return [_refusal(call, unreadable(self._name_of(call["name"]))) for call in left]
+
+    def _is_own(self, called: Any) -> bool:
+        """Whether a name is for this hub to answer: a tool's of its own, or nobody's."""
+        if called in self._tools:
+            return True
+        # What answers are to look like is a tool as well, which is not in the list.
+        return self.request.response_format is None and called not in map(_given_name, self.request.tools)
 
     def _name_of(self, called: Any) -> str:
         tool = self._tools.get(called)
         return str(called) if tool is None else tool.name
+
+
+def _given_name(tool: Any) -> Any:
+    """What the model calls a tool of anybody's: an object, or a description in a provider's form."""
+    if not isinstance(tool, dict):
+        return getattr(tool, "name", None)
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else tool.get("name")
 
 
 # -- names that the agent does not have --------------------------------------------------------------------------------

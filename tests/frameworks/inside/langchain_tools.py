@@ -16,6 +16,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import tool as langchain_tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import MessagesState, StateGraph
@@ -264,6 +265,21 @@ async def test_a_model_is_not_asked_again_before_each_of_its_calls_is_answered(s
     # Providers refuse a conversation in which a call has no answer.
     assert [each.tool_call_id for each in tool_messages(state)] == ["broken", "another"]
     assert state["messages"][-1].content == "I give up"
+
+
+async def test_an_unreadable_call_of_a_made_up_name_is_answered_and_one_of_another_s_tool_is_not(
+    service: ToolService,
+) -> None:
+    @langchain_tool
+    def others(text: str) -> str:
+        """Somebody else's."""
+        return text
+
+    for name, answered in (("made_up", ["broken"]), ("others", [])):
+        broken = AIMessage("", invalid_tool_calls=[unreadable(name, "{", "broken")])
+        model = Scripted(messages=iter([broken, AIMessage("I give up")]), offered=[])
+        state = await create_agent(model, [others], middleware=[HubMiddleware(service)]).ainvoke(ASKED)
+        assert [each.tool_call_id for each in tool_messages(state)] == answered
 
 
 async def test_two_hubs_with_the_same_tool_tell_what_is_wrong_once(service: ToolService) -> None:
