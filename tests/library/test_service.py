@@ -387,8 +387,9 @@ async def test_resources_and_prompts_are_named_by_texts() -> None:
         for arguments in (["x"], "x"):
             with pytest.raises(TypeError, match="the arguments of a prompt must be a dictionary, not"):
                 await service.get_prompt("greet", arguments)  # type: ignore[arg-type]
-        with pytest.raises(ToolExecutionError, match="Invalid arguments for greet"):
-            await service.get_prompt("greet", {"name": object()})  # type: ignore[dict-item]
+        for value in (object(), float("nan")):
+            with pytest.raises(ToolExecutionError, match="Invalid arguments for greet"):
+                await service.get_prompt("greet", {"name": value})  # type: ignore[dict-item]
 
 
 async def test_resources_and_prompts_of_a_server_can_be_had() -> None:

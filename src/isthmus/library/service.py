@@ -612,7 +612,9 @@ def _written(kind: Kind, name: object, arguments: object) -> msgspec.Raw:
     if not isinstance(arguments, Mapping):
         raise TypeError(f"the arguments of a {kind} must be a dictionary, not {type(arguments).__name__}")
     try:
-        return msgspec.Raw(_encode(dict(arguments)))
+        written = _encode(dict(arguments))
+        check_numbers(written, arguments)
+        return msgspec.Raw(written)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ToolExecutionError(name, f"Invalid arguments for {name}: {error}") from error
 
