@@ -615,6 +615,19 @@ async def test_a_server_that_is_not_there_costs_only_its_own_tools(url: str, cap
     await toolset.close()
 
 
+class Shop(BaseTool):
+    """Somebody else's tool, which has offers as well."""
+
+    async def offer(self, goods: str) -> str:
+        raise AssertionError(f"nobody asked for {goods}")
+
+
+async def test_tools_of_others_are_not_asked_about_names(service: ToolService) -> None:
+    shop = Shop(name="shop", description="sells")
+    (answer,) = answers(await Conversation([HubToolset(service), shop], {"made_up": {}}, repeat_answer).say("Do it."))
+    assert answer["status"] == "not_found"
+
+
 def test_a_toolset_is_of_a_service_or_of_what_makes_one() -> None:
     for wrong in ({}, {"service": ToolService(), "config": {}}):
         with pytest.raises(ValueError, match="either a service"):

@@ -6,9 +6,10 @@ ADK finds no tool by it, and asks the agent's callbacks for tools that fail what
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.readonly_context import ReadonlyContext
@@ -51,10 +52,10 @@ class Offer:
     """Why the tool that it called is not among them, if more is known of it than that."""
 
 
-@runtime_checkable
-class Offering(Protocol):
-    """A toolset, or a tool by itself."""
+class Offering(ABC):
+    """A toolset, or a tool by itself; of a hub, whatever else other tools may offer."""
 
+    @abstractmethod
     async def offer(self, called: str, context: ReadonlyContext) -> Offer | None:
         """What the model has of this, and why what it called is not among it; None if that cannot be told."""
 

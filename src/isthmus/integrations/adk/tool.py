@@ -22,7 +22,7 @@ from google.genai import types
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.background import PENDING_MAX, Background
-from isthmus.integrations.adk.misses import Offer, agent_of, ask_about_misses, explain_miss, refusal_of
+from isthmus.integrations.adk.misses import Offer, Offering, agent_of, ask_about_misses, explain_miss, refusal_of
 from isthmus.integrations.adk.names import function_name
 from isthmus.integrations.adk.progress import can_show, event_of, show
 from isthmus.integrations.fencing import PREAMBLE, fence, fence_schema
@@ -90,7 +90,7 @@ class ToolOptions:
         return dict(await _settled(self.header_provider(context))) if self.header_provider is not None else {}
 
 
-class HubTool(BaseTool):
+class HubTool(BaseTool, Offering):
     """One tool of a service."""
 
     def __init__(self, tool: UniversalTool, service: ToolService, options: ToolOptions | None = None) -> None:

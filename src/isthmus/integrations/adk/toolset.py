@@ -23,7 +23,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from isthmus.integrations.adk.background import Background
-from isthmus.integrations.adk.misses import Offer, agent_of, ask_about_misses, explain_miss, refusal_of
+from isthmus.integrations.adk.misses import Offer, Offering, agent_of, ask_about_misses, explain_miss, refusal_of
 from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool, ToolOptions, UserProvider
 from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
@@ -43,7 +43,7 @@ Filter: TypeAlias = Iterable[str] | Callable[..., bool] | None
 Config: TypeAlias = Mapping[str, Any] | str | Path | None
 
 
-class HubToolset(BaseToolset):
+class HubToolset(BaseToolset, Offering):
     """The tools of a service, given, or of its own; one of its own is closed with it."""
 
     def __init__(  # noqa: PLR0913 - a user names the few that are wanted
