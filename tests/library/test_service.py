@@ -447,7 +447,7 @@ async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
         ({"tool_service": 3}, "tool_service"),
         ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "url": "http://i"}]}, "endpoint and url are the same"),
         ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "command": "x"}]}, "a command or an address, not both"),
-        ({"mcp_servers": [{"name": "a", "transport": "stdio", "command": "x", "url": "http://h"}]}, "not both"),
+        ({"mcp_servers": [{"name": "a", "transport": "auto", "command": "x", "url": "http://h"}]}, "not both"),
         ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "headers": [1]}]}, "headers must be a dictionary"),
         ({"mcp_servers": [{"name": "a", "command": "x", "base": {}}]}, "has base, which is unknown; known: name,"),
         ("/no/such/isthmus.toml", "isthmus.toml"),

@@ -41,17 +41,19 @@ PAIRS = st.lists(st.tuples(SERVERS, TOOLS), unique=True, max_size=8)
 # Words that a shell would keep as they are; `$` begins a variable, and a path is seen from its file.
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="$/\\~"), max_size=8)
 COMMANDS = st.one_of(WORDS.filter(str.strip), st.sampled_from(["npx", "/usr/bin/env", "uvx"]))
+ADDRESSES = st.sampled_from(["http://localhost:8080/sse", "https://a.example/x?y=z"])
 STDIO = st.fixed_dictionaries(
     {"transport": st.just("stdio"), "command": COMMANDS},
     optional={
+        "url": ADDRESSES,
         "args": st.lists(WORDS, max_size=2),
         "env": st.dictionaries(WORDS.filter(lambda word: word and "=" not in word), WORDS, max_size=1),
         "timeout": st.integers(1, 300),
     },
 )
 SSE = st.fixed_dictionaries(
-    {"transport": st.just("sse"), "url": st.sampled_from(["http://localhost:8080/sse", "https://a.example/x?y=z"])},
-    optional={"timeout": st.integers(1, 300)},
+    {"transport": st.just("sse"), "url": ADDRESSES},
+    optional={"command": COMMANDS, "timeout": st.integers(1, 300)},
 )
 VALID = st.one_of(STDIO, SSE)
 INVALID = st.one_of(

@@ -124,10 +124,21 @@ def _way(fields: Mapping[str, object]) -> Way:
     given = [way for way in get_args(Way) if fields.get(way, "") != ""]
     if not given:
         raise Mistake(codes.NO_WAY, "must have a command or a url, not neither")
+    if given == ["command", "url"] and (meant := _meant(fields)) is not None:
+        return meant
     if len(given) > 1:
         told = "both" if given == ["command", "url"] else " and ".join(given)
         raise Mistake(codes.SEVERAL_WAYS, f"must have a command or a url, not {told}")
     return cast(Way, given[0])
+
+
+def _meant(fields: Mapping[str, object]) -> Way | None:
+    """Which of a command and an address the word for the transport is about: some files keep both beside each other."""
+    said = [fields[key] for key in TRANSPORT_KEYS if fields.get(key, "") != ""]
+    words = {_WORDS.get(word.strip().lower()) for word in said if isinstance(word, str)}
+    if words == {"stdio"}:
+        return "command"
+    return "url" if words and words <= {"http", "sse", "ws"} else None
 
 
 def _word(way: Way, fields: Mapping[str, object]) -> Word | None:

@@ -143,6 +143,7 @@ def _config(name: ServerName, settings: ServerSettings, roster: Roster) -> MCPSe
                 args=list(args) if "args" in written else None,
                 env=dict(env) if "env" in written or env else None,
                 cwd=cwd,
+                url=_idle(written, "url"),
                 timeout=timeout,
                 base=settings,
             )
@@ -151,6 +152,7 @@ def _config(name: ServerName, settings: ServerSettings, roster: Roster) -> MCPSe
             return MCPServerConfig(
                 name,
                 transport=transport,
+                command=_idle(written, "command"),
                 url=url,
                 headers=dict(headers),
                 timeout=timeout,
@@ -164,6 +166,12 @@ def _config(name: ServerName, settings: ServerSettings, roster: Roster) -> MCPSe
                 name,
             )
             return None
+
+
+def _idle(written: Mapping[str, object], key: str) -> str | None:
+    """What a file says of the way that its word for the transport does not mean: kept as it is written."""
+    said = written.get(key)
+    return said if isinstance(said, str) else None
 
 
 def _carried(reach: HttpSettings | SocketSettings) -> tuple[str, tuple[str, ...]]:

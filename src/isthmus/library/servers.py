@@ -121,9 +121,11 @@ class MCPServerConfig:
             raise ConfigurationError(f"server {self.name!r}: {error}") from None
 
     def _reach(self) -> Reach:
-        if self.command and self._address():
-            raise ConfigurationError(f"server {self.name!r}: it must have a command or an address, not both")
         way = self._way()
+        if self.command and self._address() and (self.transport is None or way == "auto"):
+            raise ConfigurationError(
+                f"server {self.name!r}: it must have a command or an address, not both, unless transport says which"
+            )
         if self.user_headers and way in ("stdio", "ws"):
             how = "started by a command" if way == "stdio" else "reached by WebSocket"
             raise ConfigurationError(

@@ -194,6 +194,15 @@ def test_keys_of_the_other_transport_are_told_of_only_in_our_own_file() -> None:
     assert one(fields, is_own=False)[1] == []
 
 
+@pytest.mark.parametrize(("word", "reach"), [("stdio", StdioSettings), ("sse", HttpSettings), ("ws", SocketSettings)])
+def test_of_a_command_and_an_address_the_word_for_the_transport_says_which(word: str, reach: type[Reach]) -> None:
+    server, findings = one({"command": "a", "url": "ws://a" if word == "ws" else URL, "type": word}, is_own=True)
+    assert server is not None
+    assert isinstance(server.reach, reach)
+    idle, used = ("url", "command") if word == "stdio" else ("command", "url")
+    assert findings == [f"isthmus.toml: servers.a.{idle} has no effect beside {used}"]
+
+
 def test_milliseconds_of_other_programs_are_understood() -> None:
     server, findings = one({"command": "a", "timeout": 60000}, is_own=False)
     assert server is not None
@@ -209,6 +218,11 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         ({}, "servers.a must have a command or a url, not neither"),
         ({"command": "", "url": None}, "servers.a must have a command or a url, not neither"),
         ({"command": "a", "url": URL}, "servers.a must have a command or a url, not both"),
+        ({"command": "a", "url": URL, "type": "auto"}, "servers.a must have a command or a url, not both"),
+        (
+            {"command": "a", "url": URL, "type": "stdio", "transport": "sse"},
+            "servers.a must have a command or a url, not both",
+        ),
         ({"command": 5}, "servers.a.command must be a text, not 5"),
         ({"command": " "}, "servers.a.command must be the name or path of a program, not ' '"),
         ({"command": "a", "args": "-y"}, "servers.a.args must be a list of texts, not a text"),
