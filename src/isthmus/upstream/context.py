@@ -164,7 +164,12 @@ class Context:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond what any other program can hold
+        return False
 
 
 def _check_of(schema: Mapping[str, Any] | None) -> Check | None:

@@ -251,6 +251,7 @@ def test_after_the_hub_has_ended_nobody_answers() -> None:
         (lambda context: context.progress("half"), "progress must be a number, not 'half'"),
         (lambda context: context.progress(None), "progress must be a number, not None"),
         (lambda context: context.progress(float("nan")), "progress must be a number, not nan"),
+        (lambda context: context.progress(10**400), "progress must be a number, not 1000"),
         (lambda context: context.progress(1, True), "total must be a number, not True"),
     ],
 )
