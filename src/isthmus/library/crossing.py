@@ -25,6 +25,10 @@ LOOK_UP_SECONDS = 1.0
 is not heard that comes just before the thread stands still."""
 
 
+Post: TypeAlias = Callable[..., None]
+"""Has a function called on another loop soon, with what else it is given."""
+
+
 class Crossing(Protocol[T_contra]):
     """One value, or one error, given once from any thread."""
 
@@ -38,12 +42,12 @@ class Crossing(Protocol[T_contra]):
 class Awaited(Crossing[T], Protocol[T]):
     """One that is awaited."""
 
+    def send(self, post: Post, function: Callable[[], object]) -> None:
+        """Have a function called where the value is given, by `post`, which does that soon; it gives the value."""
+
     async def wait(self) -> T:
         """What was given; who is cancelled meanwhile just leaves."""
 
-
-Post: TypeAlias = Callable[..., None]
-"""Has a function called on another loop soon, with what else it is given."""
 
 Departure: TypeAlias = tuple[Callable[[], object], Crossing[Any]]
 """A function that is to be called on the other side, and who is told if it cannot be."""
@@ -212,7 +216,7 @@ class ToAsyncio(Generic[T]):
         self._delivery.put(self._set_error, error)
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
-        """Have a function called on the other side, whose outcome is given by this; see `_Delivery`."""
+        """See `Awaited`, and `_Delivery`."""
         self._delivery.send(post, (function, self))
 
     async def wait(self) -> T:
@@ -245,6 +249,10 @@ class ToItself(ToAsyncio[T]):
         """See `Crossing`; only on the loop."""
         self._set_error(error)
 
+    def send(self, post: Post, function: Callable[[], object]) -> None:
+        """See `Awaited`: at once."""
+        function()
+
 
 class ToTrio(Generic[T]):
     """To a task of Trio, which is only imported by those who have it already."""
@@ -267,6 +275,10 @@ class ToTrio(Generic[T]):
         """See `Crossing`."""
         self._error = error
         self._wake()
+
+    def send(self, post: Post, function: Callable[[], object]) -> None:
+        """See `Awaited`."""
+        post(function)
 
     async def wait(self) -> T:
         """See `Awaited`."""

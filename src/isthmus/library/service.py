@@ -285,12 +285,7 @@ class ToolService:
     async def _performed(self, owner: Owner, engine: Engine, call: Call) -> Outcome:
         crossing: Awaited[Outcome] = ToItself(owner.loop) if owner.is_here() else crossing_here()
         execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._asking(crossing))
-        if owner.is_here():
-            execution.start()
-        elif isinstance(crossing, ToAsyncio):
-            crossing.send(owner.post, execution.start)
-        else:
-            owner.post(execution.start)
+        crossing.send(owner.post, execution.start)
         try:
             outcome: Outcome = await crossing.wait()
         except BaseException:
