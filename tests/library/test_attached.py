@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,55 @@ async def test_of_a_hub_that_is_lost_it_is_known_what_it_has(tmp_path: Path) -> 
         assert echo.status is ToolStatus.UNAVAILABLE
     finally:
         await service.shutdown()
+
+
+async def test_a_server_that_never_came_to_the_hub_is_unavailable_and_not_unknown(
+    tmp_path: Path, deaf_port: int
+) -> None:
+    dead = {"url": f"http://127.0.0.1:{deaf_port}/mcp"}
+    planner = {"key": KEY, "allow": ["web.*", "builtin.*"]}
+    async with serving(tmp_path, {"web": dead, "vault": dead}, callers={"planner": planner}, limits=PATIENT) as hub:
+        service = ToolService()
+        await service.initialize(hub=f"http://127.0.0.1:{hub.port}", key=KEY)
+        try:
+            for name in ("web.search", "mcp_web_search"):
+                away = await service.execute_tool(ToolRequest(name))
+                assert (away.status, away.error and away.error.server) == (ToolStatus.UNAVAILABLE, "web")
+                assert "Server web is not connected" in str(away.error_message)
+            secret = await service.execute_tool(ToolRequest("vault.open"))
+            assert (secret.status, "vault is" in str(secret.error_message)) == (ToolStatus.NOT_FOUND, False)
+            ada = UserContext("ada", permissions=UserPermissions(["builtin"]))
+            denied = await service.execute_tool(ToolRequest("web.search", user_context=ada))
+            assert denied.status is ToolStatus.UNAUTHORIZED
+            assert service.failures.keys() == {"web"}
+        finally:
+            await service.shutdown()
+
+
+async def test_a_server_that_comes_late_to_the_hub_is_not_missing_any_more(tmp_path: Path) -> None:
+    late, server = tmp_path / "late", shlex.join(command("raw_server", "--transport", "stdio"))
+    waits = {**stdio(command("raw_server", "--transport", "stdio")), "command": "sh"}
+    waits["args"] = ["-c", f"test -e {shlex.quote(str(late))} || exit 3; exec {server}"]
+    async with serving(tmp_path, {"files": waits}, limits=PATIENT) as hub:
+        service = ToolService()
+        await service.initialize(hub=f"http://127.0.0.1:{hub.port}")
+        try:
+            assert service.failures.keys() == {"files"}
+            late.touch()
+            await changed_until(service, lambda: not service.failures)
+            assert "files.pay" in await service.list_tools()
+        finally:
+            await service.shutdown()
+
+
+async def changed_until(service: ToolService, is_so: Callable[[], bool]) -> None:
+    """Wait until something is so that changes with the tools of a service."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    service.watch(lambda: loop.call_soon_threadsafe(changed.set))
+    async with asyncio.timeout(SETTLE_SECONDS):
+        while not is_so():
+            await changed.wait()
+            changed.clear()
 
 
 async def lost(service: ToolService) -> None:

@@ -304,7 +304,14 @@ class Engine:
             await self._books.close()
 
     def failures(self) -> dict[str, str]:
-        """Servers that are not there, and why."""
+        """Servers that are not there, and why; of a hub elsewhere also those behind it."""
+        return {**self._own_failures(), **self._failures_behind()}
+
+    def _failures_behind(self) -> Mapping[str, str]:
+        hub = self.running.hub.snapshot.standings.get(HUB)
+        return {} if hub is None or not self.is_attached else hub.missing
+
+    def _own_failures(self) -> dict[str, str]:
         standings = self.running.hub.snapshot.standings.values()
         missing = [standing for standing in standings if standing.state not in ("ready", "disabled")]
         told = {str(standing.server): standing.reason or f"it is {standing.state}" for standing in missing}
@@ -312,7 +319,7 @@ class Engine:
 
     def unreached(self) -> str | None:
         """Why the hub elsewhere is not there, without which this one is nothing; None if it is, or there is none."""
-        why = "; ".join(self.failures().values()) if self.is_attached else ""
+        why = "; ".join(self._own_failures().values()) if self.is_attached else ""
         if "HTTP 401" not in why:
             return why or None
         (server,) = self._plan.configuration.servers
@@ -340,7 +347,8 @@ class Engine:
             if self.is_attached:
                 tables[EVERYTHING] = self._own_functions()
             # A hub elsewhere has said what it has before anybody asked, and is no server of any tool.
-            self._catalog = Catalog(tables, {} if self.is_attached else self.failures())
+            missing = self._failures_behind() if self.is_attached else self._own_failures()
+            self._catalog = Catalog(tables, missing)
         assert self._catalog is not None
         return self._catalog
 

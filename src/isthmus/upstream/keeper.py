@@ -630,6 +630,7 @@ class Keeper:
             "notes": (*listing.all_notes(), *notes_on(hubs)),
             "variants": self._variants.offers(listing, abilities),
             "hubs": hubs,
+            "missing": listing.missing,
         }
 
     def _stand(self, **changes: object) -> None:

@@ -60,6 +60,8 @@ class Listing(msgspec.Struct, frozen=True):
     notes: dict[Topic, tuple[str, ...]] = {}
     ttl_seconds: dict[Topic, float] = {}
     """How long the server says that a list stays as it is."""
+    missing: Mapping[str, str] = {}
+    """Servers behind it, if it is a hub, whose tools are not there, and why."""
 
     def everything(self) -> Iterator[Feature]:
         """All that it lists, of whatever kind."""
@@ -103,7 +105,7 @@ async def read_topic(link: Asking, topic: Topic, known: Listing, profile: Profil
     changes: dict[str, object]
     match topic:
         case "tools":
-            changes = {"tools": await reading.read(TOOLS, Tool)}
+            changes = {"tools": await reading.read(TOOLS, Tool), "missing": reading.missing}
         case "prompts":
             changes = {"prompts": await reading.read(PROMPTS, Prompt)}
         case "resources":
@@ -131,6 +133,7 @@ class _Reading:
         self._profile = profile
         self.notes: list[str] = []
         self.ttl_seconds: float | None = None
+        self.missing: dict[str, str] = {}
 
     async def read(self, shape: ListShape, kind: type[F]) -> tuple[F, ...]:
         found: dict[FeatureName, F] = {}
@@ -141,6 +144,7 @@ class _Reading:
         for _ in range(PAGES_MAX):
             page = await self._page(shape, members)
             self._note(*page.problems)
+            self.missing.update(page.missing)
             took_all = self._take(kind, page.entries, found)
             cursor = page.next_cursor
             if took_all and cursor is None:

@@ -87,6 +87,9 @@ class Standing(msgspec.Struct, frozen=True):
     hubs: Mapping[str, int] = {}
     """If it is a hub: its id and those of hubs behind it, and how many others are between."""
 
+    missing: Mapping[str, str] = {}
+    """If it is a hub: the servers behind it whose tools are not there, and why."""
+
     agent: str | None = None
     """The key of the agent under which it dialled in; None if it did not."""
 

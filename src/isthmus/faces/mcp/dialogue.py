@@ -45,6 +45,7 @@ from isthmus.wire.mcp.messages import (
     read_level,
     read_string,
 )
+from isthmus.wire.mcp.missing import Missing, write_missing
 from isthmus.wire.mcp.passing import ANSWERS, passed_extra
 from isthmus.wire.mcp.requests import read_request
 from isthmus.wire.mcp.tasks import EXTENSION, KNOWN, REQUIRED, TASK, TASKS_VERSION, read_ttl, with_support
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
 
 VERSIONS = (*modern.VERSIONS, *reversed(legacy.VERSIONS))
 """Every version spoken here, newest first."""
-
-MISSING_KEY = "isthmus/missing"
-"""Where a listing says in `_meta` which servers it lacks, and why."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -387,15 +385,10 @@ def _of(view: View, shape: ListShape) -> Iterable[Route]:
 def _missing(view: View) -> bytes | None:
     if not view.missing:
         return None
-    told = {
-        server: {
-            "state": missing.state,
-            "reason": None if missing.reason is None else without_places(missing.reason),
-            "listed": missing.is_listed,
-        }
-        for server, missing in view.missing.items()
-    }
-    return msgspec.json.encode({MISSING_KEY: told})
+    reasons = {server: each.reason and without_places(each.reason) for server, each in view.missing.items()}
+    return write_missing(
+        {server: Missing(each.state, reasons[server], each.is_listed) for server, each in view.missing.items()}
+    )
 
 
 def withdrawn(id: Payload) -> Answer:

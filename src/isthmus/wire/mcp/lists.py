@@ -6,12 +6,13 @@ What comes from a server is read leniently and reported, never trusted: a bad en
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from isthmus.wire.jsonrpc import MEMBERS_MAX, Payload, is_crowded, object_members, render
 from isthmus.wire.mcp.messages import Members, is_object, read_seconds, read_string
+from isthmus.wire.mcp.missing import read_missing
 
 PROBLEMS_MAX = 100
 """Bad entries that one page may hold before the rest of it is not looked at: a page may hold millions."""
@@ -50,18 +51,21 @@ SHAPES = {shape.method: shape for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES
 class ListPage(msgspec.Struct, frozen=True):
     """One page of a server's list, with what had to be left out and why.
 
-    `ttl_seconds` is how long the server says that the list stays as it is; None if it does not say.
+    `ttl_seconds` is how long the server says that the list stays as it is; None if it does not say. `missing` are
+    servers behind it, if it is a hub, that are not there, and why.
     """
 
     entries: list[tuple[str, Members]]
     next_cursor: str | None
     problems: list[str]
     ttl_seconds: float | None = None
+    missing: Mapping[str, str] = {}
 
 
 class _ListResult(msgspec.Struct):
     nextCursor: str | None = None
     ttlMs: msgspec.Raw = msgspec.Raw(b"null")
+    meta: msgspec.Raw = msgspec.field(name="_meta", default=msgspec.Raw(b"{}"))
 
 
 _LIST_RESULT = msgspec.json.Decoder(_ListResult)
@@ -89,7 +93,7 @@ def read_list(shape: ListShape, result: Payload) -> ListPage | str:
         else:
             problems.append("more was wrong with its list, and the rest of it was left out")
             break
-    return ListPage(entries, page.nextCursor or None, problems, read_seconds(page.ttlMs))
+    return ListPage(entries, page.nextCursor or None, problems, read_seconds(page.ttlMs), read_missing(page.meta))
 
 
 def _read_entry(shape: ListShape, raw: msgspec.Raw) -> tuple[str, Members] | str:

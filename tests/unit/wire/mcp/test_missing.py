@@ -1,0 +1,49 @@
+"""What a hub says of servers that are not there: what is written is read again, and nonsense is nothing."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from isthmus.wire.mcp.lists import TOOLS, ListPage, read_list
+from isthmus.wire.mcp.missing import MISSING_MAX, REASON_LENGTH_MAX, Missing, read_missing, write_missing
+
+
+def test_what_one_hub_writes_another_reads() -> None:
+    told = {"web": Missing("retrying", "connection refused"), "files": Missing("starting", None)}
+    assert read_missing(write_missing(told)) == {"web": "connection refused", "files": "it is away"}
+
+
+def test_it_is_read_with_a_page_of_a_list() -> None:
+    page = read_list(TOOLS, b'{"tools":[],"_meta":%b}' % write_missing({"web": Missing("retrying", "gone")}))
+    assert isinstance(page, ListPage)
+    assert page.missing == {"web": "gone"}
+
+
+def test_reasons_are_cut_and_plain() -> None:
+    told = read_missing(write_missing({"web": Missing("retrying", "\x1b[2J" + "x" * 1_000)}))
+    assert told == {"web": ("[2J" + "x" * 1_000)[:REASON_LENGTH_MAX]}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        [],
+        {"isthmus/missing": None},
+        {"isthmus/missing": ["web"]},
+        {"isthmus/missing": {"web": "gone"}},
+        {"isthmus/missing": {"web": {"state": 3, "reason": "gone"}}},
+        {"isthmus/missing": {"": {"state": "retrying", "reason": "gone"}}},
+        {"isthmus/missing": {"we\nb": {"state": "retrying", "reason": "gone"}}},
+        {"isthmus/missing": {"w" * 200: {"state": "retrying", "reason": "gone"}}},
+        {"isthmus/missing": {f"s{n}": {"state": "retrying", "reason": "gone"} for n in range(MISSING_MAX + 1)}},
+        {"else": {}},
+    ],
+)
+def test_nonsense_names_nobody_and_costs_no_list(said: object) -> None:
+    meta = msgspec.json.encode(said)
+    assert read_missing(meta) == {}
+    page = read_list(TOOLS, b'{"tools":[{"name":"pay","inputSchema":{"type":"object"}}],"_meta":%b}' % meta)
+    assert isinstance(page, ListPage)
+    assert ([name for name, _ in page.entries], dict(page.missing)) == (["pay"], {})
