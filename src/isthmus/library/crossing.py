@@ -76,9 +76,9 @@ def _trio_here() -> Any:
 class _Delivery:
     """Everything on its way to one loop, and what is about to leave it.
 
-    What comes in one turn of the giver's loop, or while the taker's is busy, wakes it once: that takes longer than all
-    the rest of a crossing. So does what leaves, where much comes back at once: a giver that is woken by the first of it
-    only waits for the interpreter until the last has left.
+    Where much comes at once, all that comes in one turn of the giver's loop wakes the taker's once, at the turn's end:
+    that takes longer than all the rest of a crossing, and who is woken by the first only waits for the interpreter
+    until the last was given. What leaves does the same. What comes alone, wakes and leaves at once.
     """
 
     __slots__ = ("__weakref__", "_bell", "_is_crowded", "_items", "_leaving", "_lock", "loop")
@@ -107,7 +107,7 @@ class _Delivery:
             is_first = len(self._items) == 1
         if not is_first:
             return
-        if here is None:
+        if here is None or not self._is_crowded:
             self._wake()
         else:
             here.call_soon(self._wake)
