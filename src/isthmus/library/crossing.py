@@ -13,8 +13,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -55,7 +56,7 @@ Departure: TypeAlias = tuple[Callable[[], object], Crossing[Any]]
 
 def crossing_here() -> Awaited[Any]:
     """A crossing to where this is called: an asyncio loop, or Trio."""
-    if (trio := _trio_here()) is not None:
+    if "trio" in sys.modules and (trio := _trio_here()) is not None:
         return ToTrio(trio)
     try:
         return ToAsyncio(asyncio.get_running_loop())
@@ -67,8 +68,8 @@ def crossing_here() -> Awaited[Any]:
 
 def _trio_here() -> Any:
     """Trio, if this is one of its tasks; a loop of asyncio may be running around it, or inside it."""
-    trio, sniffio = sys.modules.get("trio"), sys.modules.get("sniffio")
-    if trio is None or (sniffio is not None and sniffio.thread_local.name != "trio"):
+    trio, sniffio = sys.modules["trio"], sys.modules.get("sniffio")
+    if sniffio is not None and sniffio.thread_local.name != "trio":
         return None
     return trio if trio.lowlevel.in_trio_task() else None
 
@@ -95,22 +96,11 @@ class _Delivery:
 
     def put(self, function: Callable[[Any], None], value: Any) -> None:
         """Have a function called on the loop; from any thread."""
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:  # it is given by a thread without a loop
-            here = None
-        if here is self.loop:
-            function(value)
-            return
         with self._lock:
             self._items.append((function, value))
             is_first = len(self._items) == 1
-        if not is_first:
-            return
-        if here is None or not self._is_crowded:
-            self._wake()
-        else:
-            here.call_soon(self._wake)
+        if is_first:
+            self._wake_in_time()
 
     def send(self, post: Post, departure: Departure) -> None:
         """Have a function called where `post` does it: now, or with whatever else leaves in this turn of the loop."""
@@ -129,6 +119,18 @@ class _Delivery:
             for _, crossing in leaving:
                 crossing.fail(error)
 
+    def _wake_in_time(self) -> None:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:  # it is given by a thread without a loop
+            here = None
+        if here is self.loop:
+            here.call_soon(self._hand_out_all)
+        elif here is None or not self._is_crowded:
+            self._wake()
+        else:
+            here.call_soon(self._wake)
+
     def _wake(self) -> None:
         if self._bell is not None:
             os.eventfd_write(self._bell, 1)
@@ -140,6 +142,9 @@ class _Delivery:
         if self._bell is not None:
             with suppress(BlockingIOError):  # a loop that runs inside itself, as in notebooks, may call this twice
                 os.eventfd_read(self._bell)
+        self._hand_out_all()
+
+    def _hand_out_all(self) -> None:
         with self._lock:
             items, self._items = self._items, deque()
         self._is_crowded = len(items) > 1
@@ -183,18 +188,24 @@ def _depart(leaving: Sequence[Departure]) -> None:
             crossing.fail(error)
 
 
-_deliveries: WeakKeyDictionary[asyncio.AbstractEventLoop, ref[_Delivery]] = WeakKeyDictionary()
-"""By loop: however many run on a thread in turns, or threads run one, each has one bell. Weakly: what never arrived
-must not outlive who waited for it."""
+_deliveries: dict[int, ref[_Delivery]] = {}
+"""By the loop's id, which is no other loop's while the delivery lives: it holds its loop. However many loops run on a
+thread in turns, or threads run one, each has one bell. Weakly: what never arrived must not outlive who waited for it.
+A dict of weak keys would say the same, and takes as long to look into as all the rest of making a crossing."""
 
 
 def _delivery_to(loop: asyncio.AbstractEventLoop) -> _Delivery:
-    known = _deliveries.get(loop)
+    known = _deliveries.get(id(loop))
     delivery = known() if known is not None else None
     if delivery is None:
         delivery = _Delivery(loop)
-        _deliveries[loop] = ref(delivery)
+        _deliveries[id(loop)] = ref(delivery, partial(_forget, id(loop)))
     return delivery
+
+
+def _forget(key: int, gone: ref[_Delivery]) -> None:
+    if _deliveries.get(key) is gone:  # else another loop has got its id
+        del _deliveries[key]
 
 
 class ToAsyncio(Generic[T]):

@@ -307,4 +307,5 @@ def _are_texts(headers: object) -> bool:
 
 def session_of(request: ToolRequest) -> str | None:
     """The conversation that a request belongs to, by whichever of its two fields."""
-    return request.session_id or getattr(request.session_context, "session_id", None)
+    context = request.session_context
+    return request.session_id or (None if context is None else getattr(context, "session_id", None))

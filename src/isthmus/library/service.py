@@ -275,7 +275,10 @@ class ToolService:
         """Execute a tool; its failure is a status. Who is cancelled meanwhile cancels it at its server."""
         owner, engine = self._open_engine()
         began = time.perf_counter()
-        prepared = self._prepared(engine, await self.catalog(), request, is_watched=False)
+        catalog = engine.known
+        if catalog is None:
+            catalog = await self.catalog()
+        prepared = self._prepared(engine, catalog, request, is_watched=False)
         if isinstance(prepared, ToolResult):
             return prepared
         entry, call = prepared
