@@ -1,0 +1,69 @@
+"""How many steps the interpreter takes for a piece of work: its instructions, and its calls of functions in C.
+
+Seconds say what a caller pays, and differ by half between two machines for the same code. Steps are the same on each,
+whatever else runs there, for one version of Python: too coarse to say what something costs, since all count alike, and
+fine enough to see that a call has begun to do something more. `bench.gate` compares both.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from bench.scenarios import Scenario, Work
+
+WARM_UPS = 3
+"""Repetitions before the one that is counted: the first ones fill caches, and import what is imported late."""
+
+
+def count(scenarios: Mapping[str, Scenario]) -> dict[str, float]:
+    """Return the steps of one repetition of each scenario."""
+    return {name: float(steps_of(made)) for name, made in scenarios.items()}
+
+
+def steps_of(made: Scenario) -> int:
+    """Return the steps of one repetition."""
+    with made() as work:
+        for _ in range(WARM_UPS):
+            work()
+        with _nothing_else():
+            return _counted(work)
+
+
+def _counted(work: Work) -> int:
+    steps = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        steps += event == "opcode"
+        return trace
+
+    def profile(_frame: FrameType, event: str, _: Any) -> None:
+        nonlocal steps
+        steps += event == "c_call"
+
+    watching = sys.gettrace(), sys.getprofile()
+    sys.setprofile(profile)
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(watching[0])
+        sys.setprofile(watching[1])
+    return steps
+
+
+@contextmanager
+def _nothing_else() -> Iterator[None]:
+    """Let nobody's finalizers be counted."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
