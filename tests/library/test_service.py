@@ -15,6 +15,8 @@ import pytest
 
 from isthmus.library import (
     ConfigurationError,
+    ErrorCode,
+    ErrorPayload,
     MCPServerConfig,
     Questions,
     ServiceClosedError,
@@ -183,6 +185,41 @@ async def test_a_tool_that_says_no_is_an_error_and_never_a_success(service: Tool
     assert result.error.executed == "yes"
     chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest("refuse"))]
     assert [(chunk.chunk_type, chunk.is_final) for chunk in chunks] == [("error", True)]
+
+
+@pytest.mark.parametrize("status", [status for status in ToolStatus if status is not ToolStatus.SUCCESS])
+async def test_how_a_tool_of_ones_own_ended_is_for_it_to_say(service: ToolService, status: ToolStatus) -> None:
+    class Ending(Tool):
+        async def execute(self, tool_request: ToolRequest) -> ToolResult:
+            return ToolResult(self.name, status, error_message="as it says")
+
+    class Streaming(Ending):
+        async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
+            result = await self.execute(tool_request)
+            yield ToolStreamChunk(self.name, "error", result.error_message, True, metadata={"result": result})
+
+    service.register_tool(Ending("end", "mine"))
+    service.register_tool(Streaming("flow", "mine"))
+    for name in ("mine.end", "mine.flow"):
+        result = await service.execute_tool(ToolRequest(name))
+        assert (result.status, result.error_message, result.text) == (status, "as it says", "as it says")
+        assert result.error is not None
+        assert (result.error.code, result.error.executed) == (CODES[status], "yes")
+        chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest(name))]
+        assert [(chunk.chunk_type, chunk.content) for chunk in chunks] == [("error", "as it says")]
+        assert chunks[-1].metadata["result"].status is status
+
+
+async def test_what_a_tool_of_ones_own_says_of_its_failure_is_kept(service: ToolService) -> None:
+    busy = ErrorPayload(ErrorCode.TOOL_UNAVAILABLE, "the oven is cold", "no", "cold", retry_after=5.0)
+
+    class Baking(Tool):
+        async def execute(self, tool_request: ToolRequest) -> ToolResult:
+            return ToolResult(self.name, ToolStatus.UNAVAILABLE, error=busy)
+
+    service.register_tool(Baking("bake", "mine"))
+    result = await service.execute_tool(ToolRequest("mine.bake"))
+    assert (result.status, result.error_message, result.error) == (ToolStatus.UNAVAILABLE, "the oven is cold", busy)
 
 
 def test_every_fault_has_a_status() -> None:

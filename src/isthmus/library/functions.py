@@ -18,12 +18,14 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk
 from isthmus.library.errors import ConfigurationError
 from isthmus.library.forms import problem_of
+from isthmus.library.results import NotDone
 from isthmus.library.tools import Tool, piece_of
 from isthmus.upstream.context import Context as ToolContext
 from isthmus.upstream.context import NoAnswerError
 from isthmus.upstream.registered import REGISTRY, NameTaken, Origin
 from isthmus.upstream.signatures import BadArgument, Function, Traits, Unusable
 from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.results import failure
 
 __all__ = ["NoAnswerError", "ToolContext", "tool"]
 
@@ -275,10 +277,18 @@ def _result_of(chunk: ToolStreamChunk) -> ToolResult:
 
 
 def _value_of(result: object) -> Any:
-    """A result as a function would return it; of one that failed, what went wrong."""
+    """A result as a function would return it; of one that failed, what went wrong and in which way."""
     if not isinstance(result, ToolResult):
         raise TypeError(f"it must give a ToolResult, not {type(result).__name__}")
     if result.is_success:
         return result.result_data
-    words = result.error_message or result.text or str(result.status)
-    return {"content": [{"type": "text", "text": words}], "isError": True}
+    status = _status_of(result)
+    words = result.error_message or (result.error and result.error.message) or result.text or str(status)
+    return NotDone(failure(words).payload, is_error=True, status=status, error=result.error)
+
+
+def _status_of(result: ToolResult) -> ToolStatus:
+    try:
+        return ToolStatus(result.status)
+    except ValueError:
+        raise ValueError(f"its status must be one of {', '.join(ToolStatus)}, not {result.status!r}") from None

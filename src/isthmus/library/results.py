@@ -67,6 +67,17 @@ CODES: dict[ToolStatus, ErrorCode] = {
 }
 
 
+class NotDone(Result, frozen=True):
+    """What a `Tool` of the program's own gave that failed: it says itself in which of the ways.
+
+    It is no fault, which would count against everything that is served beside it. A server cannot say this: what it
+    answers is text, and of that a failure is but an error.
+    """
+
+    status: ToolStatus = ToolStatus.ERROR
+    error: ErrorPayload | None = None
+
+
 class _Answer(msgspec.Struct):
     content: list[dict[str, Any]] = []
     structuredContent: Any = msgspec.UNSET  # noqa: N815 - as the protocol spells it
@@ -114,9 +125,10 @@ def _answered(
         session_id=session_of(request),
     )
     if outcome.is_error:
-        result.status = ToolStatus.ERROR
+        status, error = (outcome.status, outcome.error) if isinstance(outcome, NotDone) else (ToolStatus.ERROR, None)
+        result.status = status
         result.error_message = text_of(answer.content) or f"{name} failed without saying why"
-        result.error = ErrorPayload(ErrorCode.TOOL_EXECUTION, result.error_message, "yes", "tool_error", namespace)
+        result.error = error or ErrorPayload(CODES[status], result.error_message, "yes", "tool_error", namespace)
     return result
 
 

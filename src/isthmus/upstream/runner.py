@@ -22,7 +22,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.events import Event, Progress
 from isthmus.model.faults import BadArguments, BadReply
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome
+from isthmus.model.outcomes import Outcome, Result
 from isthmus.upstream.context import Asker, Context
 from isthmus.upstream.signatures import BadArgument, Runnable
 from isthmus.upstream.waiters import lost
@@ -153,9 +153,11 @@ class Work:
             self.inflight.emit(event)
 
     def _outcome_of(self, value: Any) -> Outcome:
-        text = _encode(value)
-        if len(text) > self._runner.limits.reply_bytes:
+        text = value.payload if isinstance(value, Result) else _encode(value)
+        if len(memoryview(text)) > self._runner.limits.reply_bytes:
             return BadReply(self._runner.server, f"a result of over {self._runner.limits.reply_bytes} bytes")
+        if isinstance(value, Result):
+            return value
         return result_of(text) if isinstance(value, dict) else plain(text)
 
     def _failed(self, error: BaseException) -> Outcome:

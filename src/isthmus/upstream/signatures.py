@@ -58,7 +58,10 @@ class Runnable(Protocol):
         """Convert a call's arguments; raises `BadArgument`."""
 
     def call(self, arguments: dict[str, Any], context: Context) -> Any:
-        """Call it with what `read` gave. What it returns is the tool's result; what it raises, the tool's error."""
+        """Call it with what `read` gave.
+
+        What it returns is the tool's result (a `Result` as it is), what it raises the tool's error.
+        """
 
 
 @dataclass(frozen=True, slots=True)

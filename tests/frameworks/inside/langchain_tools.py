@@ -194,7 +194,7 @@ async def test_every_way_to_fail_has_its_own_status_and_message(
 
     tool(passing)
     try:
-        names = ["docs.refuse", "docs.search", "docs.hang", "raw.pay", "docs.go", "builtin.passing"]
+        names = ["docs.refuse", "docs.search", "docs.hang", "raw.pay", "mine.look", "docs.go", "builtin.passing"]
         tools = await hub_tools(service, names, lambda config: ALL_BUT_GO, timeout=seconds_for(status))
     finally:
         tool.remove("passing")

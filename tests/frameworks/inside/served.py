@@ -14,7 +14,16 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from isthmus.library import BlockingToolService, ToolRequest, ToolService, UserContext, UserPermissions
+from isthmus.library import (
+    BlockingToolService,
+    Tool,
+    ToolRequest,
+    ToolResult,
+    ToolService,
+    ToolStatus,
+    UserContext,
+    UserPermissions,
+)
 from tests.library.services import raw_server, with_servers
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -30,14 +39,15 @@ FAILURES: list[tuple[str, dict[str, Any], str, str]] = [
     ("mcp_docs_hang", {"token": "slow"}, "timeout", r"^Server docs did not answer within 0\.1 s"),
     # Who calls it before it has been started again is told that it is not connected.
     ("mcp_raw_pay", {"nonce": "lost", "mode": "die_after_ledger"}, "unavailable", r"^(Lost s|S)erver raw "),
+    ("mcp_mine_look", {}, "not_found", r"^there is nothing at that place$"),
     ("mcp_docs_go", {}, "unauthorized", r"^user 'bob' may not use docs\.go: its permissions do not cover it"),
     ("mcp_builtin_passing", {}, "not_found", r"^There is no tool '"),
 ]
 """A call for each way to fail, its status, and a pattern of what is said of it.
 
-`go` is denied to `ALL_BUT_GO`; `passing` is gone when it is called.
+`look` says itself how it ended; `go` is denied to `ALL_BUT_GO`; `passing` is gone when it is called.
 """
-EXECUTED = FAILURES[:4]
+EXECUTED = FAILURES[:5]
 """Those of tools that the model is shown."""
 
 UNREADABLE: list[tuple[str, str, str, str]] = [
@@ -77,6 +87,14 @@ def seconds_for(status: str) -> float | None:
     return 0.1 if status == "timeout" else None
 
 
+class Looking(Tool):
+    """A tool of the program's own, which finds nothing."""
+
+    async def execute(self, tool_request: ToolRequest) -> ToolResult:
+        """See `Tool`."""
+        return ToolResult(self.name, ToolStatus.NOT_FOUND, error_message="there is nothing at that place")
+
+
 @contextmanager
 def serving(folder: Path) -> Iterator[ToolService]:
     """A service over both servers, and one that never comes; `folder / "ledger"` is what `docs` notes."""
@@ -93,6 +111,7 @@ def serving(folder: Path) -> Iterator[ToolService]:
     gone = {"name": "gone", "command": str(folder / "nothing")}
     with BlockingToolService(with_servers(docs, raw_server(ledger=folder / "payments"), gone)) as tools:
         assert list(tools.failures) == ["gone"]
+        tools.service.register_tool(Looking("look", "mine"))
         yield tools.service
 
 
