@@ -6,7 +6,9 @@ import asyncio
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from isthmus.library import (
     ConfigurationError,
     ServiceClosedError,
     ToolRequest,
+    ToolResult,
     ToolService,
     ToolStatus,
     WrongThreadError,
@@ -212,6 +215,61 @@ def test_a_plain_tool_may_block(service: ToolService) -> None:
         assert service.blocking.execute_tool(ToolRequest("patient")).text == "asked by a tool"
     finally:
         tool.remove("patient")
+
+
+@pytest.fixture(params=["def", "async def"])
+def down(service: ToolService, request: pytest.FixtureRequest) -> Iterator[Callable[[int], ToolResult]]:
+    """Calls a tool that calls itself, so many times, one within the other."""
+
+    def deeper(left: int) -> ToolRequest:
+        return ToolRequest("descend", parameters={"left": left - 1})
+
+    def descend(left: int) -> str:
+        return service.blocking.execute_tool(deeper(left)).text if left else "the bottom"
+
+    async def descend_awaiting(left: int) -> str:
+        return (await service.execute_tool(deeper(left))).text if left else "the bottom"
+
+    tool(name="descend")(descend if request.param == "def" else descend_awaiting)
+    yield lambda depth: service.blocking.execute_tool(deeper(depth))
+    tool.remove("descend")
+
+
+def test_tools_that_call_each_other_use_every_place_there_is(down: Callable[[int], ToolResult]) -> None:
+    assert down(64).text == "the bottom"
+
+
+def test_a_call_that_can_never_have_a_place_is_refused_at_once(down: Callable[[int], ToolResult]) -> None:
+    assert down(200).text == (
+        "Server builtin is busy: 64 calls running, 0 waiting; all that run wait for calls that they have made "
+        "themselves, of which this is one: have tools call each other less deeply, or raise max_calls"
+    )
+    assert down(64).text == "the bottom"
+
+
+def test_many_that_each_call_another_do_not_wait_for_each_other(service: ToolService) -> None:
+    all_run = threading.Barrier(64)
+
+    @tool
+    def pair() -> str:
+        """Call another once as many run as may."""
+        all_run.wait(30)
+        return str(service.blocking.execute_tool(ToolRequest("single")).status)
+
+    @tool
+    def single() -> str:
+        """Return at once, in a thread."""
+        return "done"
+
+    try:
+        with ThreadPoolExecutor(64) as pool:
+            ended = list(pool.map(lambda _: service.blocking.execute_tool(ToolRequest("pair")), range(64)))
+    finally:
+        tool.remove("pair")
+        tool.remove("single")
+    said = Counter(result.text for result in ended)
+    assert said.keys() <= {"success", "unavailable"}
+    assert said["success"] > said["unavailable"] > 0
 
 
 def test_a_service_that_there_is_takes_no_configuration(service: ToolService) -> None:

@@ -29,6 +29,7 @@ from isthmus.model.calls import Call
 from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOT_ASKED, OnReply, Question, Reply
+from isthmus.upstream.runner import SERVING
 
 CHUNKS_MAX = 256
 """Chunks that may wait for a slow reader; of more, the oldest are dropped and counted. The last is never dropped."""
@@ -41,7 +42,7 @@ W = TypeVar("W", bound=Crossing[None])
 class Execution:
     """The caller's side of one call; everything happens on the owner's loop."""
 
-    __slots__ = ("_asked", "_asking", "_call", "_hub", "_inflight", "_is_over", "_owner", "_sink")
+    __slots__ = ("_asked", "_asking", "_call", "_hub", "_inflight", "_is_over", "_owner", "_sink", "_within")
 
     def __init__(self, hub: Hub, call: Call, sink: Sink, owner: Owner, asking: Asking | None) -> None:
         self._hub = hub
@@ -49,6 +50,7 @@ class Execution:
         self._sink = sink
         self._owner = owner
         self._asking = asking
+        self._within = SERVING.get()  # here, where the caller is
         self._asked: dict[OnReply, Callable[[], None]] = {}
         """What takes back each question that is not answered."""
         self._inflight: InFlight | None = None
@@ -62,7 +64,7 @@ class Execution:
         """Start the call, unless nobody wants it any more."""
         if self._is_over:
             return
-        inflight = self._hub.start(self._call, self)
+        inflight = self._hub.start(self._call, self, self._within)
         if not self._is_over:
             self._inflight = inflight
 

@@ -175,8 +175,9 @@ class Overloaded(UpstreamFault):
 
     reason = "overloaded"
 
-    def __init__(self, server: ServerName, running: int, queued: int) -> None:
-        super().__init__(f"Server {server} is busy: {running} calls running, {queued} waiting", server=server)
+    def __init__(self, server: ServerName, running: int, queued: int, why: str = "") -> None:
+        more = f"; {why}" if why else ""
+        super().__init__(f"Server {server} is busy: {running} calls running, {queued} waiting{more}", server=server)
         self.retry_after = 1.0
 
 

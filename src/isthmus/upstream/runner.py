@@ -11,7 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
+from weakref import ref
 
 import msgspec
 import structlog
@@ -38,6 +40,10 @@ WORDS_LENGTH_MAX = 2_000
 """An exception's text may quote anything; a caller needs its beginning."""
 
 _encode = msgspec.json.Encoder().encode
+
+
+SERVING: ContextVar[ref[InFlight] | None] = ContextVar("serving", default=None)
+"""The call that a function runs for, where that function is; calls that it makes are made within that one."""
 
 
 class Runner:
@@ -126,6 +132,7 @@ class Work:
         """Await the function; whatever it raises ends only its call, unless it is our own cancellation."""
         self.has_begun = True
         ASIDE.set(True)
+        SERVING.set(ref(self.inflight))
         try:
             outcome = self._outcome_of(await self.function.call(self._arguments, self._context(self._emit)))
         except BaseException as error:  # also `SystemExit`, which would end the loop
@@ -137,6 +144,7 @@ class Work:
 
     def run_in_thread(self) -> Callable[[], None]:
         """Call the function, and return what is to be done on the loop."""
+        SERVING.set(ref(self.inflight))
         try:
             value = self.function.call(self._arguments, self._context(Outbox(self._runner.loop, self._emit).put))
             outcome = self._outcome_of(value)

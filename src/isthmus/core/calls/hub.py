@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from weakref import ref
 
 import structlog
 
@@ -101,9 +102,12 @@ class Hub:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def start(self, call: Call, exchange: Exchange) -> InFlight:
-        """Start a call. It may have ended when this returns; `exchange.end` is called exactly once either way."""
-        inflight = InFlight(call, exchange, self._recorder, self._loop)
+    def start(self, call: Call, exchange: Exchange, within: ref[InFlight] | None = None) -> InFlight:
+        """Start a call. It may have ended when this returns; `exchange.end` is called exactly once either way.
+
+        `within` is the call that makes this one, if that is being served by a function of this process.
+        """
+        inflight = InFlight(call, exchange, self._recorder, self._loop, within)
         try:
             for stage in STAGES:
                 if (outcome := stage(self, inflight)) is not None:

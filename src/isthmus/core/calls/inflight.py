@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import msgspec
 import structlog
@@ -68,10 +69,21 @@ class InFlight:
         "rounds",
         "route",
         "timeout",
+        "within",
     )
 
-    def __init__(self, call: Call, exchange: Exchange, recorder: Recorder, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        call: Call,
+        exchange: Exchange,
+        recorder: Recorder,
+        loop: asyncio.AbstractEventLoop,
+        within: ref[InFlight] | None = None,
+    ) -> None:
         self.call = call
+        self.within = within
+        """The call that made this one, while it was being served by a function of this process. Weakly: calls that
+        each make another and end would otherwise be kept, all of them."""
         self.exchange = exchange
         self.route: Route | None = None
         self.name = call.name
@@ -100,6 +112,14 @@ class InFlight:
         """Where the call goes; only asked once the stages have found it."""
         assert self.route is not None
         return self.route
+
+    def outer(self) -> Iterator[InFlight]:
+        """The calls that this one was made within and that still run, the nearest first."""
+        inflight: InFlight | None = self
+        while inflight is not None:
+            inflight = None if inflight.within is None else inflight.within()
+            if inflight is not None and inflight.outcome is None and inflight.link is not None:
+                yield inflight
 
     def limit(self, seconds: float, deadlines: Deadlines) -> None:
         """Set the deadline; no scope, no task and no timer of its own watches it."""

@@ -46,6 +46,11 @@ _SILENT = (BadArguments, Cancelled, NotConnected, Overloaded)
 
 CROWDED = "its caller keeps most of the server waiting for answers, and others wait for the server"
 
+ENTANGLED = (
+    "all that run wait for calls that they have made themselves, of which this is one: have tools call each other less "
+    "deeply, or raise max_calls"
+)
+
 LASTING_LINKS_MAX = 8
 """Calls that last and have a link of their own, of one caller at once: over stdio, each of these is a process."""
 
@@ -365,6 +370,9 @@ class Lane:
         is_shared = self.tenants is not None and self.tenants.are_several
         if is_free and not ((is_shared or call.lasts or call.sharer) and self._is_held_back(inflight)):
             self._send(inflight, self._link)
+        elif inflight.within is not None and self._is_kept_by_those_who_wait(inflight):
+            self._left_unsent(inflight)
+            return Overloaded(self.server, self.running, self.queued, ENTANGLED)
         elif self.queued < self.max_queued and not (is_shared and self._waits_enough(call.caller.tenant)):
             (self._held if is_free else self._queue).append(inflight)
             if self._waiting:
@@ -373,6 +381,15 @@ class Lane:
             self._left_unsent(inflight)
             return Overloaded(self.server, self.running, self.queued)
         return None
+
+    def _is_kept_by_those_who_wait(self, inflight: InFlight) -> bool:
+        """Whether no slot would come free any more: each is kept by a call that made one that waits, or this one.
+
+        Most likely they wait for what they made; and where they do not, one call was refused that had to wait.
+        """
+        waiting = (inflight, *self._held, *self._queue)
+        keepers = {outer for each in waiting for outer in each.outer() if outer.lane is self}
+        return len(keepers) >= self.running
 
     def _left_unsent(self, inflight: InFlight) -> None:
         """If it was to be the breaker's probe, the next one may be."""
