@@ -62,3 +62,7 @@ async def test_what_was_just_beginning_begins_anew_in_a_child() -> None:
         "parent client",
         "parent after",
     ]
+
+
+async def test_a_child_can_change_a_registry_that_was_being_changed() -> None:
+    assert await run("registry") == ["parent before", "child own", "ended 0", "parent late", "parent after"]

@@ -7,15 +7,20 @@ called is looked up by name; no name is ever taken apart.
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
+from weakref import WeakSet
 
 from isthmus.library.errors import LibraryError, ToolExecutionError, ToolNotFoundError, ToolRegistryError
 from isthmus.library.forms import OpenAIMode, ToolDef
 
 SUGGESTIONS_MAX = 3
+
+_registries: WeakSet[ToolRegistry] = WeakSet()
+"""All of this process, for the day on which it forks."""
 
 
 class ToolRegistry:
@@ -23,9 +28,14 @@ class ToolRegistry:
 
     def __init__(self, tools: Iterable[ToolDef] = ()) -> None:
         self._lock = threading.Lock()
+        _registries.add(self)
         # Never changed, only replaced: who reads needs no lock, and no list changes under a loop over it.
         self._tools: Mapping[str, ToolDef] = {}
         self.register_many(tools)
+
+    def forked(self) -> None:
+        """In a forked child: the lock may be held by a thread that did not come along."""
+        self._lock = threading.Lock()
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -174,3 +184,12 @@ def _finished(tool: ToolDef, value: Any) -> Any:
 
 def _failure(tool: ToolDef, error: Exception) -> ToolExecutionError:
     return ToolExecutionError(tool.name, f"{tool.name} failed: {type(error).__name__}: {error}")
+
+
+def _forked() -> None:
+    for registry in _registries:
+        registry.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

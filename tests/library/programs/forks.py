@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,8 @@ from isthmus.library import (
     MCPClient,
     MCPServerConfig,
     ServiceClosedError,
+    ToolDef,
+    ToolRegistry,
     ToolRequest,
     ToolService,
     ToolStreamChunk,
@@ -34,6 +37,9 @@ from tests.library.services import POLL_SECONDS, raw_server, with_servers
 warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)
 
 FORKS = 3
+
+CHILD_SECONDS = 20
+"""After which a child that hangs is ended by the system."""
 
 PARENT: BlockingToolService | None = None
 
@@ -146,6 +152,31 @@ def fork_halfway() -> None:
     asyncio.run(client.close())
 
 
+def fork_registering() -> None:
+    """While a thread of the parent is in the middle of changing a registry."""
+    registry = ToolRegistry()
+    is_in, may_go_on = threading.Event(), threading.Event()
+
+    def coming() -> Iterator[ToolDef]:
+        is_in.set()
+        may_go_on.wait()
+        yield ToolDef("late", "", {}, str)
+
+    thread = threading.Thread(target=lambda: registry.exchange([], coming()))
+    thread.start()
+    is_in.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(CHILD_SECONDS)
+        registry.register(ToolDef("own", "", {}, str))
+        say("child", *registry.names)
+        sys.exit(0)
+    say("ended", os.waitpid(child, 0)[1])
+    may_go_on.set()
+    thread.join()
+    say("parent", *registry.names)
+
+
 async def in_child_halfway(service: ToolService, client: MCPClient) -> None:
     """Nobody is left who could go on with what was begun: it begins anew."""
     await service.initialize({"enable_mcp": False})
@@ -170,6 +201,8 @@ def main(way: str) -> None:
                 pool("fork", leave)
             case "halfway":
                 fork_halfway()
+            case "registry":
+                fork_registering()
             case "spawn":
                 pool("spawn", work)
             case _:
