@@ -181,6 +181,8 @@ class Catalog:
     def resolve_for(self, user: UserContext | None, name: str, namespace: str | None = None) -> Entry:
         """The same for a user, who is told of nothing that is not this user's to use.
 
+        Of several that have the name, the one is meant that the user may use.
+
         Raises:
             ToolNotFoundError, ToolUnreachableError, AmbiguousToolError: as `resolve`.
             ToolDeniedError: the user may not use it, or could not if its server were there.
@@ -190,9 +192,21 @@ class Catalog:
         except ToolNotFoundError as error:
             check_user(user)
             raise self._unknown(error.name, user) from None
+        except AmbiguousToolError as several:
+            return self._usable_of(several, user)
         if user is not None and not self.may_use(user, entry):
             raise ToolDeniedError(entry.full_name, user.user_id)
         return entry
+
+    def _usable_of(self, several: AmbiguousToolError, user: UserContext | None) -> Entry:
+        if user is None:
+            raise several
+        usable = [entry for name in several.candidates if self.may_use(user, entry := self.entries[name])]
+        if not usable:
+            raise ToolDeniedError(several.name, user.user_id) from None
+        if len(usable) > 1:
+            raise AmbiguousToolError(several.name, [entry.full_name for entry in usable]) from None
+        return usable[0]
 
     def _resolve_in(self, namespace: str, name: str) -> Entry:
         for entry in self._named(name, f"{namespace}.{name}"):

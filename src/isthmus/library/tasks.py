@@ -15,7 +15,9 @@ from isthmus.library.resolver import listed, resolve_all
 from isthmus.library.running import HasCatalog, only_service
 
 DENIED = "denied_tools"
-"""The member of a task's metadata that has the full names of tools which its user may not use."""
+"""The member of a task's metadata that has the full names of tools which its user may not use.
+
+A name that several tools have, none of them the user's to use, is there as it was given."""
 
 
 class TaskFields(TypedDict, total=False):

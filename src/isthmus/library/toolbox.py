@@ -23,9 +23,9 @@ from isthmus.library.contracts import (
     UniversalTool,
     UserContext,
 )
-from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
+from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.library.owner import Owner
-from isthmus.library.resolver import resolve_all
+from isthmus.library.resolver import Resolution, resolve_all
 from isthmus.library.results import refused, unusable
 from isthmus.library.service import ToolService
 
@@ -103,7 +103,7 @@ class Toolbox:
         self._names = None if names is None else [_name_of(name) for name in _listed(names)]
         self._needs_approval = _kept(needs_approval)
         self._has_listed = False
-        self._known: tuple[Catalog, Mapping[str, Entry]] | None = None
+        self._known: tuple[Catalog, Resolution] | None = None
 
     # -- which ---------------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Toolbox:
             raise ToolDeniedError(entry.full_name, user.user_id if user else None)
         if entry is None and (unreachable := catalog.unreachable(llm_name, user)) is not None:
             raise unreachable
-        selected = self._selected(catalog)
+        selected = self._selected(catalog, user)
         if entry is None or entry.full_name not in selected:
             known = [each.llm_name for each in selected.values() if catalog.may_use(user, each)]
             raise ToolNotFoundError(llm_name, suggestions(llm_name, known))
@@ -177,14 +177,20 @@ class Toolbox:
         except ToolError:
             return None
 
-    def _selected(self, catalog: Catalog) -> Mapping[str, Entry]:
-        """By full names; kept for as long as nothing changes, since models call more often than that."""
+    def _selected(self, catalog: Catalog, user: UserContext | None) -> Mapping[str, Entry]:
+        """By full names; kept for as long as nothing changes, since models call more often than that.
+
+        What is meant by a name that several have depends on the user, and is not kept.
+        """
         if self._names is None:
             return catalog.entries
         known = self._known
         if known is None or known[0] is not catalog:
-            self._known = known = (catalog, resolve_all(catalog, self._names, None).found)
-        return known[1]
+            self._known = known = (catalog, resolve_all(catalog, self._names, None))
+        several = [name for name, why in known[1].unknown.items() if isinstance(why, AmbiguousToolError)]
+        if user is None or not several:
+            return known[1].found
+        return {**known[1].found, **resolve_all(catalog, several, user).found}
 
     # -- execution -----------------------------------------------------------------------------------------------------
 

@@ -55,8 +55,9 @@ async def test_who_is_no_user_is_told_by_their_type(odd: Any) -> None:
 
 
 async def test_several_wrong_names_are_told_at_once() -> None:
+    names = ["echo", "nothing", "search", "web.weather", "files.read"]
     with pytest.raises(UnresolvedToolsError) as wrong:
-        await RESOLVER.resolve_tools(["echo", "nothing", "search", "web.weather", "files.read"], user("files.*"))
+        await RESOLVER.resolve_tools(names, user("files.*", "web.search"))
     assert {name: type(problem) for name, problem in wrong.value.problems.items()} == {
         "nothing": ToolNotFoundError,
         "search": AmbiguousToolError,
@@ -65,3 +66,15 @@ async def test_several_wrong_names_are_told_at_once() -> None:
     }
     assert "no tool 'nothing'" in str(wrong.value)
     assert "may not use web.weather" in str(wrong.value)
+
+
+async def test_of_several_tools_of_a_name_a_user_has_those_that_permissions_cover() -> None:
+    assert (await RESOLVER.resolve_tool("search", user("files.*"))).name == "files.search"
+    assert (await RESOLVER.resolve_tool("mcp.search", user("*", denied=["files.search"]))).name == "web.search"
+    with pytest.raises(ToolDeniedError) as denied:
+        await RESOLVER.resolve_tool("search", user("builtin"))
+    assert str(denied.value) == "user 'ada' may not use search: its permissions do not cover it."
+    three = ToolResolver(Shelf("files.search", "web.search", "secret.search"))
+    with pytest.raises(AmbiguousToolError) as several:
+        await three.resolve_tool("search", user("files", "web"))
+    assert (several.value.candidates, "secret" in str(several.value)) == (("files.search", "web.search"), False)

@@ -83,10 +83,15 @@ async def test_what_the_user_may_not_use_is_left_out_and_named() -> None:
     assert metadata == {"key": 1}
 
 
+async def test_a_name_of_several_tools_none_of_which_is_the_users_is_left_out_and_named_as_it_was_given() -> None:
+    request = await ENGINE.create_task_request(tool_names=["echo", "search"], user_context=user("builtin"))
+    assert (names(request), request.metadata) == (["builtin.echo"], {"denied_tools": ["search"]})
+
+
 @pytest.mark.parametrize("wrong", [["wether"], ["wether", "search"]])
 async def test_wrong_names_are_told_together(wrong: list[str]) -> None:
     with pytest.raises(UnresolvedToolsError) as unresolved:
-        await ENGINE.create_task_request(tool_names=["echo", *wrong], user_context=user("files.*"))
+        await ENGINE.create_task_request(tool_names=["echo", *wrong], user_context=user("files.*", "web.*"))
     kinds = {"wether": ToolNotFoundError, "search": AmbiguousToolError}
     assert {name: type(problem) for name, problem in unresolved.value.problems.items()} == {
         name: kinds[name] for name in wrong

@@ -175,6 +175,19 @@ async def test_a_short_name_of_several_tools_stands_for_all_of_them(service: Too
     assert needed == {"here.erase": True, "there.erase": True, "builtin.echo": False}
 
 
+async def test_a_short_name_of_several_tools_is_the_one_that_the_user_may_use(service: ToolService) -> None:
+    service.register_tool(Named("erase", "here"))
+    service.register_tool(Named("erase", "there"))
+    cleaner = UserContext("cleo", permissions=UserPermissions(["there"]))
+    box = Toolbox(service, ["erase"])
+    assert names(await box.tools(cleaner)) == ["there.erase"]
+    assert (await box.called("mcp_there_erase", cleaner)).name == "there.erase"
+    with pytest.raises(ToolDeniedError, match=r"here\.erase"):
+        await box.called("mcp_here_erase", cleaner)
+    with pytest.raises(ToolNotFoundError):
+        await box.called("mcp_there_erase")
+
+
 @pytest.mark.parametrize("others", [["files.delete.all"], []])
 @pytest.mark.parametrize("first", [["files.delete.all"], []])
 async def test_a_tool_that_waits_for_approval_does_so_when_language_models_call_it_otherwise(

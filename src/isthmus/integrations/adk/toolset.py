@@ -28,7 +28,7 @@ from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool,
 from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolStatus, UniversalTool, UserContext
-from isthmus.library.errors import LibraryError, ToolError
+from isthmus.library.errors import LibraryError, ToolDeniedError, ToolError
 from isthmus.library.owner import Owner, OwnersLock
 from isthmus.library.questions import Questions
 from isthmus.library.service import ToolService
@@ -133,10 +133,10 @@ class HubToolset(BaseToolset, Offering):
         self, service: ToolService, catalog: Catalog, user: UserContext | None, context: ReadonlyContext | None
     ) -> list[BaseTool]:
         self._warn_of_missing(catalog)
-        wanted = self._named(self.tool_filter, catalog) if isinstance(self.tool_filter, list) else None
+        wanted = self._named(self.tool_filter, catalog, user) if isinstance(self.tool_filter, list) else None
         self._check_confirmed(catalog)
-        long_running = self._named(self._long_running, catalog)
-        unattended = self._named(self._unattended, catalog)
+        long_running = self._named(self._long_running, catalog, user)
+        unattended = self._named(self._unattended, catalog, user)
         tools: list[BaseTool] = []
         for entry in catalog.reachable(user):
             name = entry.full_name
@@ -188,12 +188,14 @@ class HubToolset(BaseToolset, Offering):
             return None
         return Offer(names, refusal_of(called.removeprefix(prefix), catalog, user))
 
-    def _named(self, names: Any, catalog: Catalog) -> set[str]:
-        """The full names of those that are meant; one that is not there now may come with its server."""
+    def _named(self, names: Any, catalog: Catalog, user: UserContext | None) -> set[str]:
+        """The full names of those that are meant and the user's; one that is not there may come with its server."""
         found: set[str] = set()
         for name in names if isinstance(names, list) else ():
             try:
-                found.add(catalog.resolve(name).full_name)
+                found.add(catalog.resolve_for(user, name).full_name)
+            except ToolDeniedError:
+                continue
             except ToolError as error:
                 self._warn(str(error))
         return found
