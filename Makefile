@@ -21,6 +21,8 @@ SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready $(FRAMEWO
 NPM := tests/peers/npm
 SUITE := tests/conformance/npm
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
+# The extras of pyproject.toml that bring an agent framework.
+EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
@@ -103,7 +105,7 @@ lock: ## pin the newest versions again; needs uv and npm
 	for sdk in mcp1 a2a10 a2a03 agentvault audit; do \
 	  $(COMPILE) --upgrade requirements/$$sdk.in --output-file requirements/$$sdk.txt || exit 1; \
 	done
-	$(COMPILE) --upgrade pyproject.toml requirements/frameworks.in --output-file requirements/frameworks.txt
+	$(COMPILE) --upgrade pyproject.toml $(EXTRAS:%=--extra %) requirements/frameworks.in --output-file requirements/frameworks.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/fuzz.in --constraint requirements/serve.txt --output-file requirements/fuzz.txt
 	cd $(NPM) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent
 	cd $(SUITE) && rm -rf node_modules package-lock.json && npm install --package-lock-only --silent

@@ -17,6 +17,9 @@ PINNED = sorted(FOLDER.glob("*.txt"))
 WISHES = sorted(FOLDER.glob("*.in"))
 LOCKS = [ROOT / place / "package-lock.json" for place in ("tests/peers/npm", "tests/conformance/npm")]
 
+BROUGHT = {SHIPPED: ("grpc", "postgres"), "frameworks": ("adk", "langchain", "openai-agents", "pydantic-ai")}
+"""The extras of pyproject.toml that an environment has beside what the project needs anyway."""
+
 ADDRESS = re.compile(r"--(?:extra-)?index-url|--find-links|--trusted-host|--index\b|\w+://|\bfile:| @ ", re.IGNORECASE)
 # In two parts, so that this file has none either.
 REGISTRIES = [f"{name}.{end}" for name, end in (
@@ -61,10 +64,20 @@ def test_what_the_project_needs_is_pinned_at_a_version_that_will_do(name: str) -
     """Who adds a dependency, or raises one, has to pin it again: what nobody pinned has no hash."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    needed = [*project["dependencies"], *((*extras["grpc"], *extras["postgres"]) if name == SHIPPED else ())]
+    needed = [*project["dependencies"], *(each for extra in BROUGHT.get(name, ()) for each in extras[extra])]
     pinned = {pin.name: pin.version for pin in pins_of(file_of(name))}
     wanted = [Requirement(each) for each in needed]
     assert [str(each) for each in wanted if not each.specifier.contains(pinned.get(each.name, "0"))] == []
+
+
+@pytest.mark.parametrize("file", WISHES, ids=lambda file: file.name)
+def test_a_floor_is_that_of_the_extra_that_brings_the_package(file: Path) -> None:
+    """Said twice they part, and what is tested is not what is promised. One version exactly is a test's own to want."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    promised = {each.name: each.specifier for extra in extras.values() for each in map(Requirement, extra)}
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line and line[0] not in "#-"]
+    wanted = [each for each in map(Requirement, lines) if each.name in promised and "==" not in str(each.specifier)]
+    assert [str(each) for each in wanted if each.specifier != promised[each.name]] == []
 
 
 def test_no_state_of_a_hub_is_in_the_repository() -> None:
