@@ -3,7 +3,7 @@
     python examples/library/plain_functions.py
 
 `Dispatcher.tools` is what to send, `Dispatcher.dispatch` executes the calls of a reply and gives the messages to send
-next. Here it is Anthropic's API that is pretended; `"openai"`, `"responses"` and `"gemini"` are the others.
+next. Here it is Anthropic's API that is pretended; `"openai"`, `"chat_completions"` and `"gemini"` are the others.
 """
 
 from __future__ import annotations

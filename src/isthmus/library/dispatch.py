@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, assert_never
+from typing import Any, Literal, TypeAlias, assert_never, get_args
 
 from isthmus.library.contracts import ToolResult, UniversalTool, UserContext
 from isthmus.library.forms import anthropic_form, gemini_form, openai_form
@@ -29,8 +29,10 @@ from isthmus.library.toolbox import (
     unreadable,
 )
 
-Provider: TypeAlias = Literal["openai", "responses", "anthropic", "gemini"]
-"""Whose form: OpenAI's Chat Completions, OpenAI's Responses, Anthropic's Messages, Gemini's `generateContent`."""
+Provider: TypeAlias = Literal["responses", "chat_completions", "anthropic", "gemini"]
+"""Whose form: OpenAI's Responses, OpenAI's Chat Completions, Anthropic's Messages, Gemini's `generateContent`."""
+
+PROVIDERS = ("openai", *get_args(Provider))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,10 @@ class Dispatcher:
         self._terms: Terms[None] = Terms(user_context, session_id, headers, timeout)
         self._on_event = on_event
 
-    async def tools(self, provider: Provider = "openai") -> list[dict[str, Any]]:
+    async def tools(self, provider: Provider | Literal["openai"] = "openai") -> list[dict[str, Any]]:
         """What to send as `tools` (for Gemini: as its one element), as it is at this moment.
+
+        `"openai"` is its Responses, as in a registry's `to_openai_schema`; replies are read whatever the form.
 
         Raises:
             ToolError, UnresolvedToolsError: at first, for names that are no tool's or not this user's to use.
@@ -126,7 +130,7 @@ class Dispatcher:
             return await _side_by_side([self._execute(call, agreed) for call in calls])
         return [await self._execute(call, agreed) for call in calls]
 
-    def tools_blocking(self, provider: Provider = "openai") -> list[dict[str, Any]]:
+    def tools_blocking(self, provider: Provider | Literal["openai"] = "openai") -> list[dict[str, Any]]:
         """`tools` for a program without a loop."""
         return Owner.shared().wait(self.tools(provider))
 
@@ -199,19 +203,19 @@ def _is_asyncio() -> bool:
     return True
 
 
-def _form(provider: Provider, tool: UniversalTool) -> dict[str, Any]:
+def _form(provider: Provider | Literal["openai"], tool: UniversalTool) -> dict[str, Any]:
     name, description, schema = llm_name_of(tool), tool.description, tool.parameters_schema
     match provider:
         case "openai":
-            return openai_form(name, description, schema, "chat_completions")
-        case "responses":
-            return openai_form(name, description, schema, "responses")
+            return openai_form(name, description, schema)
+        case "responses" | "chat_completions":
+            return openai_form(name, description, schema, provider)
         case "anthropic":
             return anthropic_form(name, description, schema)
         case "gemini":
             return gemini_form(name, description, schema)
         case _:
-            raise ValueError(f"provider must be openai, responses, anthropic or gemini, not {provider!r}")
+            raise ValueError(f"provider must be one of {', '.join(PROVIDERS)}, not {provider!r}")
 
 
 # -- what a model replied ----------------------------------------------------------------------------------------------
@@ -273,9 +277,9 @@ def _call_of(item: Mapping[str, Any]) -> ModelCall | None:
         case {"type": "tool_use", "id": str(id_), "name": str(name)}:
             return ModelCall("anthropic", id_, name, _arguments(item.get("input")))
         case {"id": str(id_), "function": {"name": str(name)} as function}:
-            return ModelCall("openai", id_, name, _arguments(function.get("arguments")))
+            return ModelCall("chat_completions", id_, name, _arguments(function.get("arguments")))
         case {"function_call": {"name": str(name), "arguments": arguments}}:  # as OpenAI had it before `tool_calls`
-            return ModelCall("openai", None, name, _arguments(arguments))
+            return ModelCall("chat_completions", None, name, _arguments(arguments))
         case {"functionCall": {"name": str(name)} as function} | {"function_call": {"name": str(name)} as function}:
             return ModelCall("gemini", function.get("id"), name, _arguments(function.get("args")))
         case _:
@@ -305,8 +309,8 @@ def messages_for(done: Iterable[Dispatched]) -> list[dict[str, Any]]:
     for each in done:
         provider: Provider = each.call.provider
         match provider:
-            case "openai":
-                messages.append(_openai_message(each))
+            case "chat_completions":
+                messages.append(_tool_message(each))
             case "responses":
                 messages.append(_function_call_output(each))
             case "anthropic":
@@ -322,7 +326,7 @@ def messages_for(done: Iterable[Dispatched]) -> list[dict[str, Any]]:
     return messages
 
 
-def _openai_message(done: Dispatched) -> dict[str, Any]:
+def _tool_message(done: Dispatched) -> dict[str, Any]:
     told = said_by(done.result)
     if done.call.id is None:
         return {"role": "function", "name": done.call.name, "content": told}

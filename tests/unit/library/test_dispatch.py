@@ -14,6 +14,8 @@ from isthmus.library import (
     BlockingToolService,
     Dispatcher,
     ToolContext,
+    ToolDef,
+    ToolRegistry,
     ToolService,
     UserContext,
     UserPermissions,
@@ -37,7 +39,7 @@ async def service() -> AsyncIterator[ToolService]:
 
 async def test_tools_have_the_form_of_each_provider(service: ToolService) -> None:
     dispatcher = Dispatcher(service, ["echo"])
-    (chat,) = await dispatcher.tools()
+    (chat,) = await dispatcher.tools("chat_completions")
     (responses,) = await dispatcher.tools("responses")
     (anthropic,) = await dispatcher.tools("anthropic")
     (gemini,) = await dispatcher.tools("gemini")
@@ -51,6 +53,17 @@ async def test_tools_have_the_form_of_each_provider(service: ToolService) -> Non
         await dispatcher.tools("openia")  # type: ignore[arg-type]
 
 
+async def test_openai_s_form_is_the_same_here_and_in_a_registry_unless_another_is_asked_for(
+    service: ToolService,
+) -> None:
+    dispatcher = Dispatcher(service, ["echo"])
+    (echo,) = await service.universal_tools(UserContext("ann", permissions=UserPermissions(["builtin.echo"])))
+    registry = ToolRegistry([ToolDef(ECHO, echo.description, echo.parameters_schema, print)])
+    assert await dispatcher.tools() == await dispatcher.tools("openai") == registry.to_openai_schema()
+    assert await asyncio.to_thread(dispatcher.tools_blocking) == registry.to_openai_schema()
+    assert await dispatcher.tools("chat_completions") == registry.to_openai_schema("chat_completions")
+
+
 # -- what a model replied ----------------------------------------------------------------------------------------------
 
 CHAT = {"id": "c1", "type": "function", "function": {"name": ECHO, "arguments": '{"text":"hi"}'}}
@@ -62,10 +75,10 @@ GEMINI = {"functionCall": {"id": "c1", "name": ECHO, "args": {"text": "hi"}}}
 @pytest.mark.parametrize(
     ("provider", "reply"),
     [
-        ("openai", CHAT),
-        ("openai", [CHAT]),
-        ("openai", {"role": "assistant", "content": None, "tool_calls": [CHAT]}),
-        ("openai", {"choices": [{"index": 0, "message": {"content": "let me see", "tool_calls": [CHAT]}}]}),
+        ("chat_completions", CHAT),
+        ("chat_completions", [CHAT]),
+        ("chat_completions", {"role": "assistant", "content": None, "tool_calls": [CHAT]}),
+        ("chat_completions", {"choices": [{"index": 0, "message": {"content": "let me see", "tool_calls": [CHAT]}}]}),
         ("responses", RESPONSES),
         ("responses", {"output": [{"type": "reasoning", "summary": []}, RESPONSES]}),
         ("anthropic", ANTHROPIC),
@@ -81,7 +94,7 @@ def test_calls_are_found_in_the_replies_of_each_provider(provider: Provider, rep
 
 async def test_a_call_as_openai_had_them_before_keeps_its_arguments(service: ToolService) -> None:
     message = {"role": "assistant", "content": None, "function_call": {"name": ECHO, "arguments": '{"text":"hi"}'}}
-    assert calls_in(message) == [ModelCall("openai", None, ECHO, {"text": "hi"})]
+    assert calls_in(message) == [ModelCall("chat_completions", None, ECHO, {"text": "hi"})]
     assert await Dispatcher(service).dispatch(message) == [{"role": "function", "name": ECHO, "content": "hi"}]
 
 
@@ -102,7 +115,7 @@ class Part(BaseModel):
 
 def test_a_provider_s_own_objects_are_understood() -> None:
     (call,) = calls_in([Call(id="c1", function=Function(name=ECHO, arguments="{}"))])
-    assert call == ModelCall("openai", "c1", ECHO, {})
+    assert call == ModelCall("chat_completions", "c1", ECHO, {})
     (call,) = calls_in([Part(text="let me see"), Part(function_call={"name": ECHO})])
     assert call == ModelCall("gemini", None, ECHO, {})
     (call,) = calls_in((MappingProxyType(CHAT),))
@@ -174,7 +187,7 @@ def test_calls_of_one_reply_are_answered_in_one_message_where_that_is_wanted() -
 @pytest.mark.parametrize(
     ("provider", "shown"),
     [
-        ("openai", "a pixel\n[image image/png, 3 bytes]"),
+        ("chat_completions", "a pixel\n[image image/png, 3 bytes]"),
         (
             "responses",
             [
