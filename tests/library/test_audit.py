@@ -15,6 +15,8 @@ from isthmus.storage import log_sqlite
 from isthmus.storage.seats import file_of
 
 ASKED = ToolRequest("builtin.echo", parameters={"text": "hi"})
+EVE = UserContext("eve", permissions=UserPermissions(["builtin"]))
+PLACE = ("tenant", "kind", "server", "executed", "session")
 ADA = UserContext("ada", permissions=UserPermissions(["files"]))
 
 
@@ -26,6 +28,10 @@ async def called(config: Any) -> None:
         assert (await service.execute_tool(ASKED)).is_success
         for refused in (ToolRequest("no.such"), ToolRequest("builtin.echo", user_context=ADA)):
             assert not (await service.execute_tool(refused)).is_success
+        for odd in ({"text": 7}, {"text": object()}, {"text": {"a", 1}}, {"text": float("nan")}):
+            wrong = ToolRequest("echo", parameters=odd, user_context=EVE, session_id="s1")
+            assert (await service.execute_tool(wrong)).status == "invalid_parameters"
+            assert [chunk.chunk_type async for chunk in service.execute_tool_stream(wrong)] == ["error"]
 
 
 async def told(state: Path) -> list[dict[str, Any]]:
@@ -45,11 +51,15 @@ async def test_where_it_is_said_every_call_is_in_the_log(tmp_path: Path, form: s
     found = await told(state)
     assert [found[0]["by"], found[-1]["event"]] == ["library", "hub.stopped"]
     calls = [(each["caller"], each["face"], each["name"], each["outcome"]) for each in found if each["event"] == "call"]
-    assert calls == [
+    # What never came to be a call is written with the next batch, also where calls wait for their own records.
+    assert sorted(calls) == [
+        ("ada", "library", "builtin.echo", "unknown_tool"),
+        *[("eve", "library", "builtin.echo", "bad_arguments")] * 8,
         ("local", "library", "builtin.echo", "result"),
         ("local", "library", "no.such", "unknown_tool"),
-        ("ada", "library", "builtin.echo", "unknown_tool"),
     ]
+    unfit, *unwritten = ({key: each[key] for key in PLACE} for each in found if each.get("outcome") == "bad_arguments")
+    assert unwritten == [unfit] * 7
     assert len([each for each in found if each["event"] == "call.begun"]) == (mode == "strict")
 
 

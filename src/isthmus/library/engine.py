@@ -30,7 +30,7 @@ from isthmus.library.permissions import UNRESTRICTED
 from isthmus.library.questions import Questions
 from isthmus.library.servers import MCPServerConfig
 from isthmus.model.calls import EVERYTHING, Call, Surface
-from isthmus.model.faults import UnknownTool
+from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.settings import AuditMode
@@ -283,10 +283,10 @@ class Engine:
         """Whether what is asked of it is in an audit log."""
         return self._books is not None
 
-    def tell_refused(self, call: Call) -> None:
+    def tell_refused(self, call: Call, server: ServerName | None, why: Fault) -> None:
         """What was refused before the hub heard of it is in the log as the hub would have it."""
         if self._books is not None:
-            self._books.audit.add((time.time(), call, None, UnknownTool(call.name), 0.0, False, ""))
+            self._books.audit.add((time.time(), call, server, why, 0.0, False, ""))
 
     async def settle(self) -> None:
         """Wait until each server has connected or failed."""

@@ -43,7 +43,8 @@ from isthmus.library.tools import MCPTool, Tool, end_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Call, Kind
 from isthmus.model.events import LogLevel
-from isthmus.model.faults import Fault
+from isthmus.model.faults import BadArguments, Fault, UnknownTool
+from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOTHING
 
@@ -340,13 +341,15 @@ class ToolService:
         try:
             entry = catalog.resolve_for(user, request.tool_name, request.tool_namespace)
         except ToolError as error:
-            self._note_refused(engine, request)
+            self._note_refused(engine, request, request.tool_name, None, UnknownTool(request.tool_name))
             return refused(request, error)
         try:
             arguments = _encode(request.parameters)
             check_numbers(arguments, request.parameters)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            return unusable(request, f"Invalid arguments for {entry.full_name}: {error}")
+            bad = BadArguments(entry.full_name, str(error))
+            self._note_refused(engine, request, entry.exposed, entry.server, bad)
+            return unusable(request, bad.message)
         session = session_of(request)
         return entry, Call(
             ME if user is None else _caller(user, session, is_attached=engine.is_attached),
@@ -363,7 +366,9 @@ class ToolService:
             face=FACE,
         )
 
-    def _note_refused(self, engine: Engine, request: ToolRequest) -> None:
+    def _note_refused(
+        self, engine: Engine, request: ToolRequest, name: str, server: ServerName | None, why: Fault
+    ) -> None:
         """Have a request in the audit log that never came to be a call; the hub itself notes all others."""
         if self._owner is None or not engine.is_audited:
             return
@@ -373,8 +378,8 @@ class ToolService:
         except (TypeError, ValueError, RecursionError, OverflowError):
             arguments = b""
         caller = ME if user is None else _caller(user, session, is_attached=engine.is_attached)
-        call = Call(caller, EVERYTHING, request.tool_name, msgspec.Raw(arguments), session=session or "", face=FACE)
-        self._owner.post(engine.tell_refused, call)
+        call = Call(caller, EVERYTHING, name, msgspec.Raw(arguments), session=session or "", face=FACE)
+        self._owner.post(engine.tell_refused, call, server, why)
 
     # -- resources and prompts -----------------------------------------------------------------------------------------
 
