@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from isthmus.core.audit.facts import Fact
-from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Trimmed, Verdict
 from isthmus.storage.memory import MemoryJournal
 
 
@@ -109,6 +109,14 @@ class LinesJournal:
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """Forget old ones; they come back with the next start, and are forgotten again."""
         return await self._memory.prune(kind, states, before=before, limit=limit)
+
+    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+        """How much one owner's documents take, by their states."""
+        return await self._memory.weigh(kind, owner)
+
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
+        """Forget one owner's oldest; they too come back with the next start, and are forgotten again."""
+        return await self._memory.trim(kind, owner, states, bytes=bytes, limit=limit)
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
         """The newest entries of one kind and owner."""

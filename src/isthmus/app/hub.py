@@ -29,7 +29,7 @@ from isthmus.model.calls import Surface
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.model.questions import Profile
-from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.memory import OWNER_BYTES, MemoryJournal
 from isthmus.telemetry.audit import Audit
 from isthmus.telemetry.counters import Counters
 from isthmus.transport.egress import Egress
@@ -101,7 +101,7 @@ class RunningHub:
         self.supervisor = Supervisor(self.hub, self.crew, self._links.connect)
         self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()
-        self.tasks = Engine(self.hub, self.journal, time.time, self.crew)
+        self.tasks = Engine(self.hub, self.journal, time.time, self.crew, self._keep_bytes)
         self._kept = KeptTasks(
             self.hub,
             self.tasks,
@@ -120,6 +120,11 @@ class RunningHub:
         self.dialins = DialIns(self.hub, self.crew, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
+
+    def _keep_bytes(self) -> int:
+        """How much is kept of a caller's tasks: in memory no more than leaves room for others'."""
+        most = self.configuration.a2a.keep_bytes
+        return min(most, OWNER_BYTES) if isinstance(self.journal, MemoryJournal) else most
 
     def _recorder(self, counting: Recorder) -> Recorder:
         return counting if self.audit is None else self.audit.over(counting)

@@ -18,6 +18,7 @@ _READERS: Mapping[str, Reader] = {
     "text_tool": values.text,
     "card": values.text,
     "keep": values.number,
+    "keep_bytes": values.integer,
     "grpc_port": values.integer,
     "grpc_url": values.text,
 }

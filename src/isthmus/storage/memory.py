@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
 from isthmus.core.audit.facts import Fact
-from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Trimmed, Verdict, size_of
 from isthmus.core.ports.ledger import Ledger
 from isthmus.storage.pages import fitting, read_token, write_token
 
@@ -23,6 +23,10 @@ OWNERS_MAX = 1_000
 
 DOCUMENTS_BYTES = 64 * 1024 * 1024
 """What all documents together may take; beyond it nothing more is written until something is taken away."""
+
+
+OWNER_BYTES = DOCUMENTS_BYTES // 2
+"""What is to be kept of one owner's tasks, so that there is room for another's."""
 
 
 class MemoryJournal:
@@ -134,6 +138,25 @@ class MemoryJournal:
         for document in found:
             self._bytes -= _weight(self._documents.pop(_key(document)))
         return len(found)
+
+    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+        """See `core.ports.journal.Journal`."""
+        found: Counter[str] = Counter()
+        for each in self._documents.values():
+            if (each.kind, each.owner) == (kind, owner):
+                found[each.state] += size_of(each)
+        return found
+
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
+        """See `core.ports.journal.Journal`."""
+        ids, taken = [], 0
+        for document in [each for each in self._oldest(kind, states) if each.owner == owner][:limit]:
+            if taken >= bytes:
+                break
+            self._bytes -= _weight(self._documents.pop(_key(document)))
+            ids.append(document.id)
+            taken += size_of(document)
+        return Trimmed(tuple(ids), taken)
 
     def _oldest(self, kind: str, states: Collection[str]) -> list[Document]:
         found = [each for each in self._documents.values() if each.kind == kind and each.state in states]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -24,7 +24,7 @@ import structlog
 from isthmus.core.audit.chain import Row, Standing
 from isthmus.core.audit.facts import Fact
 from isthmus.core.crew import Crew
-from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Entry, OnVerdict, Page, Trimmed, Verdict
 from isthmus.core.ports.ledger import Notary
 from isthmus.storage import log_postgres, pages
 from isthmus.storage.errors import StateInUse, StateUnusable
@@ -110,6 +110,18 @@ WHERE kept.kind = new.kind AND kept.owner = new.owner AND kept.id = new.id AND k
 PRUNE = """
 DELETE FROM documents WHERE (kind, owner, id) IN (
     SELECT kind, owner, id FROM documents WHERE kind = $1 AND state = ANY($2::text[]) AND at < $3 ORDER BY at LIMIT $4)
+"""
+WEIGH = """
+SELECT state, sum(octet_length(body) + $3::bigint)::bigint FROM documents WHERE kind = $1 AND owner = $2 GROUP BY state
+"""
+TRIM_DOCUMENTS = """
+WITH oldest AS (
+    SELECT id, at, octet_length(body) + $6::bigint AS size FROM documents
+    WHERE kind = $1 AND owner = $2 AND state = ANY($3::text[]) ORDER BY at, id LIMIT $5
+), counted AS (SELECT id, size, sum(size) OVER (ORDER BY at, id) - size AS taken FROM oldest)
+DELETE FROM documents AS kept USING counted
+WHERE kept.kind = $1 AND kept.owner = $2 AND kept.id = counted.id AND counted.taken < $4::bigint
+RETURNING kept.id, counted.size
 """
 ADD = """
 INSERT INTO entries (kind, owner, at, content)
@@ -333,6 +345,14 @@ class PostgresJournal:
         counts: list[int] = []
         await self._done(partial(_prune, kind, list(states), before, limit, counts))
         return counts[-1]
+
+    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+        """See `core.ports.journal.Journal`."""
+        return await self._answered(partial(_weigh, kind, owner))
+
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
+        """See `core.ports.journal.Journal`."""
+        return await self._answered(partial(_trim, kind, owner, list(states), bytes, limit))
 
     async def open_log(self, notary: Notary) -> Standing:
         """See `core.ports.ledger.Ledger`."""
@@ -583,6 +603,17 @@ async def _prune(
 ) -> bool:
     counts.append(await _count(connection, PRUNE, kind, states, before, limit))
     return True
+
+
+async def _weigh(kind: str, owner: str, connection: Connection) -> dict[str, int]:
+    return dict(await connection.fetch(WEIGH, kind, _bytes(owner), DOCUMENT_BYTES))
+
+
+async def _trim(
+    kind: str, owner: str, states: Sequence[str], bytes: int, limit: int, connection: Connection
+) -> Trimmed:
+    rows = await connection.fetch(TRIM_DOCUMENTS, kind, _bytes(owner), states, bytes, limit, DOCUMENT_BYTES)
+    return Trimmed(tuple(_text(id) for id, _ in rows), sum(size for _, size in rows))
 
 
 async def _count(connection: Connection, text: str, *values: object) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import fcntl
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -23,7 +23,7 @@ import structlog
 
 from isthmus.core.audit.chain import Row, Standing
 from isthmus.core.audit.facts import Fact
-from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Verdict
+from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Entry, OnVerdict, Page, Trimmed, Verdict
 from isthmus.core.ports.ledger import Notary
 from isthmus.storage import log_sqlite
 from isthmus.storage.errors import StateInUse
@@ -92,6 +92,15 @@ DELETE FROM documents WHERE (kind, owner, id) IN (
     SELECT kind, owner, id FROM documents WHERE kind = ? AND state IN ({}) AND at < ? ORDER BY at LIMIT ?)
 """
 
+WEIGH = """
+SELECT state, sum(length(body) + ?) FROM documents WHERE kind = ? AND owner = ? GROUP BY state
+"""
+# The plus is for the index of the owner's own, which has them in this order.
+OLDEST = """
+SELECT rowid, id, length(body) + ? FROM documents WHERE kind = ? AND owner = ? AND +state IN ({})
+ORDER BY at, id LIMIT ?
+"""
+
 _T = TypeVar("_T")
 Deed: TypeAlias = Callable[[sqlite3.Connection], bool]
 """Writes what belongs together; False if another one came before it."""
@@ -146,6 +155,14 @@ class SqliteJournal:
         counts: list[int] = []
         await self._done(partial(_prune, kind, tuple(states), before, limit, counts))
         return counts[-1]
+
+    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+        """See `core.ports.journal.Journal`."""
+        return await self._answered(partial(_weigh, kind, owner))
+
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
+        """See `core.ports.journal.Journal`."""
+        return await self._answered(partial(_trim, kind, owner, tuple(states), bytes, limit))
 
     async def open_log(self, notary: Notary) -> Standing:
         """See `core.ports.ledger.Ledger`."""
@@ -450,6 +467,27 @@ def _prune(
     found = connection.execute(PRUNE.format(_marks(states)), (kind, *states, before, limit))
     counts.append(found.rowcount)
     return True
+
+
+def _weigh(kind: str, owner: str, connection: sqlite3.Connection) -> dict[str, int]:
+    return dict(connection.execute(WEIGH, (DOCUMENT_BYTES, kind, owner)).fetchall())
+
+
+def _trim(
+    kind: str, owner: str, states: Sequence[str], bytes: int, limit: int, connection: sqlite3.Connection
+) -> Trimmed:
+    rows: list[int] = []
+    ids: list[str] = []
+    taken = 0
+    oldest = connection.execute(OLDEST.format(_marks(states)), (DOCUMENT_BYTES, kind, owner, *states, limit))
+    for row, id, size in oldest.fetchall():
+        if taken >= bytes:
+            break
+        rows.append(row)
+        ids.append(id)
+        taken += size
+    connection.executemany("DELETE FROM documents WHERE rowid = ?", [(row,) for row in rows])
+    return Trimmed(tuple(ids), taken)
 
 
 def _marks(values: Collection[object]) -> str:

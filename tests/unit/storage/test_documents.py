@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.ports.journal import Document, Entry, Journal, OpenJournal, Verdict
+from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Entry, Journal, OpenJournal, Trimmed, Verdict
 from isthmus.storage import pages
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.postgres import PostgresJournal
@@ -184,6 +184,31 @@ async def test_what_is_old_is_taken_away_oldest_first_and_nothing_else(journal: 
     assert await journal.prune("task", ["failed", "canceled"], before=9.0, limit=3) == 0
     assert sorted(await ids(journal)) == ["busy", "new"]
     assert await journal.read("push", "me", "other") is not None
+
+
+async def test_what_an_owner_has_is_weighed_by_state_and_its_oldest_make_room(journal: Journal) -> None:
+    for number in range(4):
+        await write(journal, document(f"old{number}", at=float(number), state="failed", body="x" * 100))
+    await write(journal, document("busy", at=0.5, state="working", body="x" * 10))
+    await write(journal, document("theirs", at=0.0, state="failed", owner="you"))
+    await write(journal, Document("push", "me", "other", 1, 0.0, b"{}", state="failed"))
+    each = DOCUMENT_BYTES + 100
+    assert await journal.weigh("task", "me") == {"failed": 4 * each, "working": DOCUMENT_BYTES + 10}
+    assert await journal.weigh("task", "nobody") == {}
+
+    assert await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=1) == Trimmed(("old0",), each)
+    taken = await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=9)
+    assert (set(taken.ids), taken.bytes) == ({"old1", "old2"}, 2 * each)
+    assert await journal.trim("task", "me", ["canceled"], bytes=1, limit=9) == Trimmed((), 0)
+    assert sorted(await ids(journal)) == ["busy", "old3"]
+    assert await journal.read("task", "you", "theirs") is not None
+    assert await journal.read("push", "me", "other") is not None
+
+
+async def test_what_is_weighed_has_all_that_was_given_to_be_written_before(journal: Journal) -> None:
+    for number in range(20):
+        journal.write([document(str(number), state="failed", body="")], lambda _: None)
+    assert await journal.weigh("task", "me") == {"failed": 20 * DOCUMENT_BYTES}
 
 
 @pytest.mark.parametrize("odd", ["nul \0 in it", "ünïcödé 🙂", "", "line\nbreak", "x" * 2000])

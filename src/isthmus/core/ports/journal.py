@@ -7,7 +7,7 @@ it takes the place of, so that of two who change the same one only the first suc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
@@ -41,11 +41,27 @@ class Document(msgspec.Struct, frozen=True):
     state: str = ""
 
 
+DOCUMENT_BYTES = 512
+"""What a document takes besides its body: its key, in the table and in the indexes."""
+
+
+def size_of(document: Document) -> int:
+    """What a document takes."""
+    return DOCUMENT_BYTES + len(document.body or b"")
+
+
 Verdict: TypeAlias = Literal["kept", "conflict", "refused", "unknown"]
 """What became of a write: it will survive; another one came before it; it could not be written; or nobody knows,
 because writing failed at the very end."""
 
 OnVerdict: TypeAlias = Callable[[Verdict], None]
+
+
+class Trimmed(msgspec.Struct, frozen=True):
+    """What was taken away to make room: the ids of the documents, and how much they took."""
+
+    ids: tuple[str, ...]
+    bytes: int
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -100,6 +116,15 @@ class Journal(Protocol):
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """Take away some of those in one of these states that are older; return how many these were."""
+
+    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+        """How many bytes one owner's documents take, by their states; all is in it that was given to `write` before.
+
+        Each counts as its body and `DOCUMENT_BYTES`.
+        """
+
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
+        """Take away the oldest of one owner's in one of these states, until they took so much, and at most `limit`."""
 
     async def commit(self, entries: Sequence[Entry]) -> None:
         """Return once the entries will survive whatever this journal promises to survive."""

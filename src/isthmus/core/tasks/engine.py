@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -23,7 +23,8 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.crew import Crew
-from isthmus.core.ports.journal import Document, Journal, Verdict
+from isthmus.core.ports.journal import Document, Journal, Verdict, size_of
+from isthmus.core.tasks.allowance import BEGIN_SHARE, BYTES, Allowance
 from isthmus.core.tasks.draft import Draft, Errand, NotKept, Taken, TooMuchSaid
 from isthmus.core.tasks.live import Live, contained
 from isthmus.core.tasks.pushes import DELIVERY, deliveries_of
@@ -83,8 +84,18 @@ OnDue: TypeAlias = Callable[[Sequence[Document]], None]
 class Engine:
     """The tasks of one hub."""
 
-    def __init__(self, hub: Hub, journal: Journal, now: Now, crew: Crew | None = None) -> None:
-        """Without a `crew` of the hub's it has one of its own, which nobody need close: all that it does ends soon."""
+    def __init__(
+        self,
+        hub: Hub,
+        journal: Journal,
+        now: Now,
+        crew: Crew | None = None,
+        keep_bytes: Callable[[], int] = lambda: BYTES,
+    ) -> None:
+        """`keep_bytes` says how much is kept of each owner's tasks now.
+
+        Without a `crew` of the hub's it has one of its own, which nobody need close: all that it does ends soon.
+        """
         self._hub = hub
         self._journal = journal
         self.now = now
@@ -102,6 +113,7 @@ class Engine:
         self.on_due: OnDue = _leave_due
         """Is told what is to be sent as soon as that is kept."""
         self._quota = Quota()
+        self.allowance = Allowance(journal, self._crew, keep_bytes, self._forget)
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -111,7 +123,8 @@ class Engine:
         """Make a task; when this returns it is kept, and its call has started, whether or not anybody still waits.
 
         Raises:
-            NotKept: it could not be written, or is more of what says nothing to do than may be; nothing was started.
+            NotKept: it could not be written, or is more than may be kept of its caller's tasks, or of what says nothing
+                to do; nothing was started.
             Taken: its caller has a task of this id, or what was to be kept with it is there already.
         """
         live = Live(self, self._record(draft))
@@ -120,16 +133,18 @@ class Engine:
         live.call = draft.call if isinstance(draft.call, Call) else None
         if (pending := self.waits.pending(live)) is not None:
             live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
+        document = self._document(live)
+        await self.allowance.check(live.record.owner, live.size_bytes, BEGIN_SHARE)
         try:
             await self._undoing.until_done(live.key, KEPT_SECONDS)
         except TimeoutError as error:
             raise NotKept from error
         if live.key in self._live or self._rested.get(live.key) is not None:
             raise Taken(live.record.id)
-        document = self._document(live)
         if draft.call is None and (wait := self._quota.take(live.record.owner, live.size_bytes, self._loop.time())):
             raise TooMuchSaid(wait)
         self._enter(live)
+        self.allowance.count(live)
         live.is_writing = True
         live.begun = begun = self._loop.create_future()
         documents = (document, *draft.besides, *deliveries_of(live.record))
@@ -157,6 +172,7 @@ class Engine:
         else:
             if verdict == "unknown":
                 self._take_back(live.key, documents)
+            self.allowance.uncount(live)
             self._leave(live)
 
     def _foretold(self, live: Live, call: Call | Errand | None) -> tuple[Fact, ...]:
@@ -320,7 +336,9 @@ class Engine:
         written = partial(self._written, live, live.record, due, is_news=is_news)
         live.noting, live.notes = live.notes, []
         facts = (*live.noting, *self._foretold(live, live.written))
-        self._journal.write((self._document(live), *due), written, facts)
+        document = self._document(live)
+        self.allowance.count(live)
+        self._journal.write((document, *due), written, facts)
 
     def _document(self, live: Live) -> Document:
         document = document_of(live.record)
@@ -382,6 +400,7 @@ class Engine:
         self.waits.stop(live)
         live.record = msgspec.structs.replace(record, state="failed", phase="over", ending=LOST, asked=None)
         self._note_apart(live)
+        self.allowance.uncount(live)
         self._leave(live)
         _tell(live, live.record)
         self._wake(live)
@@ -492,6 +511,7 @@ class Engine:
     def discard(self, live: Live) -> None:
         """Take a task away, with all that is kept of it, of which nobody is told any more."""
         self._take_back(live.key, (self._document(live),))
+        self.allowance.uncount(live)
         self._leave(live)
         self._rested.take(live.key)
 
@@ -534,6 +554,7 @@ class Engine:
     def _called_back(self, document: Document) -> Live:
         live = Live(self, record_of(document), is_kept=True)
         live.size_bytes = len(document.body or b"")
+        live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_ended
         self._rested.keep(live.key, live)
         return live
 
@@ -581,6 +602,11 @@ class Engine:
     def forget_before(self, ended: float, waiting: float) -> None:
         """Have nothing in mind that ended, or has waited for its caller, since before: the journal let it go."""
         self._rested.drop(lambda record: record.updated < (ended if record.is_ended else waiting))
+
+    def _forget(self, owner: Owner, ids: Iterable[str]) -> None:
+        """Have none of these in mind, which the journal let go."""
+        for id in ids:
+            self._rested.take((owner.key, id))
 
     # -- after a crash -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.journal import Verdict
 from isthmus.core.tasks.draft import Errand, Listener, Underway
 from isthmus.core.tasks.login import is_login, login_of
-from isthmus.core.tasks.record import Asked, Pending, Record, ending_of, state_after
+from isthmus.core.tasks.record import Asked, Pending, Record, bytes_of, ending_of, state_after
 from isthmus.core.tasks.reports import Reports
 from isthmus.model.calls import Call
 from isthmus.model.conversation import TaskState
@@ -60,6 +60,9 @@ class Live:
         self.written: Call | Errand | None = None
         """The one of which that is being written."""
         self.size_bytes = 0
+        self.counted_bytes = 0
+        self.is_counted_open = False
+        """See `core.tasks.allowance`."""
         self.is_writing = False
         self.is_stale = False
         """Whether what is being written is not the newest any more."""
@@ -169,6 +172,8 @@ class Live:
             self._engine.change(self, state="auth_required", phase="idle", asked=asked)
             return
         ending, state = ending_of(outcome), state_after(outcome)
+        if (refused := self._engine.allowance.refusal(self, bytes_of(ending))) is not None:
+            ending, state = ending_of(refused), state_after(refused)
         self._engine.change(self, state=state, phase="over", ending=ending, asked=None, besides=(), pending=None)
 
 

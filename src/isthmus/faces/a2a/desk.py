@@ -21,7 +21,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.journal import Document, Journal, Verdict
 from isthmus.core.ports.targets import Aim, Named, Targets
-from isthmus.core.tasks.draft import Draft, NotKept, Taken
+from isthmus.core.tasks.draft import Draft, NotKept, Taken, TooMuchKept
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK, Asked, Owner, Record, owner_of
@@ -281,6 +281,8 @@ class Desk:
     ) -> Live | Problem:
         is_first, message = dialect == "0.1", without_headers(said.message)
         is_known = key is not None and self._is_said_again(live.record, message, by_words=is_first)
+        if not is_known and (problem := await self._no_room(live, message)) is not None:
+            return problem
         problem = None if is_known else self._go_on(caller, live, said, is_first=is_first)
         problem = problem or self._address(caller, live, dialect, said)
         await self._engine.until_kept(live)
@@ -288,6 +290,14 @@ class Desk:
             # After what it stands for: a crash between the two costs nothing, since the message is known by then.
             await self._keep_key(owner_of(caller), key, live.record.id)
         return problem or live
+
+    async def _no_room(self, live: Live, message: Message) -> Problem | None:
+        """Refuse what there is no room for beside the caller's other tasks."""
+        try:
+            await self._engine.allowance.check(live.record.owner, len(msgspec.json.encode(message)))
+        except TooMuchKept as refused:
+            return Problem("unsupported_operation", str(refused))
+        return None
 
     async def _keep_key(self, owner: Owner, key: _Fresh, task: str) -> None:
         kept: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()

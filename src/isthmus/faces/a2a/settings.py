@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from isthmus.core.tasks.allowance import BYTES
+
+KEEP_BYTES_MIN = 64 * 1024
+"""Less has no room for some tasks beside each other."""
+
 CardForm = Literal["merged", "strict"]
 
 
@@ -20,6 +25,8 @@ class A2aSettings:
     """Whether the card also speaks to clients of 0.3, or is what 1.0 allows and nothing else."""
     keep: float = 7 * 24 * 3600.0
     """How many seconds an ended task is kept."""
+    keep_bytes: int = BYTES
+    """How much is kept of a caller's tasks, here and over MCP each."""
     grpc_port: int | None = None
     """Where gRPC is spoken as well, beside HTTP and on the same host; 0 lets the system choose."""
     grpc_url: str | None = None
@@ -33,5 +40,7 @@ class A2aSettings:
             raise ValueError(f"card must be one of {', '.join(get_args(CardForm))}, not {self.card!r}")
         if not 0 < self.keep < float("inf"):
             raise ValueError(f"keep must be a number of seconds above 0, not {self.keep:g}")
+        if self.keep_bytes < KEEP_BYTES_MIN:
+            raise ValueError(f"keep_bytes must be at least {KEEP_BYTES_MIN}, not {self.keep_bytes}")
         if self.grpc_port is not None and not 0 <= self.grpc_port <= 65535:
             raise ValueError(f"grpc_port must be 0 to 65535, not {self.grpc_port}")

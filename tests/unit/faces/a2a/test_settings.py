@@ -22,6 +22,7 @@ def test_nothing_need_be_said() -> None:
         ("text_tool", ""),
         ("card", "loose"),
         ("keep", 0),
+        ("keep_bytes", 65_535),
         ("keep", -1.0),
         ("keep", float("inf")),
         ("keep", float("nan")),

@@ -1,0 +1,204 @@
+"""How much of an owner's tasks is kept, and what happens to the count meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from isthmus.core.ports.journal import OnVerdict
+from isthmus.core.tasks import allowance
+from isthmus.core.tasks.draft import NotKept, TooMuchKept
+from isthmus.core.tasks.record import TASK
+from isthmus.model.conversation import ENDED
+from isthmus.storage.memory import MemoryJournal
+from tests.unit.core.doubles import DONE
+from tests.unit.core.tasks.doubles import OWNER, SECONDS, Workshop, draft, turns, until
+
+MOST = 16_000
+"""So 2,000 bytes for tasks that begin: two of them, each with 512 besides its words."""
+
+
+class Slow(MemoryJournal):
+    """A journal that counts how often it weighs, and can be held up or broken while it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weighed = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.is_broken = False
+        self.refuses = False
+
+    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+        self.weighed += 1
+        found = await super().weigh(kind, owner)
+        await self.may_answer.wait()
+        if self.is_broken:
+            raise OSError("no")
+        return found
+
+    def write(self, documents: Any, done: OnVerdict, facts: Any = ()) -> None:
+        if self.refuses:
+            asyncio.get_running_loop().call_soon(done, "refused")
+        else:
+            super().write(documents, done, facts)
+
+
+class Room(Workshop):
+    """A workshop whose engine keeps little."""
+
+    def __init__(self) -> None:
+        self.slow = Slow()
+        super().__init__(self.slow)
+        self.most = MOST
+        self.engine.allowance._most = lambda: self.most
+
+    async def ask(self) -> None:
+        """Begin a task that waits for its caller."""
+        async with asyncio.timeout(SECONDS):
+            await self.engine.begin(draft(None, state="input_required"))
+
+    async def fill(self) -> int:
+        """Begin such tasks until no more is taken; return how many were."""
+        for begun in range(100):
+            try:
+                await self.ask()
+            except TooMuchKept:
+                return begun
+            await turns()
+        raise AssertionError("all of it was taken")
+
+    async def end(self, id: str) -> None:
+        """A task that has run."""
+        await self.begin(id=id)
+        self.sent[-1].finish(DONE)
+        await until(lambda: not self.engine._live)
+
+    async def kept(self) -> int:
+        """What the journal has of tasks that have ended."""
+        found = await self.journal.weigh(TASK, OWNER.key)
+        return sum(size for state, size in found.items() if state in ENDED)
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        count = self.engine.allowance._counts[OWNER]
+        return count.bytes, count.open_bytes
+
+    async def weighed(self) -> tuple[int, int]:
+        """What there really is."""
+        found = await self.journal.weigh(TASK, OWNER.key)
+        return sum(found.values()), sum(size for state, size in found.items() if state not in ENDED)
+
+
+async def test_what_is_counted_is_what_there_is() -> None:
+    room = Room()
+    room.most = 10 * MOST
+    await room.end("one")
+    await room.ask()
+    await room.begin(id="two")
+    room.engine.cancel(await room.begin(id="three"), "enough")
+    await turns()
+    assert room.counted == await room.weighed()
+    found = await room.engine.find(OWNER, "one")
+    assert found is not None
+    room.engine.discard(found)
+    await turns()
+    assert room.counted == await room.weighed()
+    assert room.slow.weighed == 3, "once by the engine"
+
+
+async def test_what_is_written_while_the_journal_weighs_is_counted_once() -> None:
+    room = Room()
+    room.slow.may_answer.clear()
+    await room.begin(id="one")
+    await turns()
+    assert room.slow.weighed == 1
+    await room.begin(id="two")
+    room.sent[0].finish(DONE)
+    await turns()
+    room.slow.may_answer.set()
+    await turns()
+    assert room.counted == await room.weighed()
+
+
+async def test_what_was_not_kept_is_not_counted() -> None:
+    room = Room()
+    await room.ask()
+    await turns()
+    before = room.counted
+    room.slow.refuses = True
+    with pytest.raises(NotKept):
+        await room.ask()
+    assert room.counted == before
+
+
+async def test_room_is_made_with_some_to_spare_and_a_task_in_mind_is_forgotten_too() -> None:
+    room = Room()
+    number = 0
+    while (await room.weighed())[0] <= MOST - 2_000:
+        await room.end(str(number))
+        number += 1
+    assert await room.engine.find(OWNER, "0") is not None
+    while await room.engine.find(OWNER, "0") is not None:
+        await room.end(str(number))
+        await turns(20)
+        number += 1
+        assert number < 100
+    assert await room.kept() <= MOST * allowance.LEFT_SHARE
+    assert await room.engine.find(OWNER, str(number - 1)) is not None
+
+
+async def test_who_is_refused_has_the_journal_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room()
+    begun = await room.fill()
+    assert begun > 1
+    weighed = room.slow.weighed
+    assert await room.fill() == 0
+    assert room.slow.weighed == weighed, "what it said holds for a while"
+    await room.journal.prune(TASK, ["input_required"], before=room.seconds + 1, limit=1)
+    monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
+    assert await room.fill() == 1
+
+
+async def test_another_who_has_tasks_is_not_refused_for_it() -> None:
+    room = Room()
+    await room.fill()
+    other = draft(None, state="input_required")
+    async with asyncio.timeout(SECONDS):
+        await room.engine.begin(type(other)(other.caller, "talk", "1.0", other.said, "input_required", realm="mcp"))
+
+
+async def test_a_journal_that_cannot_weigh_refuses_nobody_and_is_asked_again() -> None:
+    room = Room()
+    room.slow.is_broken = True
+    await room.end("one")
+    await turns()
+    room.slow.is_broken = False
+    await room.end("two")
+    await turns()
+    assert room.counted == await room.weighed()
+
+
+async def test_a_lower_bound_holds_for_what_is_there() -> None:
+    room = Room()
+    for number in range(5):
+        await room.end(str(number))
+    room.most = 2_000
+    await room.end("last")
+    await turns(20)
+    assert await room.kept() <= 2_000
+    assert await room.engine.find(OWNER, "last") is not None
+
+
+async def test_of_many_owners_those_are_asked_about_again_who_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowance, "OWNERS_MAX", 0)
+    room = Room()
+    await room.ask()
+    await turns()
+    await room.ask()
+    await turns()
+    assert room.slow.weighed == 2
+    assert not room.engine.allowance._counts
