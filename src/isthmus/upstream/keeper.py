@@ -65,9 +65,6 @@ PONG_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
 """A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
 
-REASON_LENGTH_MAX = 300
-"""A reason may quote the server, and every listing repeats it to every caller."""
-
 LINE_LENGTH_MAX = 500
 """How much of a line that a server logged the operator is shown."""
 
@@ -606,7 +603,7 @@ class Keeper:
 
     def _give_up(self, reason: str, last_words: str | None, login: str | None = None) -> None:
         """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
-        reason = self.settings.redact(reason)[:REASON_LENGTH_MAX]
+        reason = self.settings.reason(reason)
         detail = None if last_words is None else self.settings.redact(last_words)
         if reason != self.standing.reason:
             log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)

@@ -360,7 +360,7 @@ class Pool:
             while not member.made.done():
                 await asyncio.wait({member.made})
             if member.link is None:
-                raise NotConnected(self._settings.name, self._settings.redact(member.why))
+                raise NotConnected(self._settings.name, member.why)
             yield member.link
         finally:
             member.borrowers -= 1
@@ -583,10 +583,10 @@ class Pool:
             self.send(inflight)
 
     def _refuse(self, member: _Member, why: str) -> None:
-        member.why = why
+        member.why = self._settings.reason(why)
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
-            inflight.fail(NotConnected(self._settings.name, self._settings.redact(why)))
+            inflight.fail(NotConnected(self._settings.name, member.why))
 
     def _has(self, member: _Member) -> bool:
         """Whether it is still in the pool: another one may have its key by now."""

@@ -29,6 +29,9 @@ caller named is tried with), or whichever it turns out to be."""
 Isolation = Literal["shared", "caller", "call"]
 """Who shares a link to the server: everybody, the calls of one caller, or nobody."""
 
+REASON_LENGTH_MAX = 300
+"""A reason may quote the server, and every listing repeats it to every caller."""
+
 TIMEOUT_SECONDS_MAX = 600.0
 """No call outlives ten minutes; longer work belongs to tasks."""
 
@@ -252,6 +255,10 @@ class ServerSettings:
             if len(secret) >= SECRET_LENGTH_MIN:
                 text = text.replace(secret, "***")
         return text
+
+    def reason(self, text: str) -> str:
+        """Why there is no link to this server, as everybody is told: without its secrets, and no book."""
+        return self.redact(text)[:REASON_LENGTH_MAX]
 
 
 def _check_variable(name: str, value: str) -> None:

@@ -20,6 +20,7 @@ from isthmus.upstream import pool as module
 from isthmus.upstream.following import Following
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.pool import Pool
+from isthmus.upstream.settings import REASON_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, DONE, Listener, Stage, call, raw
 from tests.unit.upstream.scripted import NAME, SECONDS, Scripted, finish, settings
 
@@ -187,6 +188,19 @@ async def test_a_link_that_cannot_be_made_is_told_to_who_waits_and_tried_for_the
     assert len(pooled.pool) == 0
     pooled.refusal = None
     await pooled.sent()
+
+
+async def test_a_long_reason_is_cut_after_its_secrets_are_gone(pooled: Pooled) -> None:
+    pooled.refusal = ConnectFailed(f"{'x' * (REASON_LENGTH_MAX - 4)} hunter22 {'y' * 10_000}")
+    _, listener = pooled.start()
+    await pooled.until_quiet()
+    told = f"{'x' * (REASON_LENGTH_MAX - 4)} ***"
+    assert isinstance(listener.fault, NotConnected)
+    assert listener.fault.why == told
+    with pytest.raises(NotConnected) as refused:
+        async with pooled.pool.borrowed(ANYONE, ABLE):
+            pass
+    assert refused.value.why == told
 
 
 async def test_a_defect_while_a_link_is_made_costs_only_those_who_wait_for_it(pooled: Pooled) -> None:

@@ -25,7 +25,7 @@ from isthmus.model.features import TOPICS, Ability
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import Profile
 from isthmus.upstream.dialin.link import FAILED, NORMAL, DialInLink, renamed
-from isthmus.upstream.keeper import REASON_LENGTH_MAX, Keeper
+from isthmus.upstream.keeper import Keeper
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.settings import Carrier, DialledInSettings, ServerSettings
@@ -212,7 +212,7 @@ class DialInKeeper(Keeper):
 
     def _give_up(self, reason: str, last_words: str | None, login: str | None = None) -> None:
         """It went: calls and listings hear why."""
-        self._be_away(reason[:REASON_LENGTH_MAX], is_failure=True)
+        self._be_away(self.settings.reason(reason), is_failure=True)
 
     def _be_away(self, reason: str, *, is_failure: bool) -> None:
         self._part_from(self.link)
