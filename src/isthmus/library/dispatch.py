@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, assert_never, get_args
 from isthmus.library.contracts import ToolResult, UniversalTool, UserContext
 from isthmus.library.forms import anthropic_form, gemini_form, openai_form
 from isthmus.library.owner import Owner
-from isthmus.library.parts import Image, Part, parts_of, said_by, value_of
+from isthmus.library.parts import Image, Part, Text, parts_of, said_by, value_of
 from isthmus.library.service import ToolService
 from isthmus.library.toolbox import (
     Approval,
@@ -347,7 +347,8 @@ def _input_item(part: Part) -> dict[str, Any]:
 
 
 def _tool_result(done: Dispatched) -> dict[str, Any]:
-    content = [_block(part) for part in parts_of(done.result)]
+    # A block of text must not be empty, the list of blocks may.
+    content = [_block(part) for part in parts_of(done.result) if part != Text("")]
     answer = {"type": "tool_result", "tool_use_id": done.call.id, "content": content}
     return answer if done.result.is_success else {**answer, "is_error": True}
 

@@ -6,6 +6,7 @@ trusted here: a block that is not what it says is shown as text.
 
 from __future__ import annotations
 
+import binascii
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +14,9 @@ import msgspec
 
 from isthmus.library.contracts import ToolResult, ToolStatus
 from isthmus.library.forms import block_text
+
+SHOWN = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""What providers take for a picture. Of another kind, such as SVG, they refuse the conversation from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +43,16 @@ Part: TypeAlias = Text | Image
 
 
 def parts_of(result: ToolResult) -> list[Part]:
-    """What a model is shown, in the order of the tool's answer; of a failure, why. Never empty."""
-    content = _content_of(result)
-    if content:
-        return [_part_of(block) for block in content]
-    if result.status is not ToolStatus.SUCCESS:
-        return [Text(result.error_message or f"{result.tool_name} failed: {result.status}")]
-    return [Text(json_of(result.result_data) if _has_structure(result) else "")]
+    """What a model is shown, in the order of the tool's answer; of a failure, why. Never empty.
+
+    Words that are none are left out, which providers refuse; where nothing was said, there is one part without any.
+    """
+    return [part for part in _told(result) if not _is_blank(part)] or [Text("")]
 
 
 def said_by(result: ToolResult) -> str:
     """The same in words only: an image is named, not shown."""
-    return "\n".join(_in_words(part) for part in parts_of(result))
+    return "\n".join(_in_words(part) for part in _told(result))
 
 
 def value_of(result: ToolResult) -> Any:
@@ -88,23 +90,52 @@ def json_of(value: Any) -> str:
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
+def _told(result: ToolResult) -> list[Part]:
+    if parts := [_part_of(block) for block in _content_of(result)]:
+        return parts
+    if result.status is not ToolStatus.SUCCESS:
+        return [Text(result.error_message or f"{result.tool_name} failed: {result.status}")]
+    return [Text(json_of(result.result_data) if _has_structure(result) else "")]
+
+
 def _content_of(result: ToolResult) -> list[dict[str, Any]]:
-    if result.status not in (ToolStatus.SUCCESS, ToolStatus.ERROR):
-        return []
     content: list[dict[str, Any]] = result.metadata.get("content") or []
-    return content
+    match result.status:
+        case ToolStatus.SUCCESS:
+            return content
+        case ToolStatus.ERROR if not all(_is_blank(_part_of(block)) for block in content):
+            return content
+        case _:
+            return []
 
 
 def _has_structure(result: ToolResult) -> bool:
     return bool(result.metadata.get("structured"))
 
 
-def _part_of(block: dict[str, Any]) -> Part:
+def image_of(block: dict[str, Any]) -> Image | None:
+    """A block as a picture that a model can be shown; None if it is none."""
     match block:
-        case {"type": "image", "data": str(data), "mimeType": str(mime)} if mime.startswith("image/"):
-            return Image(data, mime)
+        case {"type": "image", "data": str(data), "mimeType": str(mime)}:
+            kind = mime.partition(";")[0].strip().lower().replace("image/jpg", "image/jpeg")
+            return Image(data, kind) if kind in SHOWN and _is_base64(data) else None
         case _:
-            return Text(block_text(block))
+            return None
+
+
+def _is_base64(data: str) -> bool:
+    try:
+        return bool(binascii.a2b_base64(data, strict_mode=True))
+    except ValueError:  # also what is no ASCII
+        return False
+
+
+def _part_of(block: dict[str, Any]) -> Part:
+    return image_of(block) or Text(block_text(block))
+
+
+def _is_blank(part: Part) -> bool:
+    return isinstance(part, Text) and not part.text.strip()
 
 
 def _in_words(part: Part) -> str:

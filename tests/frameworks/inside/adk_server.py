@@ -87,6 +87,12 @@ async def picture() -> CallToolResult:
 
 
 @server.tool()
+async def drawing() -> CallToolResult:
+    """Draw what no provider takes for a picture."""
+    return CallToolResult(content=[TextContent(text="a line"), ImageContent(data=PIXEL, mime_type="image/svg+xml")])
+
+
+@server.tool()
 async def grow(name: str, ctx: Context[Any, Any]) -> str:
     """Add a tool and say that the list has changed."""
     server.add_tool(go, name=name, description="A tool that was not there before.")

@@ -223,6 +223,12 @@ async def test_a_picture_goes_to_the_model_as_a_picture(service: ToolService) ->
     assert [part.inline_data.mime_type for part in response.parts] == ["image/png"]
 
 
+async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+    events = await Conversation([HubToolset(service)], {"mcp_docs_drawing": {}}, "done").say("draw")
+    (response,) = [each for event in events for each in event.get_function_responses()]
+    assert (response.response["result"], response.parts) == ("a line\n[image image/svg+xml, 70 bytes]", None)
+
+
 async def test_several_tools_of_one_turn_run_at_once(service: ToolService) -> None:
     turn = {"mcp_docs_index": {"steps": 1}, "mcp_docs_go": {}}
     talk = Conversation([HubToolset(service)], turn, "done")

@@ -493,6 +493,11 @@ async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     assert (text["text"], image["type"], image["mime_type"]) == ("a pixel", "image", "image/png")
 
 
+async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+    (drawing,) = await hub_tools(service, ["docs.drawing"])
+    assert await drawing.ainvoke({}) == "a line\n[image image/svg+xml, 70 bytes]"
+
+
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     await run_example("langgraph_agent")
     said = capsys.readouterr().out

@@ -368,6 +368,14 @@ async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     assert image["image_url"].startswith("data:image/png;base64,")
 
 
+async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+    for given in ({"tools": [*await hub_tools(service, ["drawing"])]}, {"mcp_servers": [HubServer(service)]}):
+        agent = Agent("a", model=scripted(("mcp_docs_drawing", {}), "seen"), **given)
+        (told,) = outputs(await Runner.run(agent, "please", run_config=UNTRACED))
+        assert "image/svg+xml, 70 bytes]" in str(told.raw_item["output"])
+        assert "input_image" not in str(told.raw_item["output"])
+
+
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     await run_example("openai_agents_agent")
     said = capsys.readouterr().out

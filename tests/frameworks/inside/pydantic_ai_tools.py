@@ -291,6 +291,12 @@ async def test_a_picture_is_shown_as_one(service: ToolService) -> None:
     assert (text, image.media_type) == ("a pixel", "image/png")
 
 
+async def test_what_no_model_takes_for_a_picture_is_named(service: ToolService) -> None:
+    agent = Agent(Scripted(("mcp_docs_drawing", {}), "seen").model, toolsets=[HubToolset(service, ["drawing"])])
+    (told,) = returns((await agent.run("please")).all_messages())
+    assert told.content == "a line\n[image image/svg+xml, 70 bytes]"
+
+
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     await run_example("pydantic_ai_agent")
     said = capsys.readouterr().out

@@ -211,6 +211,14 @@ def test_pictures_are_shown_where_the_provider_takes_them(provider: Provider, sh
     assert (block["output"] if provider == "responses" else block["content"]) == shown
 
 
+@pytest.mark.parametrize("content", [[], [{"type": "text", "text": ""}], [{"type": "text", "text": " \n"}]])
+def test_who_says_nothing_is_answered_for_without_words(content: Any) -> None:
+    # Anthropic refuses a conversation with a block of text that has none.
+    result = ToolResult("f", ToolStatus.SUCCESS, metadata={"content": content})
+    (message,) = messages_for([Dispatched(ModelCall("anthropic", "c1", "f", {}), result)])
+    assert message["content"] == [{"type": "tool_result", "tool_use_id": "c1", "content": []}]
+
+
 ANN = UserContext("ann", permissions=UserPermissions(["builtin.echo"]))
 
 

@@ -26,6 +26,11 @@ def test_text_and_images_stay_in_their_order() -> None:
     [
         {"type": "image", "data": "AAAA", "mimeType": "text/html"},
         {"type": "image", "data": 7, "mimeType": "image/png"},
+        {"type": "image", "data": "AAAA", "mimeType": "image/svg+xml"},
+        {"type": "image", "data": "not base64!", "mimeType": "image/png"},
+        {"type": "image", "data": "AAAAA", "mimeType": "image/png"},
+        {"type": "image", "data": "é", "mimeType": "image/png"},
+        {"type": "image", "data": "", "mimeType": "image/png"},
         {"type": "image"},
         {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
         {"type": "text"},
@@ -36,6 +41,22 @@ def test_text_and_images_stay_in_their_order() -> None:
 def test_a_block_that_is_not_what_it_says_is_shown_in_words(block: dict[str, Any]) -> None:
     (part,) = parts_of(answered(block))
     assert isinstance(part, Text)
+
+
+@pytest.mark.parametrize("kind", ["image/jpg", "IMAGE/JPEG", "image/jpeg; q=1"])
+def test_a_picture_has_the_name_of_its_kind_that_providers_know(kind: str) -> None:
+    assert parts_of(answered({"type": "image", "data": "AAAA", "mimeType": kind})) == [Image("AAAA", "image/jpeg")]
+
+
+def test_words_that_are_none_are_left_out() -> None:
+    nothing, image = {"type": "text", "text": ""}, {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    assert parts_of(answered(nothing, image, {"type": "text", "text": " \n"})) == [Image("AAAA", "image/png")]
+    assert parts_of(answered(nothing)) == [Text("")]
+    one, other = {"type": "text", "text": "one"}, {"type": "text", "text": "other"}
+    assert said_by(answered(one, nothing, other)) == "one\n\nother"
+    failed = answered(nothing, status=ToolStatus.ERROR)
+    failed.error_message = "docs.read failed without saying why"
+    assert said_by(failed) == "docs.read failed without saying why"
 
 
 def test_structured_content_without_words_is_shown_as_json() -> None:
