@@ -162,6 +162,12 @@ def unusable(request: ToolRequest, message: str) -> ToolResult:
     return _failed(request, payload, name if isinstance(name, str) else "", request.tool_namespace, 0.0)
 
 
+def unavailable(request: ToolRequest, message: str) -> ToolResult:
+    """A request of what cannot be reached, since nobody can tell what there is: nothing was sent."""
+    payload = ErrorPayload(ErrorCode.TOOL_UNAVAILABLE, message, "no", "not_connected")
+    return _failed(request, payload, request.tool_name, request.tool_namespace, 0.0)
+
+
 def payload_of(fault: Fault, *, is_of_hub: bool = False) -> ErrorPayload:
     """A fault for programs; what a hub that this one is attached to said of it counts as if said here.
 

@@ -360,6 +360,21 @@ async def test_a_service_that_was_shut_down_is_unavailable() -> None:
     assert text_of(await talk.say("echo")) == "This ToolService is shut down."
 
 
+@pytest.mark.parametrize("is_begun", [True, False])
+async def test_over_a_service_that_is_not_open_every_name_is_unavailable(*, is_begun: bool) -> None:
+    service = ToolService()
+    tool = HubTool(UniversalTool("builtin.echo", metadata={"llm_name": "it"}), service)
+    if is_begun:
+        await service.initialize()
+        await service.shutdown()
+    for given in (HubToolset(service), tool):
+        talk = Conversation([given], {"mcp_builtin_echo": {}}, repeat_answer)
+        (answer,) = answers(await talk.say("echo"))
+        assert answer["status"] == "unavailable"
+        why = "shut down" if is_begun else "not initialized"
+        assert f"There is no tool 'mcp_builtin_echo': This ToolService is {why}" in answer["error"]
+
+
 async def test_a_provider_that_breaks_costs_one_answer_and_not_the_agent(service: ToolService) -> None:
     def broken(context: Any) -> Any:
         raise RuntimeError("the secret is 42")

@@ -21,8 +21,9 @@ from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.names import function_name
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolRequest, ToolResult, UserContext
-from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError
-from isthmus.library.results import refused
+from isthmus.library.errors import LibraryError, ToolDeniedError, ToolError, ToolNotFoundError
+from isthmus.library.results import refused, unavailable
+from isthmus.model.places import without_places
 
 
 def agent_of(context: ToolContext) -> LlmAgent | None:
@@ -50,14 +51,16 @@ class Offer:
     names: list[str]
     refusal: ToolError | None = None
     """Why the tool that it called is not among them, if more is known of it than that."""
+    trouble: str | None = None
+    """Why there is none, if nobody can tell what there is."""
 
 
 class Offering(ABC):
     """A toolset, or a tool by itself; of a hub, whatever else other tools may offer."""
 
     @abstractmethod
-    async def offer(self, called: str, context: ReadonlyContext) -> Offer | None:
-        """What the model has of this, and why what it called is not among it; None if that cannot be told."""
+    async def offer(self, called: str, context: ReadonlyContext) -> Offer:
+        """What the model has of this, and why what it called is not among it."""
 
 
 async def explain_miss(tool: BaseTool, tool_context: ToolContext, asked: Offering) -> dict[str, Any] | None:
@@ -70,9 +73,7 @@ async def explain_miss(tool: BaseTool, tool_context: ToolContext, asked: Offerin
     agent = agent_of(tool_context)
     beside = [each for each in agent.tools if isinstance(each, Offering)] if agent is not None else []
     everybody = beside if asked in beside else [asked, *beside]
-    offers = [await each.offer(tool.name, tool_context) for each in everybody]
-    known = [offer for offer in offers if offer is not None]
-    return answer_of(miss(tool.name, known)) if known else None
+    return answer_of(miss(tool.name, [await each.offer(tool.name, tool_context) for each in everybody]))
 
 
 def miss(called: str, offers: Iterable[Offer]) -> ToolResult:
@@ -82,8 +83,15 @@ def miss(called: str, offers: Iterable[Offer]) -> ToolResult:
     refusals.sort(key=lambda each: not isinstance(each, ToolDeniedError))
     if refusals:
         return refused(ToolRequest(called), refusals[0])
+    if trouble := next((offer.trouble for offer in offers if offer.trouble is not None), None):
+        return unavailable(ToolRequest(called), f"There is no tool {called!r}: {trouble}")
     known = [name for offer in offers for name in offer.names]
     return refused(ToolRequest(called), ToolNotFoundError(called, suggestions(called, known)))
+
+
+def without_list(error: Exception) -> str:
+    """What the model is told where no list can be had; foreign words, such as a provider of users has, stay here."""
+    return without_places(str(error)) if isinstance(error, LibraryError) else type(error).__name__
 
 
 def refusal_of(name: str, catalog: Catalog, user: UserContext | None) -> ToolError | None:

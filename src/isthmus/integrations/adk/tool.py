@@ -22,7 +22,15 @@ from google.genai import types
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.background import PENDING_MAX, Background
-from isthmus.integrations.adk.misses import Offer, Offering, agent_of, ask_about_misses, explain_miss, refusal_of
+from isthmus.integrations.adk.misses import (
+    Offer,
+    Offering,
+    agent_of,
+    ask_about_misses,
+    explain_miss,
+    refusal_of,
+    without_list,
+)
 from isthmus.integrations.adk.names import function_name
 from isthmus.integrations.adk.progress import can_show, event_of, show
 from isthmus.integrations.fencing import PREAMBLE, fence, fence_schema
@@ -149,13 +157,13 @@ class HubTool(BaseTool, Offering):
         """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
         return await explain_miss(tool, tool_context, self)
 
-    async def offer(self, called: str, context: ReadonlyContext) -> Offer | None:
+    async def offer(self, called: str, context: ReadonlyContext) -> Offer:
         """See `Offering`."""
         try:
             catalog, user = await self._service.catalog(), await self.options.user_for(context)
-        except Exception:  # without a list there is what ADK itself says
+        except Exception as error:
             logger.exception("%s was called, and the tools of the hub could not be listed", called)
-            return None
+            return Offer([], trouble=without_list(error))
         return Offer([self.name], refusal_of(called, catalog, user))
 
     # -- asking a person first -----------------------------------------------------------------------------------------

@@ -23,17 +23,24 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from isthmus.integrations.adk.background import Background
-from isthmus.integrations.adk.misses import Offer, Offering, agent_of, ask_about_misses, explain_miss, refusal_of
+from isthmus.integrations.adk.misses import (
+    Offer,
+    Offering,
+    agent_of,
+    ask_about_misses,
+    explain_miss,
+    refusal_of,
+    without_list,
+)
 from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool, ToolOptions, UserProvider
 from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolStatus, UniversalTool, UserContext
-from isthmus.library.errors import LibraryError, ToolDeniedError, ToolError
+from isthmus.library.errors import ToolDeniedError, ToolError
 from isthmus.library.owner import Owner, OwnersLock
 from isthmus.library.questions import Questions
 from isthmus.library.service import ToolService
 from isthmus.library.toolbox import check_held_back, is_named
-from isthmus.model.places import without_places
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +130,9 @@ class HubToolset(BaseToolset, Offering):
             user = await self._options.user_for(readonly_context)
             return self._tools(service, catalog, user, readonly_context)
         except Exception as error:
-            # ADK drops a toolset that raises, and the model would not even learn that there are tools. What foreign
-            # code says, such as a provider of users, is for the log only.
+            # ADK drops a toolset that raises, and the model would not even learn that there are tools.
             logger.exception("the tools of the hub could not be listed")
-            told = without_places(str(error)) if isinstance(error, LibraryError) else type(error).__name__
-            return [_Unavailable(told)]
+            return [_Unavailable(without_list(error))]
 
     def _tools(
         self, service: ToolService, catalog: Catalog, user: UserContext | None, context: ReadonlyContext | None
@@ -176,16 +181,16 @@ class HubToolset(BaseToolset, Offering):
         """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
         return await explain_miss(tool, tool_context, self)
 
-    async def offer(self, called: str, context: ReadonlyContext) -> Offer | None:
+    async def offer(self, called: str, context: ReadonlyContext) -> Offer:
         """See `Offering`."""
         prefix = f"{self.tool_name_prefix}_" if self.tool_name_prefix else ""
         try:
             catalog = await (await self._service()).catalog()
             user = await self._options.user_for(context)
             names = [each.name for each in await self.get_tools_with_prefix(context)]
-        except Exception:  # without a list there is what ADK itself says
+        except Exception as error:
             logger.exception("%s was called, and the tools of the hub could not be listed", called)
-            return None
+            return Offer([], trouble=without_list(error))
         return Offer(names, refusal_of(called.removeprefix(prefix), catalog, user))
 
     def _named(self, names: Any, catalog: Catalog, user: UserContext | None) -> set[str]:
