@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import json
+import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,14 @@ async def service(tmp_path: Path) -> AsyncIterator[ToolService]:
 def noted(tmp_path: Path, word: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     return [line for line in lines if word in json.dumps(line)]
+
+
+async def test_a_copy_of_what_has_a_service_has_the_same(service: ToolService) -> None:
+    holder = copy.deepcopy({"agent": [service, copy.copy(service)]})
+    assert holder["agent"] == [service, service]
+    assert (await holder["agent"][0].execute_tool(pay("copied"))).is_success
+    with pytest.raises(TypeError, match=r"cannot be pickled, nor what has one.*one in each process"):
+        pickle.dumps(holder)
 
 
 # -- each way of ending ------------------------------------------------------------------------------------------------

@@ -257,6 +257,9 @@ class OwnersLock:
         self._pid = os.getpid()
         self._lock = asyncio.Lock()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnersLock:
+        return OwnersLock()  # who holds this one will not let go of another
+
     async def __aenter__(self) -> None:
         if self._pid != os.getpid():
             self._pid, self._lock = os.getpid(), asyncio.Lock()

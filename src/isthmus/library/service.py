@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -181,6 +181,23 @@ class ToolService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.shutdown()
+
+    def __copy__(self) -> ToolService:
+        return self  # there is one, whoever copies the agent that has it: connections have no copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ToolService:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A ToolService cannot be pickled, nor what has one: its connections are this process's. Make and "
+            "initialize one in each process."
+        )
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether it is initialized, and was not shut down since."""
+        return self._engine is not None
 
     @property
     def is_inherited(self) -> bool:

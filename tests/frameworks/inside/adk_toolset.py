@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.runners import InMemoryRunner
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
@@ -34,6 +36,7 @@ from isthmus.library import (
 )
 from isthmus.library.toolbox import is_destructive
 from tests.frameworks.inside.adk_scripted import (
+    APP,
     USER,
     Conversation,
     Ledger,
@@ -596,6 +599,20 @@ async def test_one_service_is_opened_however_many_ask(url: str) -> None:
     found = await asyncio.gather(*(toolset.get_tools() for _ in range(4)))
     assert len({id(tools[0]._service) for tools in found}) == 1
     await toolset.close()
+
+
+async def test_a_copy_of_an_agent_works_like_the_agent(url: str) -> None:
+    toolset = HubToolset(config={"mcp_servers": [{"name": "docs", "endpoint": url}]}, run_in_background=["docs.hang"])
+    talk = Conversation([toolset], {"mcp_docs_hang": {"token": "copied"}}, "begun", {"mcp_docs_go": {}}, repeat_answer)
+    await talk.say("begin")
+    agent = copy.deepcopy(talk.runner.agent)
+    (copied,) = agent.tools
+    assert (len(toolset.background.pending), copied.background.pending) == (1, [])
+    await toolset.close()
+    talk.runner = InMemoryRunner(agent=agent.clone(), app_name=APP)
+    talk.model, talk._is_begun = agent.model, False
+    assert text_of(await talk.say("go")) == "{'result': 'went'}"
+    await copied.close()
 
 
 FORKED = """

@@ -150,6 +150,12 @@ async def test_a_tool_by_itself_needs_no_graph(service: ToolService) -> None:
     assert '"isthmus/session":"mine"' in (await search.ainvoke({"query": "weirs"})).replace(" ", "")
 
 
+async def test_a_copy_of_a_tool_works_like_the_tool(service: ToolService) -> None:
+    (search,) = await hub_tools(service, ["docs.search"])
+    copied = search.model_copy(deep=True)
+    assert "a document about sluices" in await copied.ainvoke({"query": "sluices"})
+
+
 async def test_progress_is_in_the_stream_before_the_end(service: ToolService) -> None:
     agent = create_agent(
         scripted(("mcp_docs_index", {"steps": 3}), "indexed"), await hub_tools(service, ["docs.index"])

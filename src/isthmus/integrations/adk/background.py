@@ -26,6 +26,9 @@ class Background:
     def __init__(self) -> None:
         self._pending: dict[str, tuple[str, Future[dict[str, Any]]]] = {}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Background:
+        return Background()  # what runs is fetched where it was begun
+
     @property
     def pending(self) -> list[str]:
         """The ids of those whose result has not been fetched."""

@@ -223,8 +223,9 @@ class HubToolset(BaseToolset, Offering):
 
     @property
     def _usable(self) -> ToolService | None:
-        """Its own service, once it is open; a forked worker has one of its own."""
-        return None if self._own is None or self._own.is_inherited else self._own
+        """Its own service, while it is open; a forked worker has one of its own."""
+        own = self._own
+        return own if own is not None and own.is_initialized and not own.is_inherited else None
 
     async def _opened(self) -> ToolService:
         async with self._opening:
