@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 try:
     import agents as _agents  # noqa: F401 - to say what is missing, if it is
@@ -71,7 +71,8 @@ async def hub_tools(
 ) -> list[FunctionTool]:
     """Tools for `Agent(tools=...)`, to be run with `hub_run_config`.
 
-    One that its server has taken back, or which the run's user may not use, is not shown to the model.
+    One that its server has taken back, or which the run's user may not use, is not shown to the model, unless the run
+    has shown it already.
 
     Args:
         service: an initialised service.
@@ -114,6 +115,7 @@ def _group_of(context: RunContextWrapper[Any]) -> str | None:
 
 def _function_tool(kit: _Kit, tool: UniversalTool) -> FunctionTool:
     results: WeakKeyDictionary[ToolContext[Any], ToolResult] = WeakKeyDictionary()
+    shown: WeakSet[RunContextWrapper[Any]] = WeakSet()
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
         parameters = _read(arguments)
@@ -122,7 +124,10 @@ def _function_tool(kit: _Kit, tool: UniversalTool) -> FunctionTool:
         return _output(result)
 
     async def is_there(context: RunContextWrapper[Any], agent: Any) -> bool:
-        return await kit.box.find(llm_name_of(tool), kit.terms.user(context)) is not None
+        # The SDK asks again when the model has called it, and would end the run if it were gone by then.
+        if context not in shown and await kit.box.find(llm_name_of(tool), kit.terms.user(context)) is not None:
+            shown.add(context)
+        return context in shown
 
     async def must_wait(context: RunContextWrapper[Any], parameters: dict[str, Any], call_id: str) -> bool:
         return kit.box.is_approval_needed(tool, parameters)

@@ -25,6 +25,7 @@ from isthmus.library import (
     ToolService,
     ToolStreamChunk,
     UserContext,
+    tool,
 )
 from tests.frameworks.inside.served import (
     EXECUTED,
@@ -348,6 +349,35 @@ async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolServi
     result = await Runner.run(Agent("a", model=model, mcp_servers=[Patient(service)]), "please", run_config=UNTRACED)
     assert ["mcp_docs_ran" in each for each in offered(model)] == [False, True, True]
     assert [item.custom_data["status"] for item in outputs(result)] == ["success", "success"]
+
+
+class Distracted(ScriptedModel):
+    """Takes its time, in which a tool is taken back."""
+
+    async def get_response(self, *args: Any, **options: Any) -> Any:
+        """See `Model`."""
+        tool.remove("passing")
+        return await super().get_response(*args, **options)
+
+
+@pytest.mark.parametrize("is_server", [False, True])
+async def test_a_tool_that_goes_while_the_model_thinks_is_not_found(service: ToolService, *, is_server: bool) -> None:
+    def passing() -> str:
+        """Gone when it is called."""
+        return "here"
+
+    tool(passing)
+    turns = [[function_call("mcp_builtin_passing", {}, call_id="call_0")], [assistant_message("so be it")]]
+    given: dict[str, Any] = {"mcp_servers": [HubServer(service)]} if is_server else {"tools": await hub_tools(service)}
+    agent = Agent("librarian", model=Distracted(turns), **given)
+    result = await Runner.run(agent, "please", run_config=hub_run_config(service, run_config=UNTRACED))
+    (told,) = outputs(result)
+    assert told.custom_data["status"] == "not_found"
+    assert "There is no tool '" in str(told.output)
+    assert result.final_output == "so be it"
+    model = scripted("nothing to do")
+    await Runner.run(agent.clone(model=model), "again", run_config=UNTRACED)
+    assert "mcp_builtin_passing" not in offered(model)[0]
 
 
 async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:
