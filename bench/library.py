@@ -413,8 +413,8 @@ async def run(port: int, folder: Path, *, rounds: int, seconds: float) -> int:
 def main() -> int:
     """Start the HTTP server, and measure."""
     parser = argparse.ArgumentParser(prog="python -m bench.library", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default 5)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="length of each half of a turn (default 0.5)")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each way (default 15)")
+    parser.add_argument("--seconds", type=float, default=0.15, help="length of each half of a turn (default 0.15)")
     parser.add_argument("--one-core", action="store_true", help="keep everything to one processor")
     parser.add_argument("--on-hub", action="store_true", help="call from the hub's own loop, by `isthmus.library.run`")
     options = parser.parse_args()
