@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ async def test_what_a_recipient_does_not_take_comes_again_in_order_and_under_the
 
 def deliveries(folder: Path, task: str) -> list[str]:
     """How the deliveries of a task stand in the journal, whose file anybody may look into."""
-    with sqlite3.connect(f"file:{folder / 'state' / 'journal.db'}?mode=ro", uri=True) as file:
+    with closing(sqlite3.connect(f"file:{folder / 'state' / 'journal.db'}?mode=ro", uri=True)) as file:
         found = file.execute("""SELECT state FROM documents WHERE kind = 'delivery' AND "group" = ?""", (task,))
         return [str(state) for (state,) in found]
 

@@ -135,7 +135,7 @@ def test_nothing_that_is_kept_is_a_key(known: Identities) -> None:
     """Everything that hangs together with who is known, to its end: digests are there, and no key is."""
     assert isinstance(known.identify({b"x-api-key": KEY.encode()}), Caller)
     seen: dict[int, object] = {}
-    todo: list[object] = [known.__dict__]
+    todo: list[object] = [known]
     while todo:
         each = todo.pop()
         if id(each) not in seen and not isinstance(each, type) and type(each).__name__ not in ("module", "function"):

@@ -17,6 +17,7 @@ import shutil
 import sqlite3
 import stat
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +291,8 @@ async def test_what_callers_show_and_servers_are_shown_is_in_no_file_of_a_hub(tm
         async with serving(config, {"s": entry}, env=env, callers=callers, hub={"state": str(state)}):
             pass
     for file in list(state.rglob("*.db")):
-        with sqlite3.connect(file) as source, sqlite3.connect(tmp_path / f"{file.name}.backup") as target:
+        copy = tmp_path / f"{file.name}.backup"
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
     assert found_in(tmp_path) == []
 
