@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.library import ToolService
+from isthmus.library import ToolContext, ToolRequest, ToolService, tool
 from isthmus.library.owner import Owner
-from tests.library.services import pay, raw_server, wait_for_line, with_servers
+from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
 
 CASES = 500
 AT_ONCE = 25
@@ -173,3 +174,42 @@ def test_a_loop_that_is_closed_during_a_call_harms_nobody_else(ledger: Path, com
     wait_for_line(ledger, '"cancelled": "b"')
     assert not any(task.done() for task in left)
     assert complaints == []
+
+
+@pytest.mark.parametrize("mode", ["off", "strict"])
+@pytest.mark.parametrize("way", ["cancelled", "late", "closed", "shut down"])
+async def test_a_function_in_a_thread_can_learn_that_its_call_is_over(tmp_path: Path, way: str, mode: str) -> None:
+    has_begun, has_returned = threading.Event(), threading.Event()
+    was_over: list[bool] = []
+
+    @tool
+    def dig(context: ToolContext) -> str:
+        """Dig until nobody wants it any more."""
+        was_over.append(context.is_over)
+        has_begun.set()
+        while not context.is_over:
+            has_returned.wait(POLL_SECONDS)
+        has_returned.set()
+        return "dug"
+
+    service = ToolService()
+    await service.initialize({"audit": mode, "state": tmp_path})
+    try:
+        async with service, asyncio.timeout(20):
+            chunks = service.execute_tool_stream(ToolRequest("dig", timeout=0.5 if way == "late" else None))
+            reading = asyncio.create_task(anext(chunks, None))
+            assert await asyncio.to_thread(has_begun.wait, 20)
+            match way:
+                case "cancelled":
+                    reading.cancel()
+                case "closed":
+                    await chunks.aclose()
+                case "shut down":
+                    await service.shutdown()
+                case _:
+                    pass  # its time will be over
+            assert await asyncio.to_thread(has_returned.wait, 20)
+            await asyncio.wait([reading])
+    finally:
+        tool.remove("dig")
+    assert was_over == [False]

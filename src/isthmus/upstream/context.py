@@ -48,6 +48,10 @@ class Asker:
         """Whether the caller said that it can be asked."""
         return ASKED_OF[ELICIT] in self._inflight.call.profile
 
+    def is_over(self) -> bool:
+        """Whether the call has ended, also if its end is only being written down."""
+        return self._inflight.outcome is not None or self._inflight.is_sealed
+
     def is_loop_here(self) -> bool:
         """Whether this is the loop on which answers arrive."""
         return _running_loop() is self._loop
@@ -119,6 +123,15 @@ class Context:
     def tell(self, event: Event) -> None:
         """Tell the caller something of another kind."""
         self._emit(event)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for the result any more: the call was cancelled, took too long, or its hub has closed.
+
+        An `async def` is cancelled with its call; a `def` runs in a thread, which nothing can stop: one that takes
+        long looks here from time to time, and returns.
+        """
+        return self._asker is not None and self._asker.is_over()
 
     @property
     def can_ask(self) -> bool:

@@ -229,6 +229,7 @@ async def test_a_schema_that_is_none_is_said_so_before_anybody_is_asked(scene: S
 async def test_a_function_that_serves_no_call_can_ask_nobody() -> None:
     context = Context("ann", lambda _event: None)
     assert not context.can_ask
+    assert not context.is_over
     with pytest.raises(NoAnswerError, match="nobody can be asked here"):
         await context.ask("Who?")
 
