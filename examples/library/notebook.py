@@ -3,7 +3,8 @@
     python examples/library/notebook.py
 
 Cells that call a tool just call it: a notebook's own loop may be running, and nothing here is in its way. Running a
-cell again replaces the function that it made a tool of.
+cell again replaces the function that it made a tool of. Running the first one again makes another service: run the last
+one before. Interrupting a cell stops the tool that it waits for; restarting the kernel ends every server.
 """
 
 # %% A service: here with a small server of this checkout; `BlockingToolService("mcp.json")` reads a file instead.
@@ -12,7 +13,9 @@ from pathlib import Path
 
 from isthmus.library import BlockingToolService, ToolContext, ToolRequest, tool
 
-notes = {"name": "notes", "command": sys.executable, "args": [str(Path(__file__).parents[1] / "notes_server.py")]}
+# A notebook has no __file__; it is started in the checkout.
+checkout = Path(__file__).parents[2] if "__file__" in globals() else Path.cwd()
+notes = {"name": "notes", "command": sys.executable, "args": [str(checkout / "examples" / "notes_server.py")]}
 tools = BlockingToolService({"mcp_servers": [notes]})
 tools.initialize()
 print(tools.list_tools())
