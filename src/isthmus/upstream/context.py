@@ -49,8 +49,8 @@ class Asker:
         return ASKED_OF[ELICIT] in self._inflight.call.profile
 
     def is_over(self) -> bool:
-        """Whether the call has ended, also if its end is only being written down."""
-        return self._inflight.outcome is not None or self._inflight.is_sealed
+        """Whether the call has ended."""
+        return self._inflight.is_over
 
     def is_loop_here(self) -> bool:
         """Whether this is the loop on which answers arrive."""

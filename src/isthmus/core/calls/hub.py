@@ -137,7 +137,7 @@ class Hub:
 
     def send(self, inflight: InFlight) -> None:
         """Send a call that had to be written down first, unless it has ended meanwhile."""
-        if inflight.outcome is not None or inflight.is_sealed:
+        if inflight.is_over:
             return
         try:
             # What is configured may have changed since its lane was found.

@@ -113,12 +113,17 @@ class InFlight:
         assert self.route is not None
         return self.route
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, also if its end is only being written down."""
+        return self.outcome is not None or self.is_sealed
+
     def outer(self) -> Iterator[InFlight]:
         """The calls that this one was made within and that still run, the nearest first."""
         inflight: InFlight | None = self
         while inflight is not None:
             inflight = None if inflight.within is None else inflight.within()
-            if inflight is not None and inflight.outcome is None and inflight.link is not None:
+            if inflight is not None and inflight.link is not None and not inflight.is_over:
                 yield inflight
 
     def limit(self, seconds: float, deadlines: Deadlines) -> None:
@@ -161,9 +166,8 @@ class InFlight:
         It may be about `others` as well, the same caller's, whose clocks stand still too; one that `lasts` may be
         about none of them. Returns what it can be taken back by, or None if it is over already.
         """
-        is_over = self.outcome is not None or self.is_sealed
-        if is_over or not self._may_ask():
-            reply(TOO_LATE if is_over else NOT_ASKED)
+        if self.is_over or not self._may_ask():
+            reply(TOO_LATE if self.is_over else NOT_ASKED)
             return None
         self._stopwatch().asked += 1
         asked = OpenQuestion(self, others, reply, lasts=lasts)

@@ -389,7 +389,13 @@ class Lane:
         """
         waiting = (inflight, *self._held, *self._queue)
         keepers = {outer for each in waiting for outer in each.outer() if outer.lane is self}
-        return len(keepers) >= self.running
+        if len(keepers) >= self.running:
+            return True
+        tenant = inflight.call.caller.tenant
+        if inflight.counted_by is None or not inflight.counted_by.are_several or not self._has_its_slots(tenant):
+            return False
+        # Only its own tenant's slots count: what others give back is not for it.
+        return sum(keeper.call.caller.tenant == tenant for keeper in keepers) >= self._tenants[tenant]
 
     def _left_unsent(self, inflight: InFlight) -> None:
         """If it was to be the breaker's probe, the next one may be."""

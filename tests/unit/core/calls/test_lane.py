@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from weakref import ref
 
 import msgspec
 import pytest
@@ -50,6 +51,58 @@ async def test_calls_beyond_the_slots_wait_and_beyond_the_queue_are_refused_at_o
     assert isinstance(heard[5].fault, Overloaded)
     assert (heard[5].fault.executed, heard[5].fault.retry_after) == ("no", 1.0)
     assert not any(listener.ends for listener in heard[:5])
+
+
+# -- calls that calls make ---------------------------------------------------------------------------------------------
+
+
+def made_by(stage: Stage, maker: InFlight, asked: Call | None = None) -> tuple[InFlight, Listener]:
+    """A call that a function makes while it serves another."""
+    listener = Listener()
+    return stage.hub.start(asked or call(), listener, ref(maker)), listener
+
+
+async def test_a_call_that_waits_for_its_own_makers_is_refused_at_once() -> None:
+    stage = Stage(limits=SMALL)
+    outer, _ = stage.start()
+    inner, _ = made_by(stage, outer)
+    _, innermost = made_by(stage, inner)
+    assert isinstance(innermost.fault, Overloaded)
+    assert "of which this is one" in innermost.fault.message
+    assert (innermost.fault.executed, stage.lane.queued) == ("no", 0)
+
+
+async def test_of_calls_whose_makers_keep_every_slot_only_the_last_is_refused() -> None:
+    stage = Stage(limits=SMALL)
+    ann, ben = stage.start()[0], stage.start()[0]
+    first, heard = made_by(stage, ann)
+    assert isinstance(made_by(stage, ben)[1].fault, Overloaded)
+    assert not heard.ends
+    ben.finish(DONE)
+    assert stage.link.sent == [ann, ben, first]
+
+
+async def test_who_does_not_wait_any_more_keeps_nobody_waiting() -> None:
+    stage = Stage(limits=SMALL)
+    outer, _ = stage.start()
+    inner, _ = made_by(stage, outer)
+    beside, _ = stage.start()
+    outer.finish(DONE)
+    innermost, heard = made_by(stage, inner)
+    assert (heard.ends, stage.lane.queued) == ([], 1)
+    beside.finish(DONE)
+    assert stage.link.sent == [outer, inner, beside, innermost]
+
+
+async def test_a_tenant_that_waits_for_its_own_calls_is_refused_though_others_have_slots() -> None:
+    stage = Stage(limits=FOUR)
+    stage.hub.tenants.know(NO_TENANTS, {"default", "elsewhere"})
+    stage.start(call(caller=Caller("eve", "elsewhere", Grants(("*",)))))
+    made = stage.start()[0]
+    for _ in range(2):
+        made, heard = made_by(stage, made)
+        assert not heard.ends
+    assert isinstance(made_by(stage, made)[1].fault, Overloaded)
 
 
 async def test_a_freed_slot_goes_to_the_call_that_waited_longest() -> None:
