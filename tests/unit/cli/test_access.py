@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli import main as main_module
 from isthmus.cli.access import Asked, callers_of, places_of, show_access
 from isthmus.cli.access_diff import OPERATOR, TARGETS, show_difference
+from isthmus.cli.commands import access as commands
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.main import main
 from isthmus.cli.sources import Own, Running, configuration_of
@@ -369,4 +369,4 @@ def test_what_makes_no_sense_together_is_refused(words: list[str]) -> None:
 
 
 def test_the_command_offers_every_face_that_there_is() -> None:
-    assert main_module.FACES == FACES
+    assert commands.FACES == FACES
