@@ -38,6 +38,7 @@ from isthmus.faces.a2a.cards import AgentCards
 from isthmus.faces.a2a.desk import Desk
 from isthmus.faces.a2a.http import A2aHttp
 from isthmus.faces.a2a.pushing import Pushing
+from isthmus.faces.http.bodies import say
 from isthmus.faces.http.brake import COMING_FROM
 from isthmus.faces.http.door import Door, DoorSettings
 from isthmus.faces.http.gate import Gate
@@ -45,10 +46,11 @@ from isthmus.faces.http.health import PATHS as HEALTH_PATHS
 from isthmus.faces.http.health import Health
 from isthmus.faces.http.turn import PEER, Arrival, Message, Receive, Send
 from isthmus.faces.mcp.dialogue import VERSIONS
-from isthmus.faces.mcp.http import NOT_FOUND, McpHttp, say
+from isthmus.faces.mcp.http import McpHttp
 from isthmus.faces.mcp.kept_states import REALM
 from isthmus.faces.mcp.sse import PATHS as SSE_PATHS
 from isthmus.faces.mcp.sse import McpSse
+from isthmus.faces.mcp.visit import NOT_FOUND
 from isthmus.faces.oauth.http import OauthHttp
 from isthmus.faces.relay.http import RelayHttp
 from isthmus.faces.rest.http import RestHttp, is_rest

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from isthmus.faces.http.gate import Fields, Headers
 from isthmus.faces.http.turn import Peer, Receive, header_lines
 from isthmus.wire import sse
@@ -70,3 +72,11 @@ async def read_body(receive: Receive) -> bytes | None:
         chunks.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(chunks)
+
+
+def say(peer: Peer, status: int, text: str, headers: Headers = ()) -> None:
+    """Answer with a status and a sentence, or without one."""
+    if text:
+        peer.answer(status, JSON + header_lines(headers), msgspec.json.encode({"error": text}))
+    else:
+        peer.answer(status, header_lines(headers), b"")

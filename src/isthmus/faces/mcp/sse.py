@@ -16,12 +16,11 @@ from functools import partial
 from urllib.parse import parse_qs
 
 from isthmus.core.crew import Crew
-from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive, is_json, joined, read_body
+from isthmus.faces.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive, is_json, joined, read_body, say
 from isthmus.faces.http.gate import Denied, Gate
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send
 from isthmus.faces.mcp.conversation import Conversation
 from isthmus.faces.mcp.dialogue import Answer, Dialogue
-from isthmus.faces.mcp.http import say
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.wire import sse
