@@ -609,8 +609,10 @@ async def test_one_that_ends_in_an_error_is_asked_for_again_if_it_was_acknowledg
     if is_acknowledged:
         line.read(acknowledged(1))
     line.read(refused(1))
-    for _ in range(5):
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(10):
+        while is_acknowledged and len(pipe.written.splitlines()) < 2:  # noqa: ASYNC110 - a pipe tells nobody
+            await asyncio.sleep(0.001)
+    await turn()
     assert len(pipe.said()) == (2 if is_acknowledged else 1)
 
 
