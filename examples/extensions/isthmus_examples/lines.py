@@ -110,9 +110,9 @@ class LinesJournal:
         """Forget old ones; they come back with the next start, and are forgotten again."""
         return await self._memory.prune(kind, states, before=before, limit=limit)
 
-    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
-        """How much one owner's documents take, by their states."""
-        return await self._memory.weigh(kind, owner)
+    async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
+        """How much one owner's documents take, by their kinds and states."""
+        return await self._memory.weigh(kinds, owner)
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
         """Forget one owner's oldest; they too come back with the next start, and are forgotten again."""

@@ -139,12 +139,12 @@ class MemoryJournal:
             self._bytes -= _weight(self._documents.pop(_key(document)))
         return len(found)
 
-    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+    async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
         """See `core.ports.journal.Journal`."""
-        found: Counter[str] = Counter()
+        found: Counter[tuple[str, str]] = Counter()
         for each in self._documents.values():
-            if (each.kind, each.owner) == (kind, owner):
-                found[each.state] += size_of(each)
+            if each.owner == owner and each.kind in kinds:
+                found[each.kind, each.state] += size_of(each)
         return found
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:

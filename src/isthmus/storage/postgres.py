@@ -112,7 +112,8 @@ DELETE FROM documents WHERE (kind, owner, id) IN (
     SELECT kind, owner, id FROM documents WHERE kind = $1 AND state = ANY($2::text[]) AND at < $3 ORDER BY at LIMIT $4)
 """
 WEIGH = """
-SELECT state, sum(octet_length(body) + $3::bigint)::bigint FROM documents WHERE kind = $1 AND owner = $2 GROUP BY state
+SELECT kind, state, sum(octet_length(body) + $3::bigint)::bigint FROM documents
+WHERE kind = ANY($1::text[]) AND owner = $2 GROUP BY kind, state
 """
 TRIM_DOCUMENTS = """
 WITH oldest AS (
@@ -346,9 +347,9 @@ class PostgresJournal:
         await self._done(partial(_prune, kind, list(states), before, limit, counts))
         return counts[-1]
 
-    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+    async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
         """See `core.ports.journal.Journal`."""
-        return await self._answered(partial(_weigh, kind, owner))
+        return await self._answered(partial(_weigh, list(kinds), owner))
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
         """See `core.ports.journal.Journal`."""
@@ -605,8 +606,9 @@ async def _prune(
     return True
 
 
-async def _weigh(kind: str, owner: str, connection: Connection) -> dict[str, int]:
-    return dict(await connection.fetch(WEIGH, kind, _bytes(owner), DOCUMENT_BYTES))
+async def _weigh(kinds: Sequence[str], owner: str, connection: Connection) -> dict[tuple[str, str], int]:
+    rows = await connection.fetch(WEIGH, kinds, _bytes(owner), DOCUMENT_BYTES)
+    return {(kind, state): size for kind, state, size in rows}
 
 
 async def _trim(

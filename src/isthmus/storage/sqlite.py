@@ -93,7 +93,7 @@ DELETE FROM documents WHERE (kind, owner, id) IN (
 """
 
 WEIGH = """
-SELECT state, sum(length(body) + ?) FROM documents WHERE kind = ? AND owner = ? GROUP BY state
+SELECT kind, state, sum(length(body) + ?) FROM documents WHERE kind = ? AND owner = ? GROUP BY state
 """
 # The plus is for the index of the owner's own, which has them in this order.
 OLDEST = """
@@ -156,9 +156,9 @@ class SqliteJournal:
         await self._done(partial(_prune, kind, tuple(states), before, limit, counts))
         return counts[-1]
 
-    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+    async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
         """See `core.ports.journal.Journal`."""
-        return await self._answered(partial(_weigh, kind, owner))
+        return await self._answered(partial(_weigh, tuple(kinds), owner))
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
         """See `core.ports.journal.Journal`."""
@@ -469,8 +469,9 @@ def _prune(
     return True
 
 
-def _weigh(kind: str, owner: str, connection: sqlite3.Connection) -> dict[str, int]:
-    return dict(connection.execute(WEIGH, (DOCUMENT_BYTES, kind, owner)).fetchall())
+def _weigh(kinds: Sequence[str], owner: str, connection: sqlite3.Connection) -> dict[tuple[str, str], int]:
+    rows = [row for kind in kinds for row in connection.execute(WEIGH, (DOCUMENT_BYTES, kind, owner))]
+    return {(kind, state): size for kind, state, size in rows}
 
 
 def _trim(

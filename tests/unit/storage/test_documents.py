@@ -193,8 +193,10 @@ async def test_what_an_owner_has_is_weighed_by_state_and_its_oldest_make_room(jo
     await write(journal, document("theirs", at=0.0, state="failed", owner="you"))
     await write(journal, Document("push", "me", "other", 1, 0.0, b"{}", state="failed"))
     each = DOCUMENT_BYTES + 100
-    assert await journal.weigh("task", "me") == {"failed": 4 * each, "working": DOCUMENT_BYTES + 10}
-    assert await journal.weigh("task", "nobody") == {}
+    of_tasks = {("task", "failed"): 4 * each, ("task", "working"): DOCUMENT_BYTES + 10}
+    assert await journal.weigh(["task"], "me") == of_tasks
+    assert await journal.weigh(["push", "task"], "me") == {**of_tasks, ("push", "failed"): DOCUMENT_BYTES + 2}
+    assert await journal.weigh(["task"], "nobody") == {}
 
     assert await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=1) == Trimmed(("old0",), each)
     taken = await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=9)
@@ -208,7 +210,7 @@ async def test_what_an_owner_has_is_weighed_by_state_and_its_oldest_make_room(jo
 async def test_what_is_weighed_has_all_that_was_given_to_be_written_before(journal: Journal) -> None:
     for number in range(20):
         journal.write([document(str(number), state="failed", body="")], lambda _: None)
-    assert await journal.weigh("task", "me") == {"failed": 20 * DOCUMENT_BYTES}
+    assert await journal.weigh(["task"], "me") == {("task", "failed"): 20 * DOCUMENT_BYTES}
 
 
 @pytest.mark.parametrize("odd", ["nul \0 in it", "ünïcödé 🙂", "", "line\nbreak", "x" * 2000])

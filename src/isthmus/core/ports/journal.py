@@ -117,10 +117,10 @@ class Journal(Protocol):
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """Take away some of those in one of these states that are older; return how many these were."""
 
-    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
-        """How many bytes one owner's documents take, by their states; all is in it that was given to `write` before.
+    async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
+        """How many bytes one owner's documents of these kinds take, by their kinds and states.
 
-        Each counts as its body and `DOCUMENT_BYTES`.
+        All is in it that was given to `write` before. Each counts as its body and `DOCUMENT_BYTES`.
         """
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:

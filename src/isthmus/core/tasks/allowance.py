@@ -1,4 +1,4 @@
-"""How much of each owner's tasks is kept: for new ones, the oldest that have ended make room.
+"""How much of each owner's tasks is kept, and of what is sent of them: for new ones, the oldest that ended make room.
 
 What is kept is counted when it is written, which costs an addition. The journal is asked what there really is where
 that is not known yet, before anything is refused, and when it seems to be too much. `Retention` takes away what is old,
@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
 from isthmus.core.crew import Crew
-from isthmus.core.ports.journal import DOCUMENT_BYTES, Journal
+from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Journal, size_of
 from isthmus.core.tasks.draft import TooMuchKept
+from isthmus.core.tasks.pushes import DELIVERY, STATES
 from isthmus.core.tasks.record import TASK, Owner
 from isthmus.model.conversation import ENDED
 from isthmus.model.faults import NotWritten
@@ -44,6 +45,10 @@ LEFT_SHARE = 15 / 16
 
 BATCH = 500
 """What is taken away at once: more would keep those waiting who write."""
+
+OVER: Mapping[str, Collection[str]] = {DELIVERY: tuple(state for state in STATES if state != "due"), TASK: ENDED}
+"""What is counted, and in which states it may be taken away, in this order: of what was sent only how that went is
+kept, which nobody is told."""
 
 AGAIN_SECONDS = 5.0
 """How long what the journal said last holds for who is refused: to ask takes it long where there is much."""
@@ -101,6 +106,15 @@ class Allowance:
         self._note(live, DOCUMENT_BYTES + live.size_bytes, is_open=not live.record.is_ended)
         if live.record.is_ended and self._is_too_much(live.record.owner):
             self._look(live.record.owner)
+
+    def count_due(self, owner: Owner, documents: Sequence[Document]) -> None:
+        """Note what is written to be sent. Once it was it takes less, which is not seen before it is weighed again."""
+        size_bytes = sum(size_of(each) for each in documents)
+        for count in (self._counts.get(owner), self._weighing.get(owner)):
+            if count is not None and size_bytes:
+                count.bytes += size_bytes
+                count.open_bytes += size_bytes
+                count.at = float("-inf")
 
     def uncount(self, live: Live) -> None:
         """Note that a task takes nothing any more."""
@@ -184,14 +198,16 @@ class Allowance:
             return
         since = self._weighing[owner] = _Weighing(self._loop.create_future())
         try:
-            found = await self._journal.weigh(TASK, owner.key)
+            found = await self._journal.weigh(tuple(OVER), owner.key)
         finally:
             del self._weighing[owner]
             since.done.set_result(None)
         count = self._counts.setdefault(owner, _Count())
         self._counts.move_to_end(owner)
         count.bytes = sum(found.values()) + since.bytes
-        count.open_bytes = sum(size for state, size in found.items() if state not in ENDED) + since.open_bytes
+        count.open_bytes = since.open_bytes + sum(
+            size for (kind, state), size in found.items() if state not in OVER[kind]
+        )
         count.at = self._loop.time()
         if len(self._counts) > OWNERS_MAX:
             self._counts.popitem(last=False)
@@ -201,13 +217,16 @@ class Allowance:
         count = self._counts.get(owner)
         if count is None or count.bytes <= most:
             return
-        while (excess := count.bytes - int(most * LEFT_SHARE)) > 0:
-            taken = await self._journal.trim(TASK, owner.key, ENDED, bytes=excess, limit=BATCH)
-            if not taken.ids:
-                break
-            self._forget(owner, taken.ids)
-            count.bytes -= taken.bytes
-            tasks, size = tasks + len(taken.ids), size + taken.bytes
+        for kind, states in OVER.items():
+            while (excess := count.bytes - int(most * LEFT_SHARE)) > 0:
+                taken = await self._journal.trim(kind, owner.key, states, bytes=excess, limit=BATCH)
+                if not taken.ids:
+                    break
+                count.bytes -= taken.bytes
+                size += taken.bytes
+                if kind == TASK:
+                    self._forget(owner, taken.ids)
+                    tasks += len(taken.ids)
         log.info("a caller's oldest tasks made room for new ones", **_named(owner), tasks=tasks, bytes=size, most=most)
 
 

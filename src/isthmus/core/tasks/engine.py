@@ -147,7 +147,9 @@ class Engine:
         self.allowance.count(live)
         live.is_writing = True
         live.begun = begun = self._loop.create_future()
-        documents = (document, *draft.besides, *deliveries_of(live.record))
+        due = deliveries_of(live.record)
+        self.allowance.count_due(live.record.owner, due)
+        documents = (document, *draft.besides, *due)
         facts = self._foretold(live, draft.call)
         self._journal.write(documents, partial(self._begun, live, documents, draft.call), facts)
         verdict = await begun
@@ -333,6 +335,7 @@ class Engine:
         is_news, live.is_news = live.is_news, False
         live.record = msgspec.structs.replace(live.record, version=live.record.version + 1)
         due = deliveries_of(live.record) if is_news else ()
+        self.allowance.count_due(live.record.owner, due)
         written = partial(self._written, live, live.record, due, is_news=is_news)
         live.noting, live.notes = live.notes, []
         facts = (*live.noting, *self._foretold(live, live.written))

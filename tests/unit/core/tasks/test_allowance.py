@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from isthmus.core.ports.journal import OnVerdict
 from isthmus.core.tasks import allowance
+from isthmus.core.tasks.allowance import OVER
 from isthmus.core.tasks.draft import NotKept, TooMuchKept
-from isthmus.core.tasks.record import TASK
+from isthmus.core.tasks.pushes import DELIVERY, after, delivery_of
+from isthmus.core.tasks.record import TASK, Recipient
 from isthmus.model.conversation import ENDED
 from isthmus.storage.memory import MemoryJournal
-from tests.unit.core.doubles import DONE
+from tests.unit.core.doubles import DONE, call
 from tests.unit.core.tasks.doubles import OWNER, SECONDS, Workshop, draft, turns, until
 
 MOST = 16_000
@@ -32,9 +35,9 @@ class Slow(MemoryJournal):
         self.is_broken = False
         self.refuses = False
 
-    async def weigh(self, kind: str, owner: str) -> Mapping[str, int]:
+    async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
         self.weighed += 1
-        found = await super().weigh(kind, owner)
+        found = await super().weigh(kinds, owner)
         await self.may_answer.wait()
         if self.is_broken:
             raise OSError("no")
@@ -79,8 +82,8 @@ class Room(Workshop):
 
     async def kept(self) -> int:
         """What the journal has of tasks that have ended."""
-        found = await self.journal.weigh(TASK, OWNER.key)
-        return sum(size for state, size in found.items() if state in ENDED)
+        found = await self.journal.weigh([TASK], OWNER.key)
+        return sum(size for (_, state), size in found.items() if state in ENDED)
 
     @property
     def counted(self) -> tuple[int, int]:
@@ -89,8 +92,8 @@ class Room(Workshop):
 
     async def weighed(self) -> tuple[int, int]:
         """What there really is."""
-        found = await self.journal.weigh(TASK, OWNER.key)
-        return sum(found.values()), sum(size for state, size in found.items() if state not in ENDED)
+        found = await self.journal.weigh(OVER, OWNER.key)
+        return sum(found.values()), sum(size for (kind, state), size in found.items() if state not in OVER[kind])
 
 
 async def test_what_is_counted_is_what_there_is() -> None:
@@ -149,6 +152,24 @@ async def test_room_is_made_with_some_to_spare_and_a_task_in_mind_is_forgotten_t
         assert number < 100
     assert await room.kept() <= MOST * allowance.LEFT_SHARE
     assert await room.engine.find(OWNER, str(number - 1)) is not None
+
+
+async def test_what_is_to_be_sent_is_counted_and_what_was_sent_makes_room_before_any_task() -> None:
+    room = Room()
+    room.most = 100 * MOST
+    recipients = tuple(Recipient(str(number), f"https://a.example/{number}", "1.0") for number in range(3))
+    await room.end("first")
+    await room.engine.begin(msgspec.structs.replace(draft(call(), id="told"), recipients=recipients))
+    room.sent[-1].finish(DONE)
+    await until(lambda: not room.engine._live)
+    assert room.counted == await room.weighed()
+    for each in await room.journal.all_in(DELIVERY, ["due"], limit=9):
+        assert room.slow._write([after(each, delivery_of(each), "delivered")]) == "kept"
+    room.most = (await room.weighed())[0]
+    await room.end("last")
+    await turns(20)
+    assert await room.engine.find(OWNER, "first") is not None
+    assert len(await room.journal.all_in(DELIVERY, ["delivered"], limit=9)) < 6
 
 
 async def test_who_is_refused_has_the_journal_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
