@@ -140,6 +140,23 @@ async def test_a_result_for_which_there_is_no_room_fails_its_task_and_says_why(t
         assert await ann.is_kept(small["id"]), "nothing had to make room for it"
 
 
+@pytest.mark.parametrize("where", ["file", IN_POSTGRES])
+async def test_keys_of_messages_are_refused_beyond_their_share_and_messages_without_one_are_not(
+    tmp_path: Path, where: str
+) -> None:
+    async with called(tmp_path, where) as (_, ann, _):
+        answer: Any = {}
+        for number in range(KEEP_BYTES // 2 // 512):
+            headers = {"idempotency-key": f"key {number}"}
+            body = envelope("SendMessage", run("s.t", number=number, bytes=1))
+            answer = (await ann.http.post("/a2a", json=body, headers=headers)).json()
+            if "error" in answer:
+                break
+        assert "Idempotency-Keys" in answer["error"]["message"]
+        assert "([a2a] keep_bytes)" in answer["error"]["message"]
+        assert (await ann.run(bytes=1))["status"]["state"] == "TASK_STATE_COMPLETED"
+
+
 async def test_tasks_over_mcp_have_an_allowance_of_their_own(tmp_path: Path) -> None:
     async with called(tmp_path) as (_, ann, _):
         of_agent = await ann.run()

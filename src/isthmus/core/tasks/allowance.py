@@ -19,9 +19,10 @@ import structlog
 
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Journal, size_of
-from isthmus.core.tasks.draft import TooMuchKept
+from isthmus.core.tasks.draft import TooManyKeys, TooMuchKept
 from isthmus.core.tasks.pushes import DELIVERY, STATES
 from isthmus.core.tasks.record import TASK, Owner
+from isthmus.core.tasks.repeats import REPEAT
 from isthmus.model.conversation import ENDED
 from isthmus.model.faults import NotWritten
 
@@ -50,6 +51,10 @@ OVER: Mapping[str, Collection[str]] = {DELIVERY: tuple(state for state in STATES
 """What is counted, and in which states it may be taken away, in this order: of what was sent only how that went is
 kept, which nobody is told."""
 
+KEY_SHARE = 1 / 2
+"""How much may be kept besides of keys by which messages are done once. They go after a day, and not before: what they
+stand for would be done twice."""
+
 AGAIN_SECONDS = 5.0
 """How long what the journal said last holds for who is refused: to ask takes it long where there is much."""
 
@@ -62,10 +67,10 @@ Forget: TypeAlias = Callable[[Owner, Iterable[str]], None]
 class _Count:
     """What one owner has, and since when that is sure."""
 
-    __slots__ = ("at", "bytes", "is_refused", "open_bytes")
+    __slots__ = ("at", "bytes", "is_refused", "key_bytes", "open_bytes")
 
     def __init__(self) -> None:
-        self.bytes = self.open_bytes = 0
+        self.bytes = self.open_bytes = self.key_bytes = 0
         self.at = float("-inf")
         self.is_refused = False
 
@@ -109,9 +114,11 @@ class Allowance:
 
     def count_due(self, owner: Owner, documents: Sequence[Document]) -> None:
         """Note what is written to be sent. Once it was it takes less, which is not seen before it is weighed again."""
+        if not documents:
+            return
         size_bytes = sum(size_of(each) for each in documents)
         for count in (self._counts.get(owner), self._weighing.get(owner)):
-            if count is not None and size_bytes:
+            if count is not None:
                 count.bytes += size_bytes
                 count.open_bytes += size_bytes
                 count.at = float("-inf")
@@ -157,6 +164,21 @@ class Allowance:
             log.warning("a caller's tasks may keep no more", **_named(owner), bytes=count.open_bytes, most=self._most())
         raise TooMuchKept(count.open_bytes, int(self._most() * share), self._most(), SETTING)
 
+    async def take_key(self, owner: Owner, document: Document) -> None:
+        """Count a key that is about to be written; raise `TooManyKeys` if there is no room for it."""
+        room_bytes = int(self._most() * KEY_SHARE) - size_of(document)
+        count = self._counts.get(owner)
+        if count is None:
+            self._look(owner)
+        elif count.key_bytes > room_bytes and not self._is_sure(count):
+            with suppress(OSError):  # see `check`
+                await self._weigh(owner)
+        if count is not None and count.key_bytes > room_bytes:
+            raise TooManyKeys(count.key_bytes, int(self._most() * KEY_SHARE), SETTING)
+        for each in (count, self._weighing.get(owner)):
+            if each is not None:
+                each.key_bytes += size_of(document)
+
     def refusal(self, live: Live, ending_bytes: int) -> NotWritten | None:
         """Why how a task ended is not kept with it, which takes so much; None if it is."""
         size_bytes, most = live.size_bytes + ending_bytes, self._most()
@@ -198,16 +220,17 @@ class Allowance:
             return
         since = self._weighing[owner] = _Weighing(self._loop.create_future())
         try:
-            found = await self._journal.weigh(tuple(OVER), owner.key)
+            found = await self._journal.weigh((*OVER, REPEAT), owner.key)
         finally:
             del self._weighing[owner]
             since.done.set_result(None)
         count = self._counts.setdefault(owner, _Count())
         self._counts.move_to_end(owner)
-        count.bytes = sum(found.values()) + since.bytes
-        count.open_bytes = since.open_bytes + sum(
-            size for (kind, state), size in found.items() if state not in OVER[kind]
-        )
+        keys = sum(size for (kind, _), size in found.items() if kind == REPEAT)
+        over = sum(size for (kind, state), size in found.items() if state in OVER.get(kind, ()))
+        count.key_bytes = since.key_bytes + keys
+        count.bytes = since.bytes + sum(found.values()) - keys
+        count.open_bytes = since.open_bytes + sum(found.values()) - keys - over
         count.at = self._loop.time()
         if len(self._counts) > OWNERS_MAX:
             self._counts.popitem(last=False)

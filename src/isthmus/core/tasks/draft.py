@@ -50,6 +50,16 @@ class TooMuchKept(NotKept):
         )
 
 
+class TooManyKeys(NotKept):
+    """So many keys of the caller's messages are kept that no more of them are."""
+
+    def __init__(self, key_bytes: int, room_bytes: int, setting: str) -> None:
+        super().__init__(
+            f"Your Idempotency-Keys of the last day take {key_bytes} bytes, and {room_bytes} is the most, half of what "
+            f"is kept of a caller's tasks ({setting}); send the message without a key, or later"
+        )
+
+
 class Taken(NotBegun):
     """The caller has a task of this id already."""
 

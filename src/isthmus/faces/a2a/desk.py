@@ -21,7 +21,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.journal import Document, Journal, Verdict
 from isthmus.core.ports.targets import Aim, Named, Targets
-from isthmus.core.tasks.draft import Draft, NotKept, Taken, TooMuchKept
+from isthmus.core.tasks.draft import Draft, NotKept, Taken, TooManyKeys, TooMuchKept
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK, Asked, Owner, Record, owner_of
@@ -203,6 +203,10 @@ class Desk:
         """Begin a task under a key."""
         owner, task = owner_of(caller), said.task or secrets.token_hex(16)
         document = write_key(owner, key.name, key.digest, task, self._now(), key.before)
+        try:
+            await self._engine.allowance.take_key(owner, document)
+        except TooManyKeys as refused:
+            return Problem("unsupported_operation", str(refused), {"executed": "no"})
         begun = await self._begin(caller, dialect, replace(_with_id(said), task=task), (document,))
         if isinstance(begun, Live):
             return begun
@@ -281,7 +285,7 @@ class Desk:
     ) -> Live | Problem:
         is_first, message = dialect == "0.1", without_headers(said.message)
         is_known = key is not None and self._is_said_again(live.record, message, by_words=is_first)
-        if not is_known and (problem := await self._no_room(live, message)) is not None:
+        if not is_known and (problem := await self._no_room(live, message, key)) is not None:
             return problem
         problem = None if is_known else self._go_on(caller, live, said, is_first=is_first)
         problem = problem or self._address(caller, live, dialect, said)
@@ -291,11 +295,14 @@ class Desk:
             await self._keep_key(owner_of(caller), key, live.record.id)
         return problem or live
 
-    async def _no_room(self, live: Live, message: Message) -> Problem | None:
+    async def _no_room(self, live: Live, message: Message, key: _Fresh | None) -> Problem | None:
         """Refuse what there is no room for beside the caller's other tasks."""
+        owner, allowance = live.record.owner, self._engine.allowance
         try:
-            await self._engine.allowance.check(live.record.owner, len(msgspec.json.encode(message)))
-        except TooMuchKept as refused:
+            await allowance.check(owner, len(msgspec.json.encode(message)))
+            if key is not None:
+                await allowance.take_key(owner, write_key(owner, key.name, key.digest, live.record.id, 0.0, key.before))
+        except (TooMuchKept, TooManyKeys) as refused:
             return Problem("unsupported_operation", str(refused))
         return None
 

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.ports.journal import OnVerdict
+from isthmus.core.ports.journal import OnVerdict, size_of
 from isthmus.core.tasks import allowance
 from isthmus.core.tasks.allowance import OVER
-from isthmus.core.tasks.draft import NotKept, TooMuchKept
+from isthmus.core.tasks.draft import NotKept, TooManyKeys, TooMuchKept
 from isthmus.core.tasks.pushes import DELIVERY, after, delivery_of
 from isthmus.core.tasks.record import TASK, Recipient
+from isthmus.core.tasks.repeats import KEPT_SECONDS, REPEAT, write_key
 from isthmus.model.conversation import ENDED
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import DONE, call
@@ -182,6 +183,25 @@ async def test_who_is_refused_has_the_journal_asked_again_after_a_while(monkeypa
     await room.journal.prune(TASK, ["input_required"], before=room.seconds + 1, limit=1)
     monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
     assert await room.fill() == 1
+
+
+async def test_keys_have_room_of_their_own_and_are_refused_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room()
+    room.most = 10_000
+    await room.end("one")
+    before = room.counted
+    keys = [write_key(OWNER, str(number), "digest", "task", room.seconds, None) for number in range(10)]
+    fitting = 5_000 // size_of(keys[0])
+    for key in keys[:fitting]:
+        await room.engine.allowance.take_key(OWNER, key)
+        room.slow._write([key])
+    with pytest.raises(TooManyKeys, match=r"5000 is the most, half of .* \(\[a2a\] keep_bytes\)"):
+        await room.engine.allowance.take_key(OWNER, keys[fitting])
+    assert room.counted == before
+    room.seconds += KEPT_SECONDS
+    await room.journal.prune(REPEAT, [""], before=room.seconds, limit=1)
+    monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
+    await room.engine.allowance.take_key(OWNER, keys[-1])
 
 
 async def test_another_who_has_tasks_is_not_refused_for_it() -> None:
