@@ -92,10 +92,10 @@ DELETE FROM documents WHERE (kind, owner, id) IN (
     SELECT kind, owner, id FROM documents WHERE kind = ? AND state IN ({}) AND at < ? ORDER BY at LIMIT ?)
 """
 
+# By the plus both go by the index of the owner's own, and not by that of all owners' states.
 WEIGH = """
-SELECT kind, state, sum(length(body) + ?) FROM documents WHERE kind = ? AND owner = ? GROUP BY state
+SELECT kind, state, sum(length(body) + ?) FROM documents WHERE kind = ? AND owner = ? GROUP BY +state
 """
-# The plus is for the index of the owner's own, which has them in this order.
 OLDEST = """
 SELECT rowid, id, length(body) + ? FROM documents WHERE kind = ? AND owner = ? AND +state IN ({})
 ORDER BY at, id LIMIT ?

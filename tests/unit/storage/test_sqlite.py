@@ -201,6 +201,19 @@ async def test_a_list_looks_up_nothing_but_what_it_shows(tmp_path: Path) -> None
         assert "documents_by_time" not in indexes
 
 
+async def test_what_one_owner_has_is_weighed_and_trimmed_without_a_look_at_what_others_have(tmp_path: Path) -> None:
+    async with opened(tmp_path) as journal:
+        statements: list[str] = []
+        journal._written.set_trace_callback(statements.append)
+        await journal.weigh(["task"], "me")
+        await journal.trim("task", "me", ["failed", "completed"], bytes=1, limit=9)
+        journal._written.set_trace_callback(None)
+        asked = [each for each in statements if "SELECT" in each]
+        plans = [str(journal._reading.execute(f"EXPLAIN QUERY PLAN {each}").fetchall()) for each in asked]
+        assert len(plans) == 2
+        assert all("USING INDEX documents_listed (kind=? AND owner=?)" in plan for plan in plans), plans
+
+
 async def test_only_its_owner_can_read_the_files(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await write(journal, [document("a")])
