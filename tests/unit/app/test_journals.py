@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from isthmus.app import journals
+from isthmus.app.hub import RunningHub
 from isthmus.app.journals import open_journal
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.storage import postgres
-from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.memory import OWNER_BYTES, MemoryJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal
 
@@ -48,6 +51,18 @@ async def test_where_the_usual_folder_is_in_use_tasks_are_kept_in_memory(
     assert isinstance(journal, MemoryJournal)
     await journal.aclose()
     await held.aclose()
+
+
+async def test_how_much_is_kept_of_a_callers_tasks_is_as_configured_but_in_memory_less(tmp_path: Path) -> None:
+    configuration = replace(configured(tmp_path), a2a=A2aSettings(keep_bytes=3 * OWNER_BYTES))
+    journal = await open_journal(configuration)
+    for kept_in, most in ((journal, 3 * OWNER_BYTES), (MemoryJournal(), OWNER_BYTES)):
+        running = RunningHub(configuration, {}, kept_in)
+        assert running.tasks.allowance.most == most
+        running.configuration = replace(configuration, a2a=A2aSettings(keep_bytes=100_000))
+        assert running.tasks.allowance.most == 100_000, "also while it runs"
+        await running.aclose()
+    await journal.aclose()
 
 
 async def test_a_database_that_cannot_be_used_refuses_the_start_and_nothing_else_stands_in(

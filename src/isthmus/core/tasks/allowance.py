@@ -104,6 +104,11 @@ class Allowance:
         self._looking: set[Owner] = set()
         """Those for whom room is being made."""
 
+    @property
+    def most(self) -> int:
+        """How much an owner may have kept now."""
+        return self._most()
+
     # -- counting ----------------------------------------------------------------------------------------------------
 
     def count(self, live: Live) -> None:
@@ -139,8 +144,8 @@ class Allowance:
         count = self._counts.get(owner)
         if count is None:
             return True
-        is_hopeless = count.open_bytes > self._most() * LEFT_SHARE
-        return count.bytes > self._most() and not (is_hopeless and self._is_sure(count))
+        is_hopeless = count.open_bytes > self.most * LEFT_SHARE
+        return count.bytes > self.most and not (is_hopeless and self._is_sure(count))
 
     def _is_sure(self, count: _Count) -> bool:
         return self._loop.time() < count.at + AGAIN_SECONDS
@@ -149,7 +154,7 @@ class Allowance:
 
     async def check(self, owner: Owner, size_bytes: int, share: float = OPEN_SHARE) -> None:
         """Raise `TooMuchKept` if there is no room for so much more that has not ended; one task always has it."""
-        room_bytes = int(self._most() * share) - DOCUMENT_BYTES - size_bytes
+        room_bytes = int(self.most * share) - DOCUMENT_BYTES - size_bytes
         count = self._counts.get(owner)
         if count is None:
             self._look(owner)
@@ -161,12 +166,12 @@ class Allowance:
         if not count.is_refused:
             return
         if not was_refused:
-            log.warning("a caller's tasks may keep no more", **_named(owner), bytes=count.open_bytes, most=self._most())
-        raise TooMuchKept(count.open_bytes, int(self._most() * share), self._most(), SETTING)
+            log.warning("a caller's tasks may keep no more", **_named(owner), bytes=count.open_bytes, most=self.most)
+        raise TooMuchKept(count.open_bytes, int(self.most * share), self.most, SETTING)
 
     async def take_key(self, owner: Owner, document: Document) -> None:
         """Count a key that is about to be written; raise `TooManyKeys` if there is no room for it."""
-        room_bytes = int(self._most() * KEY_SHARE) - size_of(document)
+        room_bytes = int(self.most * KEY_SHARE) - size_of(document)
         count = self._counts.get(owner)
         if count is None:
             self._look(owner)
@@ -174,14 +179,14 @@ class Allowance:
             with suppress(OSError):  # see `check`
                 await self._weigh(owner)
         if count is not None and count.key_bytes > room_bytes:
-            raise TooManyKeys(count.key_bytes, int(self._most() * KEY_SHARE), SETTING)
+            raise TooManyKeys(count.key_bytes, int(self.most * KEY_SHARE), SETTING)
         for each in (count, self._weighing.get(owner)):
             if each is not None:
                 each.key_bytes += size_of(document)
 
     def refusal(self, live: Live, ending_bytes: int) -> NotWritten | None:
         """Why how a task ended is not kept with it, which takes so much; None if it is."""
-        size_bytes, most = live.size_bytes + ending_bytes, self._most()
+        size_bytes, most = live.size_bytes + ending_bytes, self.most
         room_bytes = int(most * (1 - OPEN_SHARE))
         if size_bytes <= room_bytes:
             return None
@@ -236,7 +241,7 @@ class Allowance:
             self._counts.popitem(last=False)
 
     async def _trim(self, owner: Owner) -> None:
-        most, tasks, size = self._most(), 0, 0
+        most, tasks, size = self.most, 0, 0
         count = self._counts.get(owner)
         if count is None or count.bytes <= most:
             return

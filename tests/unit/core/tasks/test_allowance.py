@@ -17,6 +17,7 @@ from isthmus.core.tasks.pushes import DELIVERY, after, delivery_of
 from isthmus.core.tasks.record import TASK, Recipient
 from isthmus.core.tasks.repeats import KEPT_SECONDS, REPEAT, write_key
 from isthmus.model.conversation import ENDED
+from isthmus.storage import memory
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import DONE, call
 from tests.unit.core.tasks.doubles import OWNER, SECONDS, Workshop, draft, turns, until
@@ -232,6 +233,15 @@ async def test_a_lower_bound_holds_for_what_is_there() -> None:
     await turns(20)
     assert await room.kept() <= 2_000
     assert await room.engine.find(OWNER, "last") is not None
+
+
+async def test_a_memory_that_would_be_full_takes_tasks_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "DOCUMENTS_BYTES", 20_000)
+    room = Room()
+    room.most = memory.DOCUMENTS_BYTES // 2
+    for number in range(100):
+        await room.end(str(number))
+        await turns(20)
 
 
 async def test_of_many_owners_those_are_asked_about_again_who_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
