@@ -17,9 +17,10 @@ from isthmus.core.tasks.pushes import DELIVERY, after, delivery_of
 from isthmus.core.tasks.record import TASK, Recipient
 from isthmus.core.tasks.repeats import KEPT_SECONDS, REPEAT, write_key
 from isthmus.model.conversation import ENDED
+from isthmus.model.outcomes import Result
 from isthmus.storage import memory
 from isthmus.storage.memory import MemoryJournal
-from tests.unit.core.doubles import DONE, call
+from tests.unit.core.doubles import DONE, call, raw
 from tests.unit.core.tasks.doubles import OWNER, SECONDS, Workshop, draft, turns, until
 
 MOST = 16_000
@@ -203,6 +204,25 @@ async def test_keys_have_room_of_their_own_and_are_refused_beyond_it(monkeypatch
     await room.journal.prune(REPEAT, [""], before=room.seconds, limit=1)
     monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
     await room.engine.allowance.take_key(OWNER, keys[-1])
+
+
+async def test_a_result_that_has_no_room_fails_its_task_and_is_not_worth_another_try() -> None:
+    room = Room()
+    live = await room.begin()
+    room.sent[0].finish(Result(raw({"text": "x" * MOST})))
+    await until(lambda: not room.engine._live)
+    assert live.record.state == "failed"
+    ending = live.record.ending
+    assert ending is not None
+    assert (ending.reason, ending.executed, ending.retry_after) == ("not_written", "yes", None)
+    assert "room for 12000 of the 16000 bytes" in ending.message
+
+
+async def test_the_first_key_of_a_caller_is_taken_while_the_journal_is_asked() -> None:
+    room = Room()
+    await room.engine.allowance.take_key(OWNER, write_key(OWNER, "key", "digest", "task", room.seconds, None))
+    await turns()
+    assert room.slow.weighed == 1
 
 
 async def test_another_who_has_tasks_is_not_refused_for_it() -> None:
