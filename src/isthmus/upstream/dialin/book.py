@@ -31,6 +31,7 @@ from isthmus.upstream.dialin.naming import Bid, Names, own_id
 from isthmus.upstream.dialin.remembered import Record, Remembered
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.settings import REASON_LENGTH_MAX
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)
@@ -454,8 +455,9 @@ def _turn_away(link: DialInLink, code: int, why: str) -> None:
     if link.lost.done():
         log.info("server left before it was listed", server=link.server, client=link.client, reason=link.lost.result())
     else:
-        log.info("server turned away", server=link.server, client=link.client, reason=why)
-        link.end(code, why, why)
+        reason = why[:REASON_LENGTH_MAX]  # which may quote it
+        log.info("server turned away", server=link.server, client=link.client, reason=reason)
+        link.end(code, reason, reason)
 
 
 def _failed(link: DialInLink, error: BaseException) -> None:

@@ -27,6 +27,7 @@ from isthmus.upstream.dialin.keeper import REPLACED
 from isthmus.upstream.dialin.link import DialInLink
 from isthmus.upstream.dialin.naming import Names
 from isthmus.upstream.dialin.settings import DialInSettings
+from isthmus.upstream.settings import REASON_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, ready, tool
 from tests.unit.upstream.dialin.scene import CLAIM, Dialler, Scene, scene, until
 from tests.unit.upstream.doubles import text_of
@@ -144,6 +145,21 @@ async def test_a_server_that_refuses_every_greeting_is_sent_away() -> None:
         server.say(id=2, error={"code": -1, "message": "nor so"})
         await nothing_is_left(at)
         assert server.closed == [(1008, "it refused to initialize: not today (-1)")]
+
+
+async def test_what_a_server_says_at_length_when_it_refuses_is_cut_in_the_log_and_to_itself() -> None:
+    async with scene() as at:
+        server = Dialler()
+        server.is_mute = True
+        with capture_logs() as lines:
+            at.dial(server)
+            for number in (1, 2):
+                await until(lambda: len(server.asked) == number)  # noqa: B023 - it is waited for here
+                server.say(id=number, error={"code": -1, "message": "no" * 10_000})
+            await nothing_is_left(at)
+            await until(lambda: bool(lines))
+        assert [len(line["reason"]) for line in lines] == [REASON_LENGTH_MAX]
+        assert [len(words) for _, words in server.closed] == [REASON_LENGTH_MAX]
 
 
 async def test_a_server_of_no_known_version_is_sent_away() -> None:
