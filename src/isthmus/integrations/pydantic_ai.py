@@ -147,14 +147,14 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
     async def _explain(self, part: _Answer, user: UserContext | None, ctx: RunContext[DepsT]) -> None:
         """Put how the call ended into what the model is about to be told of it."""
         result = await self._miss(str(part.tool_name), str(part.content), user)
-        if result is not None and _is_news(part, result):
+        if _is_news(part, result):
             part.content = said_by(result)
             if isinstance(part, ToolReturnPart):
                 part.metadata = record_of(result)
             await _emit(ctx, _ended(result))
 
-    async def _miss(self, name: str, told: str, user: UserContext | None) -> ToolResult | None:
-        """How the call ended; None if there is such a tool by now."""
+    async def _miss(self, name: str, told: str, user: UserContext | None) -> ToolResult:
+        """How the call ended; there may be such a tool, which came since, or which a wrapped toolset left out."""
         try:
             await self._box.called(name, user)
         except (ToolDeniedError, ToolUnreachableError) as error:
@@ -163,7 +163,7 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
             # What pydantic-ai said names all that the model has, as wrapped toolsets have renamed or filtered it.
             known = [each for each in error.suggestions if repr(each) in told]
             return refused(ToolRequest(name), ToolNotFoundError(name, known))
-        return None
+        return refused(ToolRequest(name), ToolNotFoundError(name))
 
     def _toolset_tool(self, tool: UniversalTool) -> ToolsetTool[DepsT]:
         return HubToolsetTool(

@@ -158,6 +158,24 @@ async def test_a_tool_that_a_server_adds_is_there_in_the_next_turn_of_the_model(
     assert answers(events)[1]["status"] == "success"
 
 
+async def test_a_tool_that_comes_while_the_model_thinks_is_to_be_called_again(service: ToolService) -> None:
+    def late() -> str:
+        """Come when the model has its list."""
+        return "here"
+
+    def think(request: Any) -> dict[str, Any]:
+        tool(late)
+        return {"mcp_builtin_late": {}}
+
+    try:
+        talk = Conversation([HubToolset(service)], think, {"mcp_builtin_late": {}}, repeat_answer)
+        missed, made = answers(await talk.say("Do it."))
+    finally:
+        tool.remove("late")
+    assert (missed["status"], made["status"]) == ("not_found", "success")
+    assert missed["error"] == "There is no tool 'mcp_builtin_late'. It has come since: call it again."
+
+
 async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:
     async with counted(tmp_path) as (service, lists):
         before = lists()

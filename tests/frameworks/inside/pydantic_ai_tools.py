@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
 from isthmus.integrations.pydantic_ai import HubProgressEvent, HubResultEvent, HubToolset
-from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolService, UserContext
+from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolService, UserContext, tool
 from tests.frameworks.inside.served import (
     EXECUTED,
     MISSES,
@@ -263,6 +263,26 @@ async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolServi
     result = await Agent(script.model, toolsets=[Patient(service)]).run("please")
     assert ["mcp_docs_stepped" in each for each in script.offered] == [False, True, True]
     assert [each.content for each in returns(result.all_messages())] == ["stepped", "went"]
+
+
+async def test_a_tool_that_comes_while_the_model_thinks_is_not_found_yet(service: ToolService) -> None:
+    def late() -> str:
+        """Come when the model has its list."""
+        return "here"
+
+    class Quick(Scripted):
+        def _next(self, messages: list[ModelMessage], info: AgentInfo) -> Turn:
+            tool(late)
+            return super()._next(messages, info)
+
+    try:
+        script = Quick(("mcp_builtin_late", {}), ("mcp_builtin_late", {}), "so be it")
+        result = await Agent(script.model, toolsets=[HubToolset(service)]).run("please")
+    finally:
+        tool.remove("late")
+    missed, made = returns(result.all_messages())
+    assert (missed.metadata["status"], made.metadata["status"]) == ("not_found", "success")
+    assert missed.content == "There is no tool 'mcp_builtin_late'."
 
 
 async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def miss(called: str, offers: Iterable[Offer]) -> ToolResult:
     if trouble := next((offer.trouble for offer in offers if offer.trouble is not None), None):
         return unavailable(ToolRequest(called), f"There is no tool {called!r}: {trouble}")
     known = [name for offer in offers for name in offer.names]
+    if called in known:
+        return refused(ToolRequest(called), ToolNotFoundError(called, hint="It has come since: call it again."))
     return refused(ToolRequest(called), ToolNotFoundError(called, suggestions(called, known)))
 
 
