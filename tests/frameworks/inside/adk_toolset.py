@@ -138,6 +138,31 @@ async def test_a_prefix_and_no_fence_are_possible(service: ToolService) -> None:
     assert PREAMBLE not in str(talk.model.requests[0].config.system_instruction)
 
 
+async def test_with_a_prefix_names_stay_as_short_as_providers_take_them(service: ToolService) -> None:
+    long = [Named("a_tool_whose_name_goes_on_and_on_until_there_is_no_room_for_more_" + end) for end in ("here", "now")]
+    for each in long:
+        service.register_tool(each)
+    prefix = "a_prefix_of_thirty_two_characters"[:32]
+    toolset = HubToolset(service, tool_name_prefix=prefix, user_context=UserContext("ann"))
+    talk = Conversation([toolset], "nothing to do")
+    await talk.say("hello")
+    told = list(talk.model.declarations())
+    here, now = [name for name in told if "a_tool_whose" in name]
+    assert max(map(len, told)) == 64
+    talk.model.turns += [{here: {}, now: {}}, "done"]
+    called = [each["tool_name"] for each in answers(await talk.say("both"))]
+    assert called == [f"builtin.{each.full_name}" for each in long]
+    others = HubToolset(service, tool_name_prefix=prefix, user_context=ONLY_SEARCH)
+    (denied,) = answers(await Conversation([others], {here: {}}, "well").say("do it"))
+    assert (denied["status"], long[0].full_name in denied["error"]) == ("unauthorized", True)
+
+
+@pytest.mark.parametrize("prefix", ["my tools", "é", "x" * 33])
+def test_a_prefix_that_no_provider_takes_is_refused(prefix: str) -> None:
+    with pytest.raises(ValueError, match=f"tool_name_prefix must be .*, not '{prefix}'"):
+        HubToolset(config={}, tool_name_prefix=prefix)
+
+
 async def test_a_tool_that_a_server_adds_is_there_in_the_next_turn_of_the_model(service: ToolService) -> None:
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from google.adk.agents.readonly_context import ReadonlyContext
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
-from isthmus.core.catalog.names import suggestions
+from isthmus.core.catalog.names import LLM_LENGTH_MAX, suggestions
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.names import function_name
 from isthmus.library.catalog import Catalog
@@ -96,10 +96,10 @@ def without_list(error: Exception) -> str:
     return without_places(str(error)) if isinstance(error, LibraryError) else type(error).__name__
 
 
-def refusal_of(name: str, catalog: Catalog, user: UserContext | None) -> ToolError | None:
+def refusal_of(name: str, catalog: Catalog, user: UserContext | None, room: int = LLM_LENGTH_MAX) -> ToolError | None:
     """Why a tool that has this name for language models is not there; None if it might be, or if there is none."""
     for entry in catalog.entries.values():
-        if entry.llm_name == name or function_name(entry.tool) == name:
+        if entry.llm_name == name or function_name(entry.tool, room) == name:
             is_denied = not catalog.may_use(user, entry)
             return ToolDeniedError(entry.full_name, user.user_id if user else None) if is_denied else None
     return catalog.unreachable(name, user)

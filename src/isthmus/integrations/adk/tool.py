@@ -19,7 +19,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.catalog.names import BUILTIN, LLM_LENGTH_MAX
 from isthmus.integrations.adk.answers import answer_of
 from isthmus.integrations.adk.background import PENDING_MAX, Background
 from isthmus.integrations.adk.misses import (
@@ -81,6 +81,8 @@ class ToolOptions:
     background: Background | None = None
     """Where the tool goes on running while the agent does something else; then it is long-running in any case."""
     timeout: float | None = None
+    name_length: int = LLM_LENGTH_MAX
+    """How long the name may be that the model is told."""
     on_result: Callable[[ToolResult], None] | None = None
     """Told of every result, before the model is."""
 
@@ -106,7 +108,7 @@ class HubTool(BaseTool, Offering):
         self.tool = tool
         self._service = service
         super().__init__(
-            name=function_name(tool),
+            name=function_name(tool, self.options.name_length),
             description=tool.description,
             is_long_running=self.options.is_long_running or self.options.background is not None,
             custom_metadata={"tool_name": tool.name, "namespace": tool.namespace},

@@ -32,6 +32,7 @@ from isthmus.integrations.adk.misses import (
     refusal_of,
     without_list,
 )
+from isthmus.integrations.adk.names import room_beside
 from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool, ToolOptions, UserProvider
 from isthmus.integrations.fencing import without_markers
 from isthmus.library.catalog import Catalog
@@ -82,7 +83,7 @@ class HubToolset(BaseToolset, Offering):
             key: What that hub knows this program by.
             questions: Who answers what servers ask back, if a service is made.
             tool_filter: Names in any form, or a function of the tool and the context. An empty list is no tool at all.
-            tool_name_prefix: Put before the names that the model sees.
+            tool_name_prefix: Put before the names that the model sees, which are cut if they get too long by it.
             user_context: On whose behalf tools are listed and executed; what they may not use is not listed.
             user_context_provider: The same, asked with the context of each invocation.
             header_provider: Headers of the user's, for those servers that are configured to receive them.
@@ -120,6 +121,7 @@ class HubToolset(BaseToolset, Offering):
             is_fenced=fence_descriptions,
             shows_progress=progress,
             timeout=timeout,
+            name_length=room_beside(tool_name_prefix),
         )
 
     async def get_tools(self, readonly_context: ReadonlyContext | None = None) -> list[BaseTool]:
@@ -191,7 +193,7 @@ class HubToolset(BaseToolset, Offering):
         except Exception as error:
             logger.exception("%s was called, and the tools of the hub could not be listed", called)
             return Offer([], trouble=without_list(error))
-        return Offer(names, refusal_of(called.removeprefix(prefix), catalog, user))
+        return Offer(names, refusal_of(called.removeprefix(prefix), catalog, user, self._options.name_length))
 
     def _named(self, names: Any, catalog: Catalog, user: UserContext | None) -> set[str]:
         """The full names of those that are meant and the user's; one that is not there may come with its server."""
