@@ -392,13 +392,22 @@ def _ask(tool: UniversalTool, parameters: Mapping[str, Any]) -> None:
         raise RuntimeError(
             f"{tool.name} needs approval, and there is nobody to ask: run it in a graph with a checkpointer."
         ) from error
-    if not _is_yes(reply):
-        _fail(not_approved(tool))
+    is_approved, why = _read_reply(reply)
+    if not is_approved:
+        _fail(not_approved(tool, why))
 
 
-def _is_yes(reply: Any) -> bool:
-    """`True`, or the words that LangChain's own middleware uses."""
-    return reply is True or reply == "approve" or (isinstance(reply, Mapping) and reply.get("type") == "approve")
+def _read_reply(reply: Any) -> tuple[bool, str]:
+    """Whether it is `True`, or what LangChain's own middleware takes for that; and what is said to a no."""
+    match reply:
+        case {"decisions": [decision]}:  # its form for all calls of a turn; here each is asked about by itself
+            return _read_reply(decision)
+        case {"type": "approve"} | "approve":
+            return True, ""
+        case {"message": str(why)}:
+            return False, why
+        case _:
+            return reply is True, ""
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------------

@@ -418,11 +418,23 @@ async def test_who_stops_waiting_stops_the_tool(service: ToolService, folder: Pa
     await wait_for_note(folder, "cancelled chain")
 
 
-@pytest.mark.parametrize(("reply", "ending"), [(True, "success"), ({"type": "reject"}, "unauthorized")])
+@pytest.mark.parametrize(
+    ("reply", "ending", "words"),
+    [
+        (True, "success", "is gone"),
+        ({"decisions": [{"type": "approve"}]}, "success", "is gone"),
+        (False, "unauthorized", "it was not approved."),
+        ({"type": "reject", "message": "too risky"}, "unauthorized", "it was not approved (too risky)."),
+        ({"decisions": [{"type": "reject", "message": "too risky"}]}, "unauthorized", "(too risky)"),
+        ({"decisions": [{"type": "approve"}, {"type": "reject"}]}, "unauthorized", "it was not approved."),
+        ({"decisions": []}, "unauthorized", "it was not approved."),
+        ("yes", "unauthorized", "it was not approved."),
+    ],
+)
 async def test_a_tool_that_needs_approval_waits_for_it(
-    service: ToolService, folder: Path, reply: Any, ending: str
+    service: ToolService, folder: Path, reply: Any, ending: str, words: str
 ) -> None:
-    path = f"chain {ending}"
+    path = f"chain {reply}"
     tools = await hub_tools(service, ["docs.erase", "docs.search"], needs_approval=["docs.erase"])
     agent = create_agent(scripted(("mcp_docs_erase", {"path": path}), "well"), tools, checkpointer=InMemorySaver())
     config = {"configurable": {"thread_id": path}}
@@ -430,7 +442,8 @@ async def test_a_tool_that_needs_approval_waits_for_it(
     (question,) = state["__interrupt__"]
     assert question.value == {"type": "approval", "tool": "docs.erase", "parameters": {"path": path}}
     state = await agent.ainvoke(Command(resume=reply), config)
-    assert tool_messages(state)[0].artifact["status"] == ending
+    (told,) = tool_messages(state)
+    assert (told.artifact["status"], words in told.content) == (ending, True)
     noted = (folder / "ledger").read_text() if (folder / "ledger").exists() else ""
     assert (f"erased {path}" in noted) == (ending == "success")
 
