@@ -6,7 +6,7 @@ under these rules costs only the check here (the server still makes its own), an
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jsonschema_rs
 import msgspec
@@ -79,7 +79,7 @@ class _Check:
             # Not `iter_errors`: it finds all of them first, which under `anyOf` takes quadratic time.
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
-            return _explanation(error)
+            return _explanation(error, value)
         return None
 
 
@@ -87,7 +87,21 @@ def _has_many_containers(text: bytes) -> bool:
     return text.count(b"[") + text.count(b"{") > CONTAINERS_MAX
 
 
-def _explanation(error: jsonschema_rs.ValidationError) -> str:
+def _explanation(error: jsonschema_rs.ValidationError, value: Any) -> str:
     where = ".".join(str(step) for step in error.instance_path)
-    text = f"{where}: {error.message}" if where else str(error.message)
+    message = _surplus(error, value) or error.message
+    text = f"{where}: {message}" if where else message
     return text[:DETAIL_LENGTH_MAX]
+
+
+def _surplus(error: jsonschema_rs.ValidationError, value: Any) -> str | None:
+    """What is too much for a schema that takes no member at all: its error has a value, and not whose it is."""
+    is_closed = isinstance(error.kind, jsonschema_rs.ValidationErrorKind.FalseSchema)
+    if not is_closed or error.schema_path[-1:] != ["additionalProperties"]:
+        return None
+    for step in error.instance_path:
+        value = value[step]
+    if not isinstance(value, dict):  # a member may be called so
+        return None
+    names = ", ".join(f"'{name}'" for name in value)
+    return f"Additional properties are not allowed ({names} {'was' if len(value) == 1 else 'were'} unexpected)"

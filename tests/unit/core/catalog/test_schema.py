@@ -30,6 +30,17 @@ def test_what_is_wrong_is_said_with_its_place() -> None:
     assert str(check(nested, {"a": [{"text": "x"}, {"text": 1}]})).startswith("a.1.text: 1 is not of type")
 
 
+def test_what_is_too_much_is_named_where_nothing_is_taken() -> None:
+    # As MCP recommends it for a tool without arguments.
+    nothing = {"type": "object", "additionalProperties": False}
+    inside = {"type": "object", "properties": {"a": {"items": nothing}}}
+    assert check(nothing, {"x": 1, "y": 2}) == "Additional properties are not allowed ('x', 'y' were unexpected)"
+    assert check(inside, {"a": [{}, {"x": 1}]}) == "a.1: Additional properties are not allowed ('x' was unexpected)"
+    for name in ("a", "additionalProperties"):
+        never = {"type": "object", "properties": {name: False}}
+        assert check(never, {name: 1}) == f"{name}: False schema does not allow 1"
+
+
 def test_an_explanation_is_cut_however_much_was_sent() -> None:
     told = check(ECHO, {"text": ["x" * 50_000]})
     assert told is not None
