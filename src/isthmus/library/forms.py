@@ -116,6 +116,9 @@ _DRAFTS = (
 _NOT_OUTERMOST = ("anyOf", "oneOf", "allOf", "not", "enum", "if", "then", "else")
 """What no provider takes in the outermost schema of a function's arguments."""
 
+ALTERNATIVES_DEPTH_MAX = 16
+"""How far alternatives within alternatives are looked into; people write two or three."""
+
 
 def problem_of(schema: object) -> str | None:
     """Why something is not the schema of a tool's arguments; None if it is one."""
@@ -147,31 +150,62 @@ def for_model(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     outer = _followed(schema, schema)
     shown = {key: value for key, value in outer.items() if key not in _NOT_OUTERMOST}
-    properties = dict(_table(outer.get("properties")))
-    required = dict.fromkeys(_names(outer.get("required")))
-    for key in ("allOf", "anyOf", "oneOf"):
-        branches = [_followed(branch, schema) for branch in _list(outer.get(key)) if isinstance(branch, dict)]
-        for branch in branches:
-            properties = {**_table(branch.get("properties")), **properties}
-        required.update(dict.fromkeys(_required_by(branches, is_each=key == "allOf")))
+    properties, required = _Members(schema).of(outer)
     shown |= {"type": "object", "properties": properties}
-    return shown | {"required": list(required)} if required else shown
+    return shown | {"required": required} if required else shown
+
+
+class _Members:
+    """What an object may have and must have by a schema, alternatives included; the schema comes from a server.
+
+    What is referred to is looked at once, so that the work is bounded by the length of the schema.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[str, tuple[dict[str, Any], list[str]]] = {}
+
+    def of(self, schema: Mapping[str, Any], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+        reference = str(schema.get("$ref", ""))
+        if depth > ALTERNATIVES_DEPTH_MAX or reference in self._known:
+            return self._known.get(reference, ({}, []))
+        if reference:
+            self._known[reference] = ({}, [])  # for who refers to itself
+        found = self._found(_followed(schema, self._root), depth)
+        if reference:
+            self._known[reference] = found
+        return found
+
+    def _found(self, schema: Mapping[str, Any], depth: int) -> tuple[dict[str, Any], list[str]]:
+        properties = dict(_table(schema.get("properties")))
+        required = dict.fromkeys(_names(schema.get("required")))
+        for key in ("allOf", "anyOf", "oneOf"):
+            branches = [self.of(each, depth + 1) for each in _list(schema.get(key)) if isinstance(each, dict)]
+            for theirs, _ in branches:
+                properties = {**theirs, **properties}
+            required.update(dict.fromkeys(_required_by([names for _, names in branches], is_each=key == "allOf")))
+        return properties, list(required)
 
 
 def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema itself, or the one of the same document that it merely refers to."""
+    seen: set[str] = set()
+    while (found := _referred(schema, root, seen)) is not None:
+        schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
+    return schema
+
+
+def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> dict[str, Any] | None:
     reference = schema.get("$ref")
-    steps = reference.split("/") if isinstance(reference, str) else []
+    steps = reference.split("/") if isinstance(reference, str) and reference not in seen else []
     if len(steps) != 3 or steps[0] != "#" or steps[1] not in ("$defs", "definitions"):
-        return schema
-    found = _table(root.get(steps[1])).get(steps[2])
-    if not isinstance(found, dict):
-        return schema
-    return {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
+        return None
+    seen.add("/".join(steps))
+    found = _table(root.get(steps[1])).get(steps[2].replace("~1", "/").replace("~0", "~"))
+    return found if isinstance(found, dict) else None
 
 
-def _required_by(branches: list[Mapping[str, Any]], *, is_each: bool) -> list[str]:
-    wanted = [_names(branch.get("required")) for branch in branches]
+def _required_by(wanted: list[list[str]], *, is_each: bool) -> list[str]:
     if is_each:
         return [name for names in wanted for name in names]
     return [name for name in wanted[0] if all(name in names for names in wanted)] if wanted else []

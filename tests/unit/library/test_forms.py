@@ -59,6 +59,33 @@ def test_a_reference_to_the_whole_schema_is_followed() -> None:
     assert "$ref" not in shown
 
 
+def test_a_reference_to_a_reference_is_followed_to_its_end() -> None:
+    shown = for_model({"$ref": "#/$defs/Args", "$defs": {"Args": {"$ref": "#/$defs/a~1b"}, "a/b": SCHEMA}})
+    assert shown["properties"] == SCHEMA["properties"]
+    assert "$ref" not in shown
+
+
+def test_alternatives_inside_of_alternatives_are_shown_too() -> None:
+    by_id, by_name = {"properties": {"id": {}}, "required": ["id"]}, {"properties": {"name": {}}, "required": ["name"]}
+    at = {"allOf": [{"$ref": "#/$defs/Place"}], "properties": {"when": {}}}
+    place = {"properties": {"at": {}}, "required": ["at"]}
+    shown = for_model({"allOf": [{"anyOf": [by_id, by_name]}, at], "$defs": {"Place": place}})
+    assert sorted(shown["properties"]) == ["at", "id", "name", "when"]
+    assert shown["required"] == ["at"]
+
+
+def test_a_schema_that_has_no_end_is_shown_all_the_same() -> None:
+    deep: dict[str, Any] = {"properties": {"x": {}}}
+    for _ in range(2_000):
+        deep = {"anyOf": [deep]}
+    around = {"Args": {"anyOf": [{"$ref": "#/$defs/Args"}, SCHEMA]}}
+    wide = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 20} for n in range(20)}
+    assert for_model(deep)["properties"] == {}
+    assert for_model({"$ref": "#/$defs/Args", "$defs": around})["properties"] == SCHEMA["properties"]
+    assert for_model({"$ref": "#/$defs/d0", "$defs": wide})["properties"] == {}
+    assert for_model({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})["properties"] == {}
+
+
 @pytest.mark.parametrize("reference", ["#/$defs/None", "https://elsewhere.example/s.json", "#", 3])
 def test_a_reference_that_leads_nowhere_is_left_alone(reference: object) -> None:
     assert for_model({"$ref": reference})["properties"] == {}
