@@ -152,7 +152,10 @@ def for_model(schema: Mapping[str, Any]) -> dict[str, Any]:
     shown = {key: value for key, value in outer.items() if key not in _NOT_OUTERMOST}
     properties, required = _Members(schema).of(outer)
     shown |= {"type": "object", "properties": properties}
-    return shown | {"required": required} if required else shown
+    if required:
+        shown["required"] = required
+    # Frameworks, and providers, fail over a reference that leads nowhere, with all other tools.
+    return _mended(shown, shown, schema) if _refers(shown) else shown
 
 
 class _Members:
@@ -209,6 +212,49 @@ def _required_by(wanted: list[list[str]], *, is_each: bool) -> list[str]:
     if is_each:
         return [name for names in wanted for name in names]
     return [name for name in wanted[0] if all(name in names for names in wanted)] if wanted else []
+
+
+def _refers(value: object) -> bool:
+    left = [value]
+    while left:
+        match left.pop():
+            case {"$ref": str()}:
+                return True
+            case dict() as table:
+                left += table.values()
+            case list() as values:
+                left += values
+            case _:
+                pass
+    return False
+
+
+def _mended(value: Any, shown: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
+    """A part of what is shown, in which what leads nowhere is what it meant in the whole schema, or anything."""
+    match value:
+        case {"$ref": str(reference), **others} if _at(reference, shown) is None:
+            meant = _at(reference, schema)
+            return _mended({**({} if meant is None or _refers(meant) else meant), **others}, shown, schema)
+        case dict():
+            return {key: _mended(each, shown, schema) for key, each in value.items()}
+        case list():
+            return [_mended(each, shown, schema) for each in value]
+        case _:
+            return value
+
+
+def _at(reference: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a pointer points to, read as LangChain does, which knows no escapes."""
+    start, *steps = reference.split("/")
+    found: Any = schema if start == "#" else None
+    for step in steps:
+        if isinstance(found, dict):
+            found = found.get(step)
+        elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            return None
+    return found if isinstance(found, dict) else None
 
 
 def _table(value: object) -> Mapping[str, Any]:

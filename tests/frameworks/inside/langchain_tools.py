@@ -32,10 +32,13 @@ from isthmus.integrations.langchain import (
 )
 from isthmus.library import (
     TaskEngine,
+    Tool,
     ToolDeniedError,
     ToolNotFoundError,
     ToolRequest,
+    ToolResult,
     ToolService,
+    ToolStatus,
     UserContext,
     tool,
 )
@@ -495,6 +498,18 @@ async def test_arguments_may_be_called_whatever_they_are(service: ToolService) -
         assert await built.ainvoke(arguments) == "a b c d"
     finally:
         tool.remove("clashing")
+
+
+async def test_a_tool_whose_schema_refers_to_nothing_costs_no_other_its_place(service: ToolService) -> None:
+    class Torn(Tool):
+        async def execute(self, tool_request: ToolRequest) -> ToolResult:
+            return ToolResult(self.full_name, ToolStatus.SUCCESS, result_data="whole")
+
+    schema = {"type": "object", "properties": {"how": {"$ref": "#/definitions/Lost"}}}
+    service.register_tool(Torn("torn", parameters_schema=schema))
+    model = scripted(("mcp_builtin_torn", {"how": 7}), ("mcp_docs_search", {"query": "locks"}), "done")
+    state = await create_agent(model, middleware=[HubMiddleware(service)]).ainvoke(ASKED)
+    assert [message.artifact["status"] for message in tool_messages(state)] == ["success", "success"]
 
 
 async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:

@@ -87,8 +87,31 @@ def test_a_schema_that_has_no_end_is_shown_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/None", "https://elsewhere.example/s.json", "#", 3])
-def test_a_reference_that_leads_nowhere_is_left_alone(reference: object) -> None:
+def test_a_whole_schema_that_refers_to_nothing_takes_anything(reference: object) -> None:
     assert for_model({"$ref": reference})["properties"] == {}
+
+
+def test_a_reference_into_what_is_not_shown_is_replaced_by_what_it_means() -> None:
+    shared = {"type": "object", "properties": {"x": {"type": "number"}}}
+    first = {"properties": {"from": shared}}
+    second = {"properties": {"to": {"$ref": "#/anyOf/0/properties/from", "description": "where to"}}}
+    shown = for_model({"type": "object", "anyOf": [first, second]})
+    assert shown["properties"] == {"from": shared, "to": {**shared, "description": "where to"}}
+
+
+@pytest.mark.parametrize("reference", ["#/nowhere", "#/properties/to/9", "#anchor", "other.json", "#/anyOf/0"])
+def test_a_member_that_refers_to_nothing_may_be_anything(reference: str) -> None:
+    node = {"properties": {"inner": {"$ref": "#/anyOf/0"}}}
+    to = {"type": "array", "items": [{"$ref": reference, "description": "where to"}]}
+    shown = for_model({"type": "object", "properties": {"to": to}, "anyOf": [node]})
+    assert shown["properties"]["to"]["items"] == [{"description": "where to"}]
+
+
+def test_references_that_lead_somewhere_stay() -> None:
+    refers = {name: {"$ref": name} for name in ("#", "#/$defs/A", "#/properties/list/items/1", "#/properties/list")}
+    listed = {"list": {"items": [{"type": "string"}, {"type": "number"}]}, "$ref": {"type": "string"}}
+    schema = {"type": "object", "properties": {**refers, **listed}, "$defs": {"A": {"type": "string"}}}
+    assert for_model(schema) == schema
 
 
 def test_a_schema_given_to_a_provider_leaves_the_tool_as_it_was() -> None:
