@@ -154,8 +154,16 @@ def for_model(schema: Mapping[str, Any]) -> dict[str, Any]:
     shown |= {"type": "object", "properties": properties}
     if required:
         shown["required"] = required
-    # Frameworks, and providers, fail over a reference that leads nowhere, with all other tools.
-    return _mended(shown, shown, schema) if _refers(shown) else shown
+    return mended(shown, schema)
+
+
+def mended(shown: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of a schema, without references that lead nowhere.
+
+    Frameworks, and providers, fail over one, with all other tools.
+    """
+    whole: dict[str, Any] = _mended(shown, shown, schema) if _refers(shown) else shown
+    return whole
 
 
 class _Members:

@@ -130,6 +130,15 @@ async def test_the_model_gets_the_raw_schema_with_descriptions_fenced(service: T
     assert str(talk.model.requests[0].config.system_instruction).count(PREAMBLE) == 1
 
 
+async def test_a_reference_that_leads_nowhere_is_left_out_of_the_raw_schema(service: ToolService) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/Lost"}, "b": {"$ref": "#/properties/c"}, "c": {}}}
+    tool = HubTool(UniversalTool("docs.go", "Go.", schema, metadata={"llm_name": "go"}), service)
+    talk = Conversation([tool], "nothing to do")
+    await talk.say("hello")
+    declared = talk.model.declarations()["go"].parameters_json_schema
+    assert declared == {"type": "object", "properties": {"a": {}, "b": {"$ref": "#/properties/c"}, "c": {}}}
+
+
 async def test_a_prefix_and_no_fence_are_possible(service: ToolService) -> None:
     toolset = HubToolset(service, tool_filter=["docs.go"], tool_name_prefix="hub", fence_descriptions=False)
     talk = Conversation([toolset], {"hub_mcp_docs_go": {}}, repeat_answer)

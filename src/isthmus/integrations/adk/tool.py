@@ -44,6 +44,7 @@ from isthmus.library.contracts import (
     UserContext,
 )
 from isthmus.library.errors import ServiceClosedError
+from isthmus.library.forms import mended
 from isthmus.library.service import ToolService
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,8 @@ class HubTool(BaseTool, Offering):
         return self._declaration(is_fenced=False)
 
     def _declaration(self, *, is_fenced: bool) -> types.FunctionDeclaration:
-        schema: Any = self.tool.parameters_schema or {"type": "object", "properties": {}}
+        given = self.tool.parameters_schema or {"type": "object", "properties": {}}
+        schema: Any = mended(given, given)
         description = self.description
         if is_fenced:
             schema, description = fence_schema(schema), fence(description)
