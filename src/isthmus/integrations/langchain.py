@@ -162,11 +162,13 @@ class HubTool(BaseTool):
     # Arguments come by their own names, which may be any: nothing else may be called by keyword here.
     def _run(self, /, **parameters: Any) -> tuple[Any, dict[str, Any]]:
         request = self._request(parameters)
-        return _answer(self.kit.box.execute_blocking(request, _teller(self.kit.on_event)))
+        result = self.kit.box.execute_blocking(request, _teller(self.kit.on_event))
+        return _answer(self.kit.box.told_blocking(self.universal, result, request.user_context))
 
     async def _arun(self, /, **parameters: Any) -> tuple[Any, dict[str, Any]]:
         request = self._request(parameters)
-        return _answer(await self.kit.box.execute(request, _teller(self.kit.on_event)))
+        result = await self.kit.box.execute(request, _teller(self.kit.on_event))
+        return _answer(await self.kit.box.told(self.universal, result, request.user_context))
 
     def _request(self, parameters: dict[str, Any]) -> ToolRequest:
         config = ensure_config()

@@ -105,7 +105,7 @@ class _Kit:
         request = self.terms.request(tool, parameters, context, _group_of(context))
         listener = self.on_event
         tell = None if listener is None else lambda chunk: listener(context, chunk)
-        return await self.box.execute(request, tell)
+        return await self.box.told(tool, await self.box.execute(request, tell), request.user_context)
 
 
 def _group_of(context: RunContextWrapper[Any]) -> str | None:

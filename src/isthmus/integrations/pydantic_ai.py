@@ -190,6 +190,7 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
             raise ApprovalRequired(metadata={"tool": universal.name, "server": universal.namespace})
         request = self._terms.request(universal, tool_args, ctx, ctx.conversation_id)
         result = await self._box.execute(request, lambda chunk: _tell(ctx, chunk))
+        result = await self._box.told(universal, result, request.user_context)
         await _emit(ctx, _ended(result))
         return _returned(result)
 

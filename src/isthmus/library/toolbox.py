@@ -170,6 +170,18 @@ class Toolbox:
         """The same, standing still meanwhile."""
         return Owner.shared().wait(self.look_up(llm_name, user))
 
+    async def told(self, tool: UniversalTool, result: ToolResult, user: UserContext | None) -> ToolResult:
+        """How a call ended, in names that the model was told: a tool that has gone is found by no other any more."""
+        if result.status is not ToolStatus.NOT_FOUND:
+            return result
+        found = await self.look_up(llm_name_of(tool), user)
+        return found if isinstance(found, ToolResult) else result
+
+    def told_blocking(self, tool: UniversalTool, result: ToolResult, user: UserContext | None) -> ToolResult:
+        """The same, standing still meanwhile."""
+        is_gone = result.status is ToolStatus.NOT_FOUND
+        return Owner.shared().wait(self.told(tool, result, user)) if is_gone else result
+
     async def find(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | None:
         """The tool, or None."""
         try:

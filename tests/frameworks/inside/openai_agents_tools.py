@@ -373,7 +373,7 @@ async def test_a_tool_that_goes_while_the_model_thinks_is_not_found(service: Too
     result = await Runner.run(agent, "please", run_config=hub_run_config(service, run_config=UNTRACED))
     (told,) = outputs(result)
     assert told.custom_data["status"] == "not_found"
-    assert "There is no tool '" in str(told.output)
+    assert "There is no tool 'mcp_builtin_passing'." in str(told.output)
     assert result.final_output == "so be it"
     model = scripted("nothing to do")
     await Runner.run(agent.clone(model=model), "again", run_config=UNTRACED)

@@ -265,6 +265,23 @@ async def test_what_a_server_adds_is_offered_at_the_next_turn(service: ToolServi
     assert [each.content for each in returns(result.all_messages())] == ["stepped", "went"]
 
 
+async def test_a_tool_that_goes_while_the_model_thinks_is_not_found(service: ToolService) -> None:
+    def passing() -> str:
+        """Gone when it is called."""
+        return "here"
+
+    class Distracted(Scripted):
+        def _next(self, messages: list[ModelMessage], info: AgentInfo) -> Turn:
+            tool.remove("passing")
+            return super()._next(messages, info)
+
+    tool(passing)
+    script = Distracted(("mcp_builtin_passing", {}), "so be it")
+    (told,) = returns((await Agent(script.model, toolsets=[HubToolset(service)]).run("please")).all_messages())
+    assert told.metadata["status"] == "not_found"
+    assert told.content.startswith("There is no tool 'mcp_builtin_passing'.")
+
+
 async def test_a_tool_that_comes_while_the_model_thinks_is_not_found_yet(service: ToolService) -> None:
     def late() -> str:
         """Come when the model has its list."""

@@ -41,7 +41,7 @@ FAILURES: list[tuple[str, dict[str, Any], str, str]] = [
     ("mcp_raw_pay", {"nonce": "lost", "mode": "die_after_ledger"}, "unavailable", r"^(Lost s|S)erver raw "),
     ("mcp_mine_look", {}, "not_found", r"^there is nothing at that place$"),
     ("mcp_docs_go", {}, "unauthorized", r"^user 'bob' may not use docs\.go: its permissions do not cover it"),
-    ("mcp_builtin_passing", {}, "not_found", r"^There is no tool '"),
+    ("mcp_builtin_passing", {}, "not_found", r"^There is no tool 'mcp_builtin_passing'\."),
 ]
 """A call for each way to fail, its status, and a pattern of what is said of it.
 

@@ -319,3 +319,17 @@ def test_headers_are_not_shown() -> None:
     request = terms.request(UniversalTool("docs.erase"), {}, None)
     assert request.metadata == {"headers": {"Authorization": "Bearer secret"}}
     assert "secret" not in repr(request)
+
+
+async def test_of_a_tool_that_has_gone_the_model_is_told_by_its_own_name_for_it() -> None:
+    bench = Bench("docs.find", "docs.erase")
+    box = Toolbox(bench)
+    find, _ = await box.tools()
+    bench.change("docs.fund")
+    gone = ToolResult("docs.find", ToolStatus.NOT_FOUND, "docs", error_message="There is no tool 'docs.find'.")
+    told = await box.told(find, gone, None)
+    assert told.error_message == "There is no tool 'mcp_docs_find'. Did you mean mcp_docs_fund?"
+    blocking = await asyncio.to_thread(box.told_blocking, find, gone, None)
+    assert blocking.error_message == told.error_message
+    bench.change("docs.find")  # and is there again
+    assert await box.told(find, gone, None) is gone
