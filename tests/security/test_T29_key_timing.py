@@ -36,7 +36,7 @@ NO_SECRETS = {
     ): "blanks it in the words of a server to which it was sent",
     ("faces/a2a/desk.py", "used.digest != _digest(said)"): "the digest of a message, which its sender has",
     ("faces/mcp/changes.py", "self._digest(topic) != digest"): "the digest of a list, which its reader has",
-    ("faces/mcp/http.py", "session.told[topic] != self._digest(session, topic)"): "the same",
+    ("faces/mcp/listening.py", "session.told[topic] != self._digest(session, topic)"): "the same",
     ("faces/mcp/task_polls.py", "digest != self._last"): "the digest of a task, which its owner has",
     ("faces/relay/agents.py", "digest == self._told"): "the digest of a list of tools",
 }
