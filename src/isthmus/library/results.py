@@ -238,15 +238,21 @@ def trouble_with(request: ToolRequest) -> str | None:
         raise TypeError(f'a tool is executed by a ToolRequest("name", parameters={{...}}), not by {kind}') from None
     if trouble is not None:
         return trouble
-    timeout: object = request.timeout
     session: object = session_of(request)
-    if timeout is not None and (isinstance(timeout, bool) or not (isinstance(timeout, int | float) and timeout >= 0)):
-        return f"timeout must be a number of seconds from 0 on, not {timeout!r}"
+    if (trouble := trouble_with_timeout(request.timeout)) is not None:
+        return trouble
     if session is not None and not (isinstance(session, str) and session.isprintable()):
         return f"session_id must be printable text, not {session!r}"
     if (headers := (request.metadata or {}).get("headers")) is not None and not _are_texts(headers):
         return "metadata['headers'] must be a dictionary of names and texts, not another value"
     return None
+
+
+def trouble_with_timeout(timeout: object) -> str | None:
+    """Why nothing can take so long; None if it can."""
+    if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool) and timeout >= 0):
+        return None
+    return f"timeout must be a number of seconds from 0 on, not {timeout!r}"
 
 
 _TYPES: tuple[tuple[str, type | tuple[type, ...], str], ...] = (

@@ -23,10 +23,17 @@ from isthmus.library.contracts import (
     UniversalTool,
     UserContext,
 )
-from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolError, ToolNotFoundError
+from isthmus.library.errors import (
+    AmbiguousToolError,
+    ConfigurationError,
+    ToolDeniedError,
+    ToolError,
+    ToolNotFoundError,
+)
 from isthmus.library.owner import Owner
+from isthmus.library.permissions import check_user
 from isthmus.library.resolver import Resolution, resolve_all
-from isthmus.library.results import refused, unusable
+from isthmus.library.results import refused, trouble_with_timeout, unusable
 from isthmus.library.service import ToolService
 
 Selection: TypeAlias = Iterable[str | UniversalTool]
@@ -39,7 +46,10 @@ Listener: TypeAlias = Callable[[ToolStreamChunk], Awaitable[None] | None]
 """Told of `progress` and `log` chunks while a tool runs."""
 
 
+NOT_AWAITED = "is an async function, and nothing awaits it here: give a plain one."
+
 C_contra = TypeVar("C_contra", contravariant=True)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,17 @@ class Terms(Generic[C_contra]):
     timeout: float | None = None
     """Seconds that a call may take."""
 
+    def __post_init__(self) -> None:
+        """Refuse what no call could be made with: it is the program's mistake, and not for a model to hear of.
+
+        Raises:
+            TypeError: a function is one that would have to be awaited.
+            ConfigurationError: the timeout is none.
+        """
+        for name in ("user_context", "session_id", "headers"):
+            check_plain(name, getattr(self, name))
+        check_timeout(self.timeout)
+
     @property
     def lister(self) -> UserContext | None:
         """Whose list it is before there is a call; a function knows nobody yet, and restricts nothing."""
@@ -66,19 +87,28 @@ class Terms(Generic[C_contra]):
 
     def user(self, context: C_contra) -> UserContext | None:
         """Whose call it is."""
-        return self.user_context(context) if callable(self.user_context) else self.user_context
+        if not callable(self.user_context):
+            return self.user_context
+        user = _checked("user_context", self.user_context(context))
+        check_user(user)
+        return user
 
     def session(self, context: C_contra, otherwise: str | None = None) -> str | None:
         """Which conversation it belongs to; unless something is said, the framework's own."""
         if callable(self.session_id):
-            return self.session_id(context)
+            session = _checked("session_id", self.session_id(context))
+            if not isinstance(session, str | None):
+                raise TypeError(f"session_id must be text, not {type(session).__name__}")
+            return session
         return self.session_id or otherwise
 
     def request(
         self, tool: UniversalTool, parameters: Mapping[str, Any], context: C_contra, session: str | None = None
     ) -> ToolRequest:
         """A call as the service takes it; `session` is the framework's own conversation."""
-        headers = self.headers(context) if callable(self.headers) else self.headers
+        headers = _checked("headers", self.headers(context)) if callable(self.headers) else self.headers
+        if not isinstance(headers, Mapping | None):
+            raise TypeError(f"headers must be a dictionary of names and texts, not {type(headers).__name__}")
         return ToolRequest(
             tool.name,
             parameters=dict(parameters),
@@ -222,7 +252,7 @@ class Toolbox:
         if standing is not None:
             return standing
         assert callable(self._needs_approval)
-        return self._needs_approval(tool, parameters)
+        return _checked("needs_approval", self._needs_approval(tool, parameters))
 
     async def execute(self, request: ToolRequest, tell: Listener | None = None) -> ToolResult:
         """Execute it; whoever is cancelled meanwhile, or whose listener raises, cancels it at its server."""
@@ -247,7 +277,7 @@ class Toolbox:
             while not chunk.is_final:
                 if chunk.chunk_type != "data" and inspect.isawaitable(told := tell(chunk)):
                     _drop(told)
-                    raise TypeError("on_event is an async function, and nothing awaits it here: give a plain one.")
+                    raise TypeError(f"on_event {NOT_AWAITED}")
                 chunk = next(chunks)
             return _result_of(chunk)
 
@@ -304,8 +334,38 @@ def check_held_back(names: Iterable[str], catalog: Catalog) -> None:
             catalog.resolve(name)
 
 
+def check_timeout(timeout: object) -> None:
+    """Refuse what is no number of seconds.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if (trouble := trouble_with_timeout(timeout)) is not None:
+        raise ConfigurationError(trouble)
+
+
+def check_plain(name: str, given: object) -> None:
+    """Refuse a function that would have to be awaited, where nothing awaits it.
+
+    Raises:
+        TypeError: it is one.
+    """
+    is_awaited = inspect.iscoroutinefunction(given)
+    if is_awaited or (callable(given) and inspect.iscoroutinefunction(type(given).__call__)):
+        raise TypeError(f"{name} {NOT_AWAITED}")
+
+
+def _checked(name: str, answer: T) -> T:
+    """What a function answered, unless that would have to be awaited: a lambda does not tell before."""
+    if inspect.isawaitable(answer):
+        _drop(answer)
+        raise TypeError(f"{name} {NOT_AWAITED}")
+    return answer
+
+
 def _kept(approval: Approval) -> bool | frozenset[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]:
     """What is asked at every call; names that can be read only once are read now."""
+    check_plain("needs_approval", approval)
     if isinstance(approval, bool) or callable(approval):
         return approval
     return frozenset([approval] if isinstance(approval, str) else approval)

@@ -718,6 +718,11 @@ async def test_tools_of_others_are_not_asked_about_names(service: ToolService) -
     assert answer["status"] == "not_found"
 
 
+def test_a_timeout_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="timeout must be a number of seconds from 0 on, not '5'"):
+        HubToolset(config={}, timeout="5")
+
+
 def test_a_toolset_is_of_a_service_or_of_what_makes_one() -> None:
     for wrong in ({}, {"service": ToolService(), "config": {}}):
         with pytest.raises(ValueError, match="either a service"):

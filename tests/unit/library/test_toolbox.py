@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.library import (
+    ConfigurationError,
     Tool,
     ToolContext,
     ToolDeniedError,
@@ -333,3 +334,45 @@ async def test_of_a_tool_that_has_gone_the_model_is_told_by_its_own_name_for_it(
     assert blocking.error_message == told.error_message
     bench.change("docs.find")  # and is there again
     assert await box.told(find, gone, None) is gone
+
+
+async def awaited(*_: Any) -> Any:
+    """What nobody awaits."""
+
+
+class Awaited:
+    async def __call__(self, *_: Any) -> Any:
+        """The same, in an object."""
+
+
+@pytest.mark.parametrize("function", [awaited, Awaited()])
+@pytest.mark.parametrize("name", ["user_context", "session_id", "headers"])
+def test_an_async_function_is_refused_where_nobody_awaits_it(name: str, function: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} is an async function, and nothing awaits it here: give a plain one"):
+        Terms(**{name: function})
+    with pytest.raises(TypeError, match=r"^needs_approval is an async function"):
+        Toolbox(Bench(), needs_approval=function)
+
+
+def given_by(headers: Any) -> Terms[None]:
+    return Terms(headers=headers)
+
+
+async def test_what_a_function_gives_instead_is_named() -> None:
+    it = UniversalTool("docs.find")
+    with pytest.raises(TypeError, match=r"^headers must be a dictionary of names and texts, not list"):
+        given_by(lambda _: [1]).request(it, {}, None)
+    with pytest.raises(TypeError, match=r"^user_context must be a UserContext, not str"):
+        Terms(user_context=lambda _: "ann").request(it, {}, None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match=r"^session_id must be text, not int"):
+        Terms(session_id=lambda _: 7).request(it, {}, None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match=r"^headers is an async function"):
+        given_by(lambda _: awaited()).request(it, {}, None)
+    with pytest.raises(TypeError, match=r"^needs_approval is an async function"):
+        Toolbox(Bench(), needs_approval=lambda *_: awaited()).is_approval_needed(it, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", ["5", -1, True])
+def test_a_timeout_that_is_none_is_refused_before_a_model_hears_of_it(timeout: Any) -> None:
+    with pytest.raises(ConfigurationError, match="timeout must be a number of seconds from 0 on, not "):
+        Terms(timeout=timeout)

@@ -46,6 +46,7 @@ from isthmus.library.contracts import (
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.forms import mended
 from isthmus.library.service import ToolService
+from isthmus.library.toolbox import check_timeout
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,14 @@ class ToolOptions:
     """How long the name may be that the model is told."""
     on_result: Callable[[ToolResult], None] | None = None
     """Told of every result, before the model is."""
+
+    def __post_init__(self) -> None:
+        """Refuse a timeout that is none: it is the program's mistake, and not for a model to hear of.
+
+        Raises:
+            ConfigurationError: it is none.
+        """
+        check_timeout(self.timeout)
 
     async def user_for(self, context: ReadonlyContext | None) -> UserContext | None:
         """On whose behalf; the invocation's user, where the permissions are given for nobody in particular."""
