@@ -37,7 +37,7 @@ from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, json_of, parts_of, record_of, said_by
 from isthmus.library.results import refused
 from isthmus.library.service import SESSION_KEY, ToolService
-from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of, unreadable
+from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, check_values, llm_name_of, unreadable
 
 UserOf: TypeAlias = UserContext | Callable[[RunContextWrapper[Any]], UserContext | None] | None
 """On whose behalf: one user, or a function that reads the user from a run's context."""
@@ -242,6 +242,7 @@ class HubServer(MCPServer):
         **options: Any,
     ) -> None:
         """The same as for `hub_tools`; `on_event` is told the chunk only, since the SDK does not say whose it is."""
+        check_values("A HubServer", user_context=user_context, headers=headers)
         options.setdefault("custom_data_extractor", _meta_record)
         options.setdefault("tool_meta_resolver", self._meta)
         super().__init__(**options)

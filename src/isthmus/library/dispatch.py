@@ -24,6 +24,7 @@ from isthmus.library.toolbox import (
     Selection,
     Terms,
     Toolbox,
+    check_values,
     llm_name_of,
     not_approved,
     unreadable,
@@ -94,7 +95,11 @@ class Dispatcher:
             needs_approval: which calls are not executed unless `dispatch` is told that they are approved.
             timeout: seconds that a call may take.
             on_event: told of progress and logs while a tool runs.
+
+        Raises:
+            TypeError: one of the user, the session and the headers is a function.
         """
+        check_values("A Dispatcher", user_context=user_context, session_id=session_id, headers=headers)
         self._box = Toolbox(service, names, needs_approval=needs_approval)
         self._terms: Terms[None] = Terms(user_context, session_id, headers, timeout)
         self._on_event = on_event

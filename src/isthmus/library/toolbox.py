@@ -355,6 +355,17 @@ def check_plain(name: str, given: object) -> None:
         raise TypeError(f"{name} {NOT_AWAITED}")
 
 
+def check_values(who: str, **given: object) -> None:
+    """Refuse functions, as other integrations take them, where there is no context of a call to ask them with.
+
+    Raises:
+        TypeError: there is one; asked with nothing, it could only guess whose call it is.
+    """
+    for name, value in given.items():
+        if callable(value):
+            raise TypeError(f"{name} must be a value, not a function: {who} knows nothing of a call to ask it with.")
+
+
 def _checked(name: str, answer: T) -> T:
     """What a function answered, unless that would have to be awaited: a lambda does not tell before."""
     if inspect.isawaitable(answer):

@@ -130,6 +130,14 @@ async def test_the_hub_is_one_server_with_the_same_tools(service: ToolService) -
     assert elsewhere.is_error, "it is no tool of this server"
 
 
+@pytest.mark.parametrize("name", ["user_context", "headers"])
+def test_a_server_takes_no_functions_since_the_sdk_does_not_say_whose_a_call_is(
+    service: ToolService, name: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a value, not a function: A HubServer "):
+        HubServer(service, **{name: lambda context: None})
+
+
 async def test_a_user_s_server_has_no_prompts(service: ToolService) -> None:
     server = HubServer(service, user_context=SEARCHER)
     assert (await server.list_prompts()).prompts == []

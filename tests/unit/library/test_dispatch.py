@@ -64,6 +64,13 @@ async def test_openai_s_form_is_the_same_here_and_in_a_registry_unless_another_i
     assert await dispatcher.tools("chat_completions") == registry.to_openai_schema("chat_completions")
 
 
+@pytest.mark.parametrize("name", ["user_context", "session_id", "headers"])
+async def test_a_function_is_refused_since_there_is_nothing_to_ask_it_with(service: ToolService, name: str) -> None:
+    given: dict[str, Any] = {name: lambda _: None}
+    with pytest.raises(TypeError, match=f"{name} must be a value, not a function: A Dispatcher "):
+        Dispatcher(service, **given)
+
+
 # -- what a model replied ----------------------------------------------------------------------------------------------
 
 CHAT = {"id": "c1", "type": "function", "function": {"name": ECHO, "arguments": '{"text":"hi"}'}}
