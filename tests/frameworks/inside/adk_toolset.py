@@ -270,6 +270,12 @@ async def test_user_headers_reach_only_servers_that_are_configured_to_receive_th
     assert answer["result"]["headers"] == seen
 
 
+async def test_a_user_may_have_no_headers(service: ToolService) -> None:
+    talk = Conversation([HubToolset(service, header_provider=lambda context: None)], {"mcp_docs_go": {}}, "done")
+    (answer,) = answers(await talk.say("go"))
+    assert answer["status"] == "success"
+
+
 async def test_a_picture_goes_to_the_model_as_a_picture(service: ToolService) -> None:
     talk = Conversation([HubToolset(service)], {"mcp_docs_picture": {}}, "done")
     events = await talk.say("draw")

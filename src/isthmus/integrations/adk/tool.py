@@ -63,7 +63,7 @@ Confirmation: TypeAlias = bool | Callable[..., bool | Awaitable[bool]]
 and all arguments as `parameters`; so `library.is_destructive` is one."""
 
 UserProvider: TypeAlias = Callable[[ReadonlyContext], UserContext | Awaitable[UserContext | None] | None]
-HeaderProvider: TypeAlias = Callable[[ReadonlyContext], Mapping[str, str] | Awaitable[Mapping[str, str]]]
+HeaderProvider: TypeAlias = Callable[[ReadonlyContext], Mapping[str, str] | Awaitable[Mapping[str, str] | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ class ToolOptions:
 
     async def headers_for(self, context: ReadonlyContext) -> dict[str, str]:
         """The user's headers."""
-        return dict(await _settled(self.header_provider(context))) if self.header_provider is not None else {}
+        given = None if self.header_provider is None else await _settled(self.header_provider(context))
+        return dict(given or {})
 
 
 class HubTool(BaseTool, Offering):
