@@ -258,7 +258,7 @@ def _at(reference: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
     for step in steps:
         if isinstance(found, dict):
             found = found.get(step)
-        elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+        elif isinstance(found, list) and step in map(str, range(len(found))):  # `int` refuses very long ones
             found = found[int(step)]
         else:
             return None

@@ -39,7 +39,8 @@ def function_name(tool: UniversalTool, room: int = LLM_LENGTH_MAX) -> str:
     name = f"mcp_{name}" if name in RESERVED else name
     if len(name) <= room:
         return name
-    return f"{name[: room - _DIGITS - 1]}_{hashlib.blake2b(tool.name.encode()).hexdigest()[:_DIGITS]}"
+    digest = hashlib.blake2b(tool.name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{name[: room - _DIGITS - 1]}_{digest[:_DIGITS]}"
 
 
 def room_beside(prefix: str | None) -> int:
