@@ -266,11 +266,25 @@ def _hub_tool(kit: _Kit, tool: UniversalTool) -> HubTool:
     return HubTool(
         name=llm_name_of(tool),
         description=tool.description,
-        args_schema=for_model(tool.parameters_schema),
+        args_schema=_readable(for_model(tool.parameters_schema)),
         metadata={"tool": tool.name, "server": tool.namespace, "annotations": tool.metadata.get("annotations") or {}},
         kit=kit,
         universal=tool,
     )
+
+
+def _readable(schema: Any) -> Any:
+    """A schema without members called `$ref`: LangChain takes the name for a reference, and fails with all other tools.
+
+    Who calls the tool with one all the same is not kept from it.
+    """
+    match schema:
+        case dict():
+            return {key: _readable(each) for key, each in schema.items() if key != "$ref" or isinstance(each, str)}
+        case list():
+            return [_readable(each) for each in schema]
+        case _:
+            return schema
 
 
 # -- calls that never become one ---------------------------------------------------------------------------------------

@@ -500,14 +500,22 @@ async def test_arguments_may_be_called_whatever_they_are(service: ToolService) -
         tool.remove("clashing")
 
 
-async def test_a_tool_whose_schema_refers_to_nothing_costs_no_other_its_place(service: ToolService) -> None:
+@pytest.mark.parametrize(
+    "members", [{"how": {"$ref": "#/definitions/Lost"}}, {"how": {}, "$ref": {"type": "string"}}], ids=["lost", "named"]
+)
+async def test_a_tool_whose_schema_langchain_cannot_read_costs_no_other_its_place(
+    service: ToolService, members: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
     class Torn(Tool):
         async def execute(self, tool_request: ToolRequest) -> ToolResult:
             return ToolResult(self.full_name, ToolStatus.SUCCESS, result_data="whole")
 
-    schema = {"type": "object", "properties": {"how": {"$ref": "#/definitions/Lost"}}}
-    service.register_tool(Torn("torn", parameters_schema=schema))
-    model = scripted(("mcp_builtin_torn", {"how": 7}), ("mcp_docs_search", {"query": "locks"}), "done")
+    name = f"torn_{request.node.callspec.id}"
+    schema = {"type": "object", "properties": {"inner": {"properties": members}, **members}, "required": list(members)}
+    service.register_tool(Torn(name, parameters_schema=schema))
+    model = scripted(
+        (f"mcp_builtin_{name}", {"how": 7, "$ref": "any"}), ("mcp_docs_search", {"query": "locks"}), "done"
+    )
     state = await create_agent(model, middleware=[HubMiddleware(service)]).ainvoke(ASKED)
     assert [message.artifact["status"] for message in tool_messages(state)] == ["success", "success"]
 
