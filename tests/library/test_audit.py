@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.library import ConfigurationError, ToolRequest, ToolService, UserContext, UserPermissions
+from isthmus.library import (
+    ConfigurationError,
+    Dispatcher,
+    ToolRequest,
+    ToolService,
+    UniversalTool,
+    UserContext,
+    UserPermissions,
+)
+from isthmus.library.toolbox import not_approved
 from isthmus.storage import log_sqlite
 from isthmus.storage.seats import file_of
 
@@ -61,6 +71,101 @@ async def test_where_it_is_said_every_call_is_in_the_log(tmp_path: Path, form: s
     unfit, *unwritten = ({key: each[key] for key in PLACE} for each in found if each.get("outcome") == "bad_arguments")
     assert unwritten == [unfit] * 7
     assert len([each for each in found if each["event"] == "call.begun"]) == (mode == "strict")
+
+
+def asked_of(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Who asked for what, and how that ended."""
+    calls = [each for each in records if each["event"] == "call"]
+    return [(each["caller"], each["name"], each["outcome"], each.get("server"), each["executed"]) for each in calls]
+
+
+async def test_requests_of_which_a_field_is_wrong_are_in_the_log(tmp_path: Path) -> None:
+    service = ToolService()
+    await service.initialize({"audit": "batched", "state": tmp_path})
+    odd: list[Any] = [
+        {"timeout": -1, "user_context": EVE, "session_id": "s1"},
+        {"session_id": "a\nb", "user_context": EVE},
+        {"session_id": 7},
+        {"metadata": {"headers": 7}, "user_context": UserContext("half \ud800")},
+        {"user_context": UserContext(user_id=7)},  # type: ignore[arg-type]
+        {"user_context": "eve", "tool_namespace": 7},
+        {"tool_name": 7},
+    ]
+    async with service:
+        for wrong in odd:
+            request = ToolRequest(**{"tool_name": "echo", "parameters": {"text": "hi"}, **wrong})
+            assert (await service.execute_tool(request)).status == "invalid_parameters"
+        assert service.blocking.execute_tool(ToolRequest("echo", timeout=-2)).status == "invalid_parameters"
+        assert [each.chunk_type async for each in service.execute_tool_stream(ToolRequest("x", timeout=-3))] == [
+            "error"
+        ]
+    found = await told(tmp_path)
+    assert asked_of(found) == [
+        ("eve", "builtin.echo", "bad_arguments", "builtin", "no"),
+        ("eve", "builtin.echo", "bad_arguments", "builtin", "no"),
+        ("local", "builtin.echo", "bad_arguments", "builtin", "no"),
+        ("half ?", "builtin.echo", "bad_arguments", "builtin", "no"),
+        ("local", "builtin.echo", "bad_arguments", "builtin", "no"),
+        ("local", "echo", "bad_arguments", None, "no"),
+        ("local", "", "bad_arguments", None, "no"),
+        ("local", "builtin.echo", "bad_arguments", "builtin", "no"),
+        ("local", "x", "bad_arguments", None, "no"),
+    ]
+
+
+CALLS: list[tuple[str, Any]] = [
+    ("mcp_builtin_ech", "{}"),
+    ("mcp_builtin_timestamp", "{}"),
+    ("mcp_builtin_chat_log", "{nonsense"),
+    ("mcp_builtin_chat_log", '{"message": "hi"}'),
+    ("mcp_builtin_echo", '{"text": "hi"}'),
+    ("made up " * 100, "{}"),
+    ("half \ud800", "{}"),
+]
+
+
+async def test_what_the_dispatcher_refuses_is_in_the_log_once(tmp_path: Path) -> None:
+    service = ToolService()
+    await service.initialize({"audit": "batched", "state": tmp_path})
+    some = UserContext("sue", permissions=UserPermissions(["builtin.echo", "builtin.chat_log"]))
+    reply = [{"id": str(at), "function": {"name": name, "arguments": given}} for at, (name, given) in enumerate(CALLS)]
+    async with service:
+        dispatcher = Dispatcher(service, None, some, session_id="talk", needs_approval=["chat_log"])
+        await dispatcher.waiting(reply)
+        done = await dispatcher.execute(reply)
+        assert (
+            await service.execute_tool(
+                ToolRequest("echo", parameters={"text": "hi"}, user_context=some, session_id="talk")
+            )
+        ).is_success
+    ends = ["not_found", "unauthorized", "invalid_parameters", "unauthorized", "success", "not_found", "not_found"]
+    assert [each.result.status for each in done] == ends
+    found = await told(tmp_path)
+    assert sorted(asked_of(found), key=str) == sorted(
+        [
+            ("sue", "mcp_builtin_ech", "unknown_tool", None, "no"),
+            ("sue", "mcp_builtin_timestamp", "unknown_tool", None, "no"),
+            ("sue", "builtin.chat_log", "bad_arguments", "builtin", "no"),
+            ("sue", "builtin.chat_log", "not_approved", "builtin", "no"),
+            ("sue", "builtin.echo", "result", "builtin", "yes"),
+            ("sue", "builtin.echo", "result", "builtin", "yes"),
+            ("sue", ("made up " * 100)[:256], "unknown_tool", None, "no"),
+            ("sue", "half ?", "unknown_tool", None, "no"),
+        ],
+        key=str,
+    )
+    assert len({(each["tenant"], each["session"]) for each in found if each["event"] == "call"}) == 1
+
+
+async def test_what_is_refused_over_a_service_that_is_closed_is_noted_nowhere(tmp_path: Path) -> None:
+    service = ToolService()
+    refusal = not_approved(UniversalTool("builtin.echo"))
+    assert service.noted(refusal) is refusal
+    await service.initialize({"audit": "batched", "state": tmp_path})
+    async with service:
+        assert await asyncio.to_thread(service.noted, refusal, {"text": "hi"}, EVE, "s1") is refusal
+    assert service.noted(refusal) is refusal
+    assert asked_of(await told(tmp_path)) == [("eve", "builtin.echo", "not_approved", "builtin", "no")]
 
 
 async def test_unless_it_is_said_nothing_is_written_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

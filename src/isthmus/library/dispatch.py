@@ -155,15 +155,21 @@ class Dispatcher:
         return Dispatched(call, await self._result(call, approved))
 
     async def _result(self, call: ModelCall, approved: frozenset[str]) -> ToolResult:
-        tool = await self._box.look_up(call.name, self._terms.lister)
+        found = await self._box.look_up(call.name, self._terms.lister)
+        tool = found if isinstance(found, ToolResult) else self._unless_refused(found, call, approved)
         if isinstance(tool, ToolResult):
-            return tool
+            return self._box.service.noted(tool, call.arguments, self._terms.lister, self._terms.session(None))
+        request = self._terms.request(tool, call.arguments or {}, None)
+        return await self._box.execute(request, self._on_event)
+
+    def _unless_refused(
+        self, tool: UniversalTool, call: ModelCall, approved: frozenset[str]
+    ) -> UniversalTool | ToolResult:
         if call.arguments is None:
             return unreadable(tool.name)
         if self._box.is_approval_needed(tool, call.arguments) and call.key not in approved:
             return not_approved(tool)
-        request = self._terms.request(tool, call.arguments, None)
-        return await self._box.execute(request, self._on_event)
+        return tool
 
 
 async def _side_by_side(works: list[Coroutine[Any, Any, Dispatched]]) -> list[Dispatched]:

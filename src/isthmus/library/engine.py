@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
+import msgspec
 import structlog
 
 from isthmus.app.hub import RunningHub
@@ -24,13 +25,15 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING
 from isthmus.core.catalog.view import Route
 from isthmus.core.settings import Limits
-from isthmus.library.catalog import Catalog
-from isthmus.library.errors import ConfigurationError
+from isthmus.library.catalog import Catalog, Entry
+from isthmus.library.contracts import ToolResult, UserContext
+from isthmus.library.errors import ConfigurationError, ToolError
 from isthmus.library.permissions import UNRESTRICTED
 from isthmus.library.questions import Questions
+from isthmus.library.results import fault_of
 from isthmus.library.servers import MCPServerConfig
 from isthmus.model.calls import EVERYTHING, Call, Surface
-from isthmus.model.faults import Fault
+from isthmus.model.faults import UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.settings import AuditMode
@@ -283,10 +286,23 @@ class Engine:
         """Whether what is asked of it is in an audit log."""
         return self._books is not None
 
-    def tell_refused(self, call: Call, server: ServerName | None, why: Fault) -> None:
+    def tell_refused(self, call: Call, refusal: ToolResult, user: UserContext | None) -> None:
         """What was refused before the hub heard of it is in the log as the hub would have it."""
-        if self._books is not None:
-            self._books.audit.add((time.time(), call, server, why, 0.0, False, ""))
+        if self._books is None:
+            return
+        why = fault_of(refusal)
+        entry = None if isinstance(why, UnknownTool) else self._meant(refusal, user)
+        if entry is not None:
+            call = msgspec.structs.replace(call, name=entry.exposed)
+        self._books.audit.add((time.time(), call, None if entry is None else entry.server, why, 0.0, False, ""))
+
+    def _meant(self, refusal: ToolResult, user: UserContext | None) -> Entry | None:
+        """The tool of which more was wrong than its name; None if that was, too."""
+        space: object = refusal.tool_namespace
+        try:
+            return self.catalog().resolve_for(user, refusal.tool_name, space if isinstance(space, str) else None)
+        except (ToolError, TypeError):  # also a user that is none
+            return None
 
     async def settle(self) -> None:
         """Wait until each server has connected or failed."""
@@ -299,9 +315,10 @@ class Engine:
         await self.running.aclose()
         if self._pins is not None:
             await self._pins.aclose()
-        if self._books is not None:
-            await self._books.stop()
-            await self._books.close()
+        books, self._books = self._books, None  # whoever refuses a call from now on tells nobody
+        if books is not None:
+            await books.stop()
+            await books.close()
 
     def failures(self) -> dict[str, str]:
         """Servers that are not there, and why; of a hub elsewhere also those behind it."""

@@ -23,7 +23,7 @@ from isthmus.library.contracts import (
     text_of,
 )
 from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError, ToolUnreachableError
-from isthmus.model.faults import Fault, ServerError
+from isthmus.model.faults import BadArguments, CallerFault, Fault, ServerError, UnknownTool
 from isthmus.model.outcomes import Outcome, Result
 
 INVALID_PARAMS = -32602
@@ -168,6 +168,26 @@ def unavailable(request: ToolRequest, message: str) -> ToolResult:
     return _failed(request, payload, request.tool_name, request.tool_namespace, 0.0)
 
 
+UNKNOWN = frozenset({"unknown_tool", "ambiguous", "denied", "not_connected"})
+"""Reasons of `refused`: on a hub, a tool that a caller may not see is one that there is not."""
+
+
+def fault_of(refusal: ToolResult) -> Fault:
+    """What the hub itself would have said to a call that was refused here, as its audit log is to have it.
+
+    A person's no is nothing that a hub hears of, and keeps its own word.
+    """
+    reason = refusal.error.reason if refusal.error is not None else ""
+    message = refusal.error_message or ""
+    if reason in UNKNOWN:
+        return UnknownTool(refusal.tool_name)
+    if reason == "bad_arguments":
+        return BadArguments(refusal.tool_name, message)
+    fault = CallerFault(message)
+    fault.reason = reason
+    return fault
+
+
 def payload_of(fault: Fault, *, is_of_hub: bool = False) -> ErrorPayload:
     """A fault for programs; what a hub that this one is attached to said of it counts as if said here.
 
@@ -300,6 +320,11 @@ def _is_writable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def whole(text: str) -> str:
+    """A text as it can be written: a model, or a program, may have put half a character into it."""
+    return text if _is_writable(text) else text.encode(errors="replace").decode()
 
 
 def check_numbers(written: bytes, given: object) -> None:

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NoReturn
@@ -37,14 +38,22 @@ from isthmus.library.owner import Owner, OwnersLock
 from isthmus.library.permissions import UNRESTRICTED, grants_of
 from isthmus.library.program import is_on_hub
 from isthmus.library.questions import Asking, Questions
-from isthmus.library.results import check_numbers, payload_of, refused, result_from, session_of, trouble_with, unusable
+from isthmus.library.results import (
+    check_numbers,
+    payload_of,
+    refused,
+    result_from,
+    session_of,
+    trouble_with,
+    unusable,
+    whole,
+)
 from isthmus.library.running import begun, ended
 from isthmus.library.tools import MCPTool, Tool, end_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Call, Kind
 from isthmus.model.events import LogLevel
-from isthmus.model.faults import BadArguments, Fault, UnknownTool
-from isthmus.model.names import ServerName
+from isthmus.model.faults import BadArguments, Fault
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOTHING
 
@@ -353,20 +362,17 @@ class ToolService:
     ) -> tuple[Entry, Call] | ToolResult:
         """The tool that is meant and the call for it; or why there will be none."""
         if (trouble := trouble_with(request)) is not None:
-            return unusable(request, trouble)
+            return self._noted(request, unusable(request, trouble))
         user = request.user_context
         try:
             entry = catalog.resolve_for(user, request.tool_name, request.tool_namespace)
         except ToolError as error:
-            self._note_refused(engine, request, request.tool_name, None, UnknownTool(request.tool_name))
-            return refused(request, error)
+            return self._noted(request, refused(request, error))
         try:
             arguments = _encode(request.parameters)
             check_numbers(arguments, request.parameters)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            bad = BadArguments(entry.full_name, str(error))
-            self._note_refused(engine, request, entry.exposed, entry.server, bad)
-            return unusable(request, bad.message)
+            return self._noted(request, unusable(request, BadArguments(entry.full_name, str(error)).message))
         session = session_of(request)
         return entry, Call(
             ME if user is None else _caller(user, session, is_attached=engine.is_attached),
@@ -383,20 +389,41 @@ class ToolService:
             face=FACE,
         )
 
-    def _note_refused(
-        self, engine: Engine, request: ToolRequest, name: str, server: ServerName | None, why: Fault
-    ) -> None:
-        """Have a request in the audit log that never came to be a call; the hub itself notes all others."""
-        if self._owner is None or not engine.is_audited:
-            return
-        user, session = request.user_context, session_of(request)
-        try:
-            arguments = _encode(request.parameters)
-        except (TypeError, ValueError, RecursionError, OverflowError):
-            arguments = b""
-        caller = ME if user is None else _caller(user, session, is_attached=engine.is_attached)
-        call = Call(caller, EVERYTHING, name, msgspec.Raw(arguments), session=session or "", face=FACE)
-        self._owner.post(engine.tell_refused, call, server, why)
+    def noted(
+        self,
+        refusal: ToolResult,
+        arguments: object = None,
+        user_context: UserContext | None = None,
+        session_id: str | None = None,
+    ) -> ToolResult:
+        """How a call ended that was refused before the hub heard of it, as it is; the audit log has it then, too.
+
+        For whoever refuses calls of these tools; what `execute_tool` gives is noted already. It may be called from any
+        thread. Without an audit log, and over a service that is not open, nothing is noted.
+
+        Args:
+            refusal: How the call ended, under the name that was asked for.
+            arguments: What was given with it, or the text that was to be read as that; None if nobody knows.
+            user_context: On whose behalf.
+            session_id: Which conversation it belongs to.
+        """
+        owner, engine = self._owner, self._engine
+        if owner is not None and engine is not None and engine.is_audited:
+            session = session_id if isinstance(session_id, str) else ""
+            call = Call(
+                _asker(user_context, session, is_attached=engine.is_attached),
+                EVERYTHING,
+                whole(refusal.tool_name),
+                msgspec.Raw(_as_given(arguments)),
+                session=session,
+                face=FACE,
+            )
+            with suppress(ServiceClosedError):
+                owner.post(engine.tell_refused, call, refusal, user_context)
+        return refusal
+
+    def _noted(self, request: ToolRequest, refusal: ToolResult) -> ToolResult:
+        return self.noted(refusal, request.parameters, request.user_context, session_of(request))
 
     # -- resources and prompts -----------------------------------------------------------------------------------------
 
@@ -597,6 +624,26 @@ def _caller(user: UserContext, session: str | None, *, is_attached: bool) -> Cal
     # Whom nothing tells apart is the same to everybody; whatever does must, or one is given what is kept for another.
     known = repr((user.user_name, user.session_token, session, granted)).encode("utf-8", "surrogatepass")
     return Caller(hashlib.blake2b(known, digest_size=16, key=_KEY).hexdigest(), NAMELESS, grants)
+
+
+def _asker(user: object, session: str, *, is_attached: bool) -> Caller:
+    """Who is said to have asked, where nobody has looked at the request before: what is no user is the program's."""
+    if not isinstance(user, UserContext) or not isinstance(user_id := user.user_id, str | None):
+        return ME
+    known = replace(user, user_id=whole(user_id)) if user_id else user
+    return _caller(known, session or None, is_attached=is_attached)
+
+
+def _as_given(arguments: object) -> bytes:
+    """Arguments as their digest is made of; nothing, if they cannot be written down."""
+    if arguments is None:
+        return b""
+    if isinstance(arguments, str):
+        return arguments.encode(errors="replace")
+    try:
+        return _encode(arguments)
+    except (TypeError, ValueError, RecursionError, OverflowError):
+        return b""
 
 
 def _concluded(request: ToolRequest, entry: Entry, began: float, outcome: Outcome) -> ToolResult:
