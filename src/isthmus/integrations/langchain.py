@@ -150,6 +150,12 @@ class _Kit:
     terms: Terms[RunnableConfig]
     on_event: Listener | None = None
 
+    def noted(self, refusal: ToolResult, arguments: object) -> ToolResult:
+        """What is refused here, as it is; see `ToolService.noted`."""
+        config = ensure_config()
+        user, session = self.terms.user(config), self.terms.session(config, _thread_of(config))
+        return self.box.service.noted(refusal, arguments, user, session)
+
 
 class HubTool(BaseTool):
     """One tool of a hub."""
@@ -173,7 +179,7 @@ class HubTool(BaseTool):
     def _request(self, parameters: dict[str, Any]) -> ToolRequest:
         config = ensure_config()
         if self.kit.box.is_approval_needed(self.universal, parameters):
-            _ask(self.universal, parameters)
+            _ask(self.kit, self.universal, parameters)
         request: ToolRequest = self.kit.terms.request(self.universal, parameters, config, _thread_of(config))
         return request
 
@@ -218,7 +224,7 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
     async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """See `AgentMiddleware`."""
         tools = await self._kit.box.tools(self._user(), is_shared=self._kit.terms.is_shared)
-        turn = _Turn(self._with_tools(request, tools), tools)
+        turn = _Turn(self._kit, self._with_tools(request, tools), tools)
         while (response := turn.heard(await handler(turn.request))) is None:
             pass
         return response
@@ -226,7 +232,7 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """See `AgentMiddleware`."""
         tools = self._kit.box.tools_blocking(self._user(), is_shared=self._kit.terms.is_shared)
-        turn = _Turn(self._with_tools(request, tools), tools)
+        turn = _Turn(self._kit, self._with_tools(request, tools), tools)
         while (response := turn.heard(handler(turn.request))) is None:
             pass
         return response
@@ -236,20 +242,30 @@ class HubMiddleware(AgentMiddleware[Any, Any, Any]):
         if request.tool is not None:
             return await handler(request)
         found = await self._kit.box.look_up(*self._asked(request))
-        return _unless_unknown(request, found, await handler(self._with_tool(request, found)))
+        return self._unless_unknown(request, found, await handler(self._with_tool(request, found)))
 
     def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
         """See `AgentMiddleware`."""
         if request.tool is not None:
             return handler(request)
         found = self._kit.box.look_up_blocking(*self._asked(request))
-        return _unless_unknown(request, found, handler(self._with_tool(request, found)))
+        return self._unless_unknown(request, found, handler(self._with_tool(request, found)))
 
     def _asked(self, request: Any) -> tuple[str, UserContext | None]:
         return request.tool_call["name"], self._user()
 
     def _user(self) -> UserContext | None:
         return self._kit.terms.user(ensure_config())
+
+    def _unless_unknown(self, request: Any, found: UniversalTool | ToolResult, output: Any) -> Any:
+        """What came of a call; if nobody has the tool, what is said of it here.
+
+        Another middleware may have a tool that this one does not have, so that the others are asked first.
+        """
+        call = request.tool_call
+        if isinstance(found, ToolResult) and (_is_of_nobody(call["name"], output) or _is_overruled(found, output)):
+            return _refusal(call, self._kit.noted(found, call["args"]))
+        return output
 
     def _with_tools(self, request: Any, tools: list[UniversalTool]) -> Any:
         return request.override(tools=[*request.tools, *(_hub_tool(self._kit, tool) for tool in tools)])
@@ -300,8 +316,9 @@ class _Turn:
     answer: the run would end with nothing said.
     """
 
-    def __init__(self, request: Any, tools: list[UniversalTool]) -> None:
+    def __init__(self, kit: _Kit, request: Any, tools: list[UniversalTool]) -> None:
         self.request = request
+        self._kit = kit
         self._tools = {llm_name_of(tool): tool for tool in tools}
         self._said: list[Any] = []
         self._left = UNREADABLE_TURNS_MAX
@@ -330,7 +347,11 @@ class _Turn:
         left = [call for call in calls if call["id"] not in answered]
         if not any(self._is_own(call["name"]) for call in left):
             return []
-        return [_refusal(call, unreadable(self._name_of(call["name"]))) for call in left]
+        return [_refusal(call, self._unreadable(call)) for call in left]
+
+    def _unreadable(self, call: Any) -> ToolResult:
+        result = unreadable(self._name_of(call["name"]))
+        return self._kit.noted(result, call["args"]) if self._is_own(call["name"]) else result
 
     def _is_own(self, called: Any) -> bool:
         """Whether a name is for this hub to answer: a tool's of its own, or nobody's."""
@@ -353,18 +374,6 @@ def _given_name(tool: Any) -> Any:
 
 
 # -- names that the agent does not have --------------------------------------------------------------------------------
-
-
-def _unless_unknown(request: Any, found: UniversalTool | ToolResult, output: Any) -> Any:
-    """What came of a call; if nobody has the tool, what is said of it here.
-
-    Another middleware may have a tool that this one does not have, so that the others are asked first.
-    """
-    if isinstance(found, ToolResult) and (
-        _is_of_nobody(request.tool_call["name"], output) or _is_overruled(found, output)
-    ):
-        return _refusal(request.tool_call, found)
-    return output
 
 
 def _is_overruled(found: ToolResult, output: Any) -> bool:
@@ -395,7 +404,7 @@ def _thread_of(config: RunnableConfig) -> str | None:
 # -- approval ----------------------------------------------------------------------------------------------------------
 
 
-def _ask(tool: UniversalTool, parameters: Mapping[str, Any]) -> None:
+def _ask(kit: _Kit, tool: UniversalTool, parameters: Mapping[str, Any]) -> None:
     """Stop the graph until somebody says yes; what is resumed begins here anew, and nothing has been sent yet.
 
     Raises:
@@ -410,7 +419,7 @@ def _ask(tool: UniversalTool, parameters: Mapping[str, Any]) -> None:
         ) from error
     is_approved, why = _read_reply(reply)
     if not is_approved:
-        _fail(not_approved(tool, why))
+        _fail(kit.noted(not_approved(tool, why), parameters))
 
 
 def _read_reply(reply: Any) -> tuple[bool, str]:

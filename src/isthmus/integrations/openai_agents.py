@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -32,12 +33,21 @@ from mcp.types import CallToolResult, GetPromptResult, ListPromptsResult
 from mcp.types import Tool as MCPTool
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
-from isthmus.library.errors import ToolNotFoundError
+from isthmus.library.errors import ServiceClosedError, ToolNotFoundError
 from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, json_of, parts_of, record_of, said_by
 from isthmus.library.results import refused
 from isthmus.library.service import SESSION_KEY, ToolService
-from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, check_values, llm_name_of, unreadable
+from isthmus.library.toolbox import (
+    Approval,
+    Selection,
+    Terms,
+    Toolbox,
+    check_values,
+    llm_name_of,
+    not_approved,
+    unreadable,
+)
 
 UserOf: TypeAlias = UserContext | Callable[[RunContextWrapper[Any]], UserContext | None] | None
 """On whose behalf: one user, or a function that reads the user from a run's context."""
@@ -107,6 +117,11 @@ class _Kit:
         tell = None if listener is None else lambda chunk: listener(context, chunk)
         return await self.box.told(tool, await self.box.execute(request, tell), request.user_context)
 
+    def noted(self, refusal: ToolResult, arguments: object, context: RunContextWrapper[Any]) -> ToolResult:
+        """What is refused here, as it is; see `ToolService.noted`."""
+        user, session = self.terms.user(context), self.terms.session(context, _group_of(context))
+        return self.box.service.noted(refusal, arguments, user, session)
+
 
 def _group_of(context: RunContextWrapper[Any]) -> str | None:
     group: str | None = getattr(getattr(context, "run_config", None), "group_id", None)
@@ -119,7 +134,10 @@ def _function_tool(kit: _Kit, tool: UniversalTool) -> FunctionTool:
 
     async def invoke(context: ToolContext[Any], arguments: str) -> Any:
         parameters = _read(arguments)
-        result = unreadable(tool.name) if parameters is None else await kit.execute(tool, context, parameters)
+        if parameters is None:
+            result = kit.noted(unreadable(tool.name), arguments, context)
+        else:
+            result = await kit.execute(tool, context, parameters)
         results[context] = result
         return _output(result)
 
@@ -177,6 +195,7 @@ def hub_run_config(
     names: Selection | None = None,
     user_context: UserOf = None,
     *,
+    session_id: SessionOf = None,
     run_config: RunConfig | None = None,
     on_refusal: OnRefusal | None = None,
 ) -> RunConfig:
@@ -190,16 +209,28 @@ def hub_run_config(
         service: the same as for `hub_tools` or `HubServer`.
         names: the same.
         user_context: the same.
+        session_id: the same; here it is for the audit log alone.
         run_config: what else is to hold for the run; it stays as it is.
         on_refusal: told how such a call ended, since its output item has no `custom_data`.
     """
     given = run_config or RunConfig()
-    box, terms, otherwise = Toolbox(service, names), Terms(user_context), given.tool_error_formatter
+    box, terms, otherwise = Toolbox(service, names), Terms(user_context, session_id), given.tool_error_formatter
+
+    def noted(refusal: ToolResult, call: ToolErrorFormatterArgs[Any]) -> ToolResult:
+        user, session = terms.user(call.run_context), terms.session(call.run_context, given.group_id)
+        return service.noted(refusal, None, user, session)  # the SDK does not say what the arguments were
+
+    async def rejected(call: ToolErrorFormatterArgs[Any]) -> UniversalTool | None:
+        with suppress(ServiceClosedError):  # whoever says no may do so later than that
+            return await box.find(call.tool_name, terms.user(call.run_context))
+        return None
 
     async def explain(call: ToolErrorFormatterArgs[Any]) -> str | None:
+        if call.kind == "approval_rejected" and (tool := await rejected(call)) is not None:
+            noted(not_approved(tool), call)
         if call.kind != "tool_not_found":
             return None if otherwise is None else await _settled(otherwise(call))
-        result = await _miss(box, call.tool_name, terms.user(call.run_context))
+        result = noted(await _miss(box, call.tool_name, terms.user(call.run_context)), call)
         if on_refusal is not None:
             await _settled(on_refusal(call.call_id, result))
         return said_by(result)
@@ -290,7 +321,7 @@ class HubServer(MCPServer):
         """See `MCPServer`."""
         tool = await self._box.look_up(tool_name, self._user)
         if isinstance(tool, ToolResult):
-            return _call_result(tool)
+            return _call_result(self._box.service.noted(tool, arguments, self._user, (meta or {}).get(SESSION_KEY)))
         request = self._terms.request(tool, arguments or {}, (meta or {}).get(SESSION_KEY))
         return _call_result(await self._box.execute(request, self._on_event))
 
@@ -311,6 +342,7 @@ class HubServer(MCPServer):
     async def _unreadable(self, context: ToolContext[Any]) -> str:
         tool = await self._box.find(context.tool_name, self._user)
         result = unreadable(tool.name if tool is not None else context.tool_name)
+        self._box.service.noted(result, context.tool_arguments, self._user, self._session(context))
         # Where the SDK puts what an extractor gives it; none is asked of a call that failed.
         context._custom_data = record_of(result)
         return said_by(result)
@@ -334,8 +366,11 @@ class HubServer(MCPServer):
         return GetPromptResult.model_validate(await self._box.service.get_prompt(name, arguments))
 
     def _meta(self, call: MCPToolMetaContext) -> dict[str, Any] | None:
-        session = Terms(session_id=self._session_id).session(call.run_context, _group_of(call.run_context))
+        session = self._session(call.run_context)
         return None if session is None else {SESSION_KEY: session}
+
+    def _session(self, context: RunContextWrapper[Any]) -> str | None:
+        return Terms(session_id=self._session_id).session(context, _group_of(context))
 
 
 def _mcp_tool(tool: UniversalTool) -> MCPTool:

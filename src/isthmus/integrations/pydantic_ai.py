@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar
 
 try:
@@ -24,7 +25,7 @@ except ModuleNotFoundError as error:
 
 from pydantic_ai import BinaryContent, CustomEvent, RunContext, ToolDefinition, ToolReturn
 from pydantic_ai.exceptions import ApprovalRequired, ModelRetry, ToolFailed, UserError
-from pydantic_ai.messages import ModelRequest, RetryPromptPart, ToolReturnPart
+from pydantic_ai.messages import ModelRequest, RetryPromptPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, ValidationError, core_schema
 
@@ -34,7 +35,7 @@ from isthmus.library.forms import for_model
 from isthmus.library.parts import Image, Part, parts_of, record_of, said_by, value_of
 from isthmus.library.results import refused
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of, unreadable
+from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of, not_approved, unreadable
 
 DepsT = TypeVar("DepsT")
 
@@ -142,13 +143,22 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
                 await self._explain(part, user, ctx)
             elif isinstance(words := getattr(part, "content", None), _Words):
                 await _record(part, words, ctx)
-        return {llm_name_of(tool): self._toolset_tool(tool) for tool in tools}
+            elif _is_denied(part) and (denied := await self._box.find(part.tool_name, user)) is not None:
+                # The model is told by pydantic-ai, in words of its own or of whoever said no.
+                result = self._noted(ctx, not_approved(denied), _given(part, ctx))
+                part.metadata = record_of(result)
+                await _emit(ctx, _ended(result))
+        return {llm_name_of(tool): self._toolset_tool(tool, partial(self._noted, ctx)) for tool in tools}
+
+    def _noted(self, ctx: RunContext[DepsT], refusal: ToolResult, arguments: object) -> ToolResult:
+        user, session = self._terms.user(ctx), self._terms.session(ctx, ctx.conversation_id)
+        return self._box.service.noted(refusal, arguments, user, session)
 
     async def _explain(self, part: _Answer, user: UserContext | None, ctx: RunContext[DepsT]) -> None:
         """Put how the call ended into what the model is about to be told of it."""
         result = await self._miss(str(part.tool_name), str(part.content), user)
         if _is_news(part, result):
-            part.content = said_by(result)
+            part.content = said_by(self._noted(ctx, result, _given(part, ctx)))
             if isinstance(part, ToolReturnPart):
                 part.metadata = record_of(result)
             await _emit(ctx, _ended(result))
@@ -165,12 +175,14 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
             return refused(ToolRequest(name), ToolNotFoundError(name, known))
         return refused(ToolRequest(name), ToolNotFoundError(name))
 
-    def _toolset_tool(self, tool: UniversalTool) -> ToolsetTool[DepsT]:
+    def _toolset_tool(
+        self, tool: UniversalTool, noted: Callable[[ToolResult, object], ToolResult]
+    ) -> ToolsetTool[DepsT]:
         return HubToolsetTool(
             toolset=self,
             tool_def=_definition(tool),
             max_retries=self._max_retries,
-            args_validator=_Arguments(tool),
+            args_validator=_Arguments(tool, noted),
             universal=tool,
         )
 
@@ -207,6 +219,7 @@ class _Arguments:
     """The hub checks arguments; here they only have to be an object."""
 
     tool: UniversalTool
+    noted: Callable[[ToolResult, object], ToolResult]
 
     def validate_json(self, input: str | bytes | bytearray, **options: Any) -> Any:
         """See `SchemaValidator`."""
@@ -220,7 +233,8 @@ class _Arguments:
         try:
             return validate(given, **options)
         except ValidationError as error:
-            raise ModelRetry(_words_of(unreadable(self.tool.name), is_told=False)) from error
+            result = self.noted(unreadable(self.tool.name), given)
+            raise ModelRetry(_words_of(result, is_told=False)) from error
 
 
 def _definition(tool: UniversalTool) -> ToolDefinition:
@@ -245,6 +259,17 @@ def _last_parts(ctx: RunContext[Any]) -> Sequence[Any]:
     return last.parts if isinstance(last, ModelRequest) else ()
 
 
+def _given(part: _Answer, ctx: RunContext[Any]) -> object:
+    """The arguments of the call that is answered; if they are no object, as they were written."""
+    parts = (each for message in reversed(ctx.messages) for each in message.parts)
+    calls = (each for each in parts if isinstance(each, ToolCallPart) and each.tool_call_id == part.tool_call_id)
+    args = next((call.args for call in calls), None)
+    try:
+        return _ANY_OBJECT.validate_json(args or "{}") if isinstance(args, str) else args
+    except ValidationError:
+        return args
+
+
 def _is_miss(part: Any) -> TypeGuard[_Answer]:
     """Whether pydantic-ai itself said that a name is no tool's; it asks no toolset about those."""
     if isinstance(part, ToolReturnPart):
@@ -252,6 +277,11 @@ def _is_miss(part: Any) -> TypeGuard[_Answer]:
         return retry is not None and retry.cause == "unknown_tool"
     # Releases that give no cause have a part without metadata: there only `HubResultEvent` has the status.
     return isinstance(part, RetryPromptPart) and str(part.content).startswith(f"Unknown tool name: {part.tool_name!r}.")
+
+
+def _is_denied(part: Any) -> TypeGuard[ToolReturnPart]:
+    """Whether somebody said no to a call, and nobody has noted it yet."""
+    return isinstance(part, ToolReturnPart) and getattr(part, "outcome", None) == "denied" and part.metadata is None
 
 
 def _is_news(part: _Answer, result: ToolResult) -> bool:

@@ -37,7 +37,7 @@ from tests.frameworks.inside.adk_scripted import (
     repeat_answer,
     text_of,
 )
-from tests.frameworks.inside.served import run_example
+from tests.frameworks.inside.served import LOGGED, SUE, audited, refused_in, run_example
 
 ANN = UserContext(user_id="ann", permissions=UserPermissions(permissions=["docs.search", "docs.index"]))
 
@@ -284,6 +284,19 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
     assert (response.status, response.text) == ("success", words)
     (result,) = response.tool_results
     assert (result.tool_name, result.status, result.error_message) == (name, status, words)
+
+
+async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path) -> None:
+    async with audited(tmp_path) as service:
+        task = await TaskEngine(service).create_task_request(
+            tool_names=["echo", "chat_log"], description="Try.", user_context=SUE, session_id="talk"
+        )
+        task.available_tools[1].metadata["requires_approval"] = True
+        calls = {"mcp_builtin_ech": {}, "mcp_builtin_timestamp": {}, "mcp_builtin_echo": {"text": "hi"}}
+        asked = {"mcp_builtin_chat_log": {"message": "hi"}}
+        agent = agent_of(calls, asked, "so be it", tool_service=service, approve=lambda tool, arguments: False)
+        assert (await execute(agent, task)).text == "so be it"
+    assert sorted(await refused_in(tmp_path)) == sorted([*LOGGED, ("builtin.chat_log", "not_approved")])
 
 
 async def test_a_model_that_calls_a_tool_where_there_are_none_is_told_so() -> None:

@@ -47,7 +47,7 @@ from tests.frameworks.inside.adk_scripted import (
     repeat_answer,
     text_of,
 )
-from tests.frameworks.inside.served import counted
+from tests.frameworks.inside.served import LOGGED, SUE, audited, counted, refused_in
 from tests.peers.launch import CHECKOUT
 
 
@@ -396,6 +396,19 @@ async def test_of_several_toolsets_the_one_that_denies_is_heard_and_all_suggest(
     assert (denied["status"], unknown["status"], misspelt["status"]) == ("unauthorized", "not_found", "not_found")
     assert "Did you mean mcp_docs_search" in unknown["error"]
     assert "Did you mean mcp_builtin_echo" in misspelt["error"]
+
+
+async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path) -> None:
+    async with audited(tmp_path) as service:
+        both = [
+            HubToolset(service, user_context=SUE, tool_filter=["chat_log"], require_confirmation=True),
+            HubToolset(service, user_context=SUE, tool_filter=["echo"]),
+        ]
+        calls = {"mcp_builtin_ech": {}, "mcp_builtin_timestamp": {}, "mcp_builtin_echo": {"text": "hi"}}
+        talk = Conversation(both, calls, {"mcp_builtin_chat_log": {"message": "hi"}}, "so be it")
+        asked = confirmation_of(await talk.say("Do it."))
+        assert text_of(await talk.say(decision(asked, is_approved=False))) == "so be it"
+    assert sorted(await refused_in(tmp_path)) == sorted([*LOGGED, ("builtin.chat_log", "not_approved")])
 
 
 async def test_a_callback_of_the_agents_own_comes_first_and_other_tools_errors_stay_theirs(

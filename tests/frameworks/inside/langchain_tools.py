@@ -46,14 +46,18 @@ from tests.frameworks.inside.served import (
     ALL_BUT_GO,
     EXECUTED,
     FAILURES,
+    LOGGED,
     MISSES,
     READER,
     SEARCHER,
     SECONDS,
+    SUE,
     TYPED,
     UNREADABLE,
+    audited,
     counted,
     let_go,
+    refused_in,
     run_example,
     seconds_for,
     serving,
@@ -332,6 +336,33 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
     assert state["messages"][-1].content == "so be it"
     blocking = create_agent(scripted((name, {}), "well"), middleware=[hub])
     assert tool_messages(await asyncio.to_thread(blocking.invoke, ASKED))[0].artifact == told.artifact
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_blocking: bool) -> None:
+    async with audited(tmp_path) as service:
+        names = ["mcp_builtin_ech", "mcp_builtin_timestamp", "mcp_builtin_echo"]
+        broken = [unreadable("mcp_builtin_echo", "{", "broken"), unreadable("made_up", "{", "another")]
+        messages = [
+            AIMessage("", tool_calls=[{"name": name, "args": {"text": "hi"}, "id": name} for name in names]),
+            AIMessage("", invalid_tool_calls=broken),
+            AIMessage("", tool_calls=[{"name": "mcp_builtin_chat_log", "args": {"message": "hi"}, "id": "asked"}]),
+            AIMessage("so be it"),
+        ]
+        hubs = [
+            HubMiddleware(service, user_context=SUE, needs_approval=["chat_log"]),
+            _Another(service, ["echo"], SUE),
+        ]
+        model = Scripted(messages=iter(messages), offered=[])
+        agent = create_agent(model, middleware=hubs, checkpointer=InMemorySaver())
+        for said in (ASKED, Command(resume=False)):
+            config = {"configurable": {"thread_id": "talk"}}
+            invoke = asyncio.to_thread(agent.invoke, said, config) if is_blocking else agent.ainvoke(said, config)
+            state = await invoke
+        assert state["messages"][-1].content == "so be it"
+    assert sorted(await refused_in(tmp_path)) == sorted(
+        [*LOGGED, ("builtin.echo", "bad_arguments"), ("made_up", "bad_arguments"), ("builtin.chat_log", "not_approved")]
+    )
 
 
 async def test_a_name_that_one_hub_does_not_have_may_be_anothers(service: ToolService) -> None:

@@ -29,14 +29,18 @@ from isthmus.library import (
 )
 from tests.frameworks.inside.served import (
     EXECUTED,
+    LOGGED,
     MISSES,
     READER,
     SEARCHER,
     SECONDS,
+    SUE,
     TYPED,
     UNREADABLE,
+    audited,
     counted,
     let_go,
+    refused_in,
     run_example,
     seconds_for,
     serving,
@@ -256,6 +260,40 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
         ("call_0", status, told.output)
     ]
     assert result.final_output == "so be it"
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_server: bool) -> None:
+    async with audited(tmp_path) as service:
+        model = scripted(
+            ("mcp_builtin_ech", {}),
+            ("mcp_builtin_timestamp", {}),
+            ("mcp_builtin_echo", "{"),
+            ("mcp_builtin_echo", {"text": "hi"}),
+            ("mcp_builtin_chat_log", {"message": "hi"}),
+            "so be it",
+        )
+        agent = Agent("librarian", model=model)
+        if is_server:
+            asked = {"always": {"tool_names": ["mcp_builtin_chat_log"]}}
+            agent.mcp_servers = [HubServer(service, None, SUE, session_id="talk", require_approval=asked)]
+        else:
+            agent.tools = [*await hub_tools(service, user_context=SUE, session_id="talk", needs_approval=["chat_log"])]
+        config = hub_run_config(service, user_context=SUE, session_id="talk", run_config=UNTRACED)
+        result = await Runner.run(agent, "please", run_config=config)
+        state = result.to_state()
+        state.reject(result.interruptions[0])
+        assert (await Runner.run(agent, state, run_config=config)).final_output == "so be it"
+    expected = [*LOGGED, ("builtin.echo", "bad_arguments"), ("builtin.chat_log", "not_approved")]
+    assert await refused_in(tmp_path) == expected
+
+
+async def test_what_a_server_of_tools_is_asked_for_and_has_not_is_in_the_log(tmp_path: Path) -> None:
+    async with audited(tmp_path) as service:
+        server = HubServer(service, ["echo"], SUE)
+        for name in ("mcp_builtin_ech", "mcp_builtin_timestamp", "mcp_builtin_echo"):
+            await server.call_tool(name, {"text": "hi"}, {"isthmus/session": "talk"})
+    assert await refused_in(tmp_path) == LOGGED
 
 
 async def test_a_run_that_is_streamed_goes_on_after_such_a_name_too(service: ToolService) -> None:

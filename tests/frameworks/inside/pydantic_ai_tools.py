@@ -19,14 +19,19 @@ from isthmus.integrations.pydantic_ai import HubProgressEvent, HubResultEvent, H
 from isthmus.library import TaskEngine, ToolDeniedError, ToolNotFoundError, ToolService, UserContext, tool
 from tests.frameworks.inside.served import (
     EXECUTED,
+    LOGGED,
     MISSES,
     READER,
     SEARCHER,
     SECONDS,
+    SUE,
     TYPED,
     UNREADABLE,
+    audited,
+    calls_in,
     counted,
     let_go,
+    refused_in,
     run_example,
     seconds_for,
     serving,
@@ -198,6 +203,39 @@ async def test_a_name_that_the_model_does_not_have_is_told_with_its_status(
     assert (told.metadata["status"], told.metadata["error"]["message"]) == (status, told.content)
     assert [event.record for event in ended] == [told.metadata]
     assert result.output == "so be it"
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_what_is_refused_is_in_the_audit_log_once(tmp_path: Path, *, is_streamed: bool) -> None:
+    async def hear(ctx: Any, events: Any) -> None:
+        async for _ in events:
+            pass
+
+    async with audited(tmp_path) as service:
+        script = Scripted(
+            ("mcp_builtin_ech", {"text": "hi"}),
+            ("mcp_builtin_timestamp", '{"text": '),
+            ("mcp_builtin_echo", '{"text": '),
+            ("mcp_builtin_echo", {"text": "hi"}),
+            ("mcp_builtin_chat_log", {"text": "hi"}),
+            ("mcp_builtin_echo", {"text": "hi"}),
+            "so be it",
+        )
+        hub = HubToolset[None](service, None, SUE, session_id="talk", needs_approval=["chat_log"])
+        agent = Agent(script.model, output_type=[str, DeferredToolRequests], toolsets=[hub])
+        handler = hear if is_streamed else None
+        result = await agent.run("please", event_stream_handler=handler)
+        assert isinstance(result.output, DeferredToolRequests)
+        no = DeferredToolResults(approvals={result.output.approvals[0].tool_call_id: False})
+        result = await agent.run(
+            message_history=result.all_messages(), deferred_tool_results=no, event_stream_handler=handler
+        )
+        assert result.output == "so be it"
+        assert [each.metadata["status"] for each in returns(result.new_messages())] == ["unauthorized", "success"]
+    expected = [*LOGGED, ("builtin.echo", "bad_arguments"), ("builtin.chat_log", "not_approved")]
+    assert await refused_in(tmp_path) == expected
+    made_up, denied, broken, *rest = [each["arguments"] for each in await calls_in(tmp_path)]
+    assert (denied == broken, set(rest)) == (True, {made_up}), "equal arguments are seen to be equal"
 
 
 @pytest.mark.parametrize("is_denied_first", [True, False])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import runpy
 import sys
@@ -24,6 +25,8 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
 )
+from isthmus.storage import log_sqlite
+from isthmus.storage.seats import file_of
 from tests.library.services import raw_server, with_servers
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -79,6 +82,12 @@ READER = UserContext("rita", permissions=UserPermissions(["docs.search", "docs.i
 TYPED = ["search", "mcp.index", "docs.erase"]
 """What a user types, of which `READER` may not use the last."""
 
+SUE = UserContext("sue", permissions=UserPermissions(["builtin.echo", "builtin.chat_log"]))
+"""May use two of the built-in tools."""
+
+LOGGED = [("mcp_builtin_ech", "unknown_tool"), ("mcp_builtin_timestamp", "unknown_tool")]
+"""What the audit log has of a made-up name, and of a tool that is not `SUE`'s to use."""
+
 ALL_BUT_GO = UserContext("bob", permissions=UserPermissions(["*"], restrictions={"tools": ["docs.go"]}))
 
 
@@ -113,6 +122,31 @@ def serving(folder: Path) -> Iterator[ToolService]:
         assert list(tools.failures) == ["gone"]
         tools.service.register_tool(Looking("look", "mine"))
         yield tools.service
+
+
+@asynccontextmanager
+async def audited(folder: Path) -> AsyncIterator[ToolService]:
+    """A service over the built-in tools that keeps an audit log there."""
+    service = ToolService()
+    await service.initialize({"audit": "batched", "state": folder})
+    async with service:
+        yield service
+
+
+async def calls_in(folder: Path) -> list[dict[str, Any]]:
+    """The records of calls in that log."""
+    async with log_sqlite.reading(file_of(folder, 1)) as log:
+        records = [json.loads(row.content) async for row in log.rows()]
+    return [each for each in records if each["event"] == "call"]
+
+
+async def refused_in(folder: Path) -> list[tuple[str, str]]:
+    """The names and outcomes of what was not executed, in a log that has calls of `SUE` in one conversation only."""
+    calls = await calls_in(folder)
+    (whose,) = {(each["caller"], each["tenant"], each["session"]) for each in calls}
+    assert (whose[:2], bool(whose[2])) == (("sue", "users"), True)
+    assert "result" in [each["outcome"] for each in calls], "nothing to compare the conversation with"
+    return [(each["name"], each["outcome"]) for each in calls if each["executed"] == "no"]
 
 
 @asynccontextmanager

@@ -187,19 +187,20 @@ class AdkDomainAgent:
         ) -> dict[str, Any] | None:
             if not is_miss(tool):
                 return None
-            catalog = await self._catalog()
-            refusal = None if catalog is None else refusal_of(tool.name, catalog, task.user_context)
-            result = miss(tool.name, [Offer([each.name for each in tools], refusal)])
+            offer = await self._offer(tool.name, task.user_context, [each.name for each in tools])
+            result = miss(tool.name, [offer], args, tool_context.session.id)
             results.append(result)
             return answer_of(result)
 
         return explain
 
-    async def _catalog(self) -> Catalog | None:
+    async def _offer(self, called: str, user: UserContext | None, names: list[str]) -> Offer:
         try:
-            return await self._tool_service().catalog()
+            service = self._tool_service()
+            catalog = await service.catalog()
         except (ConfigurationError, ServiceClosedError):  # a task without tools is done without a service
-            return None
+            return Offer(names)
+        return Offer(names, refusal_of(called, catalog, user), service=service, user=user)
 
     def _tool_service(self) -> ToolService:
         if self._service is not None:

@@ -7,7 +7,7 @@ ADK finds no tool by it, and asks the agent's callbacks for tools that fail what
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolRequest, ToolResult, UserContext
 from isthmus.library.errors import LibraryError, ToolDeniedError, ToolError, ToolNotFoundError
 from isthmus.library.results import refused, unavailable
+from isthmus.library.service import ToolService
 from isthmus.model.places import without_places
 
 
@@ -53,6 +54,16 @@ class Offer:
     """Why the tool that it called is not among them, if more is known of it than that."""
     trouble: str | None = None
     """Why there is none, if nobody can tell what there is."""
+    service: ToolService | None = None
+    """Whose audit log has it that a call was refused; none, if nobody can tell whose call it is."""
+    user: UserContext | None = None
+
+    @property
+    def weight(self) -> int:
+        """Whose word counts: the lightest one's."""
+        if self.refusal is not None:
+            return 0 if isinstance(self.refusal, ToolDeniedError) else 1
+        return 3 if self.trouble is None else 2
 
 
 class Offering(ABC):
@@ -63,7 +74,9 @@ class Offering(ABC):
         """What the model has of this, and why what it called is not among it."""
 
 
-async def explain_miss(tool: BaseTool, tool_context: ToolContext, asked: Offering) -> dict[str, Any] | None:
+async def explain_miss(
+    tool: BaseTool, args: Mapping[str, Any], tool_context: ToolContext, asked: Offering
+) -> dict[str, Any] | None:
     """What the model is told of a name; None if it is a tool's, which failed.
 
     ADK takes the first answer: it is given for all that the agent has of any hub.
@@ -73,22 +86,26 @@ async def explain_miss(tool: BaseTool, tool_context: ToolContext, asked: Offerin
     agent = agent_of(tool_context)
     beside = [each for each in agent.tools if isinstance(each, Offering)] if agent is not None else []
     everybody = beside if asked in beside else [asked, *beside]
-    return answer_of(miss(tool.name, [await each.offer(tool.name, tool_context) for each in everybody]))
+    offers = [await each.offer(tool.name, tool_context) for each in everybody]
+    return answer_of(miss(tool.name, offers, args, tool_context.session.id))
 
 
-def miss(called: str, offers: Iterable[Offer]) -> ToolResult:
-    """How such a call ends: one that is denied anywhere is denied."""
-    offers = list(offers)
-    refusals = [offer.refusal for offer in offers if offer.refusal is not None]
-    refusals.sort(key=lambda each: not isinstance(each, ToolDeniedError))
-    if refusals:
-        return refused(ToolRequest(called), refusals[0])
-    if trouble := next((offer.trouble for offer in offers if offer.trouble is not None), None):
-        return unavailable(ToolRequest(called), f"There is no tool {called!r}: {trouble}")
-    known = [name for offer in offers for name in offer.names]
+def miss(called: str, offers: Sequence[Offer], args: Mapping[str, Any], session: str) -> ToolResult:
+    """How such a call ends: one that is denied anywhere is denied. It is in the audit log of whoever says so."""
+    heard = min(offers, key=lambda each: each.weight)
+    result = _ending(called, heard, [name for offer in offers for name in offer.names])
+    return result if heard.service is None else heard.service.noted(result, args, heard.user, session)
+
+
+def _ending(called: str, heard: Offer, known: list[str]) -> ToolResult:
+    request = ToolRequest(called)
+    if heard.refusal is not None:
+        return refused(request, heard.refusal)
+    if heard.trouble is not None:
+        return unavailable(request, f"There is no tool {called!r}: {heard.trouble}")
     if called in known:
-        return refused(ToolRequest(called), ToolNotFoundError(called, hint="It has come since: call it again."))
-    return refused(ToolRequest(called), ToolNotFoundError(called, suggestions(called, known)))
+        return refused(request, ToolNotFoundError(called, hint="It has come since: call it again."))
+    return refused(request, ToolNotFoundError(called, suggestions(called, known)))
 
 
 def without_list(error: Exception) -> str:

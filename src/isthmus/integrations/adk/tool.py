@@ -46,7 +46,7 @@ from isthmus.library.contracts import (
 from isthmus.library.errors import ServiceClosedError
 from isthmus.library.forms import mended
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import check_timeout
+from isthmus.library.toolbox import check_timeout, not_approved
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class HubTool(BaseTool, Offering):
         self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
     ) -> dict[str, Any] | None:
         """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
-        return await explain_miss(tool, tool_context, self)
+        return await explain_miss(tool, args, tool_context, self)
 
     async def offer(self, called: str, context: ReadonlyContext) -> Offer:
         """See `Offering`."""
@@ -178,12 +178,28 @@ class HubTool(BaseTool, Offering):
         except Exception as error:
             logger.exception("%s was called, and the tools of the hub could not be listed", called)
             return Offer([], trouble=without_list(error))
-        return Offer([self.name], refusal_of(called, catalog, user))
+        return Offer([self.name], refusal_of(called, catalog, user), service=self._service, user=user)
 
     # -- asking a person first -----------------------------------------------------------------------------------------
 
     async def check_require_confirmation(self, args: dict[str, Any], tool_context: ToolContext) -> bool:
         """Asked by the flow before each execution."""
+        is_wanted = await self._is_confirmation_wanted(args, tool_context)
+        confirmation = tool_context.tool_confirmation
+        if is_wanted and confirmation is not None and not confirmation.confirmed:
+            await self._note_rejected(args, tool_context)  # whoever asks here does not execute it then
+        return is_wanted
+
+    async def _note_rejected(self, args: dict[str, Any], tool_context: ToolContext) -> None:
+        """Have a person's no in the audit log; the flows of today tell the model of it by themselves."""
+        try:
+            user = await self.options.user_for(tool_context)
+        except Exception:
+            logger.exception("%s was rejected, and on whose behalf it was called cannot be told", self.tool.name)
+            return
+        self._service.noted(not_approved(self.tool), args, user, tool_context.session.id)
+
+    async def _is_confirmation_wanted(self, args: dict[str, Any], tool_context: ToolContext) -> bool:
         wanted = self.options.require_confirmation
         if not callable(wanted):
             return wanted

@@ -181,19 +181,21 @@ class HubToolset(BaseToolset, Offering):
         self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
     ) -> dict[str, Any] | None:
         """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
-        return await explain_miss(tool, tool_context, self)
+        return await explain_miss(tool, args, tool_context, self)
 
     async def offer(self, called: str, context: ReadonlyContext) -> Offer:
         """See `Offering`."""
         prefix = f"{self.tool_name_prefix}_" if self.tool_name_prefix else ""
         try:
-            catalog = await (await self._service()).catalog()
+            service = await self._service()
+            catalog = await service.catalog()
             user = await self._options.user_for(context)
             names = [each.name for each in await self.get_tools_with_prefix(context)]
         except Exception as error:
             logger.exception("%s was called, and the tools of the hub could not be listed", called)
             return Offer([], trouble=without_list(error))
-        return Offer(names, refusal_of(called.removeprefix(prefix), catalog, user, self._options.name_length))
+        refusal = refusal_of(called.removeprefix(prefix), catalog, user, self._options.name_length)
+        return Offer(names, refusal, service=service, user=user)
 
     def _named(self, names: Any, catalog: Catalog, user: UserContext | None) -> set[str]:
         """The full names of those that are meant and the user's; one that is not there may come with its server."""
