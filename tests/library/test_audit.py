@@ -20,7 +20,7 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
 )
-from isthmus.library.toolbox import not_approved
+from isthmus.library.toolbox import Toolbox, not_approved
 from isthmus.storage import log_sqlite
 from isthmus.storage.seats import file_of
 
@@ -155,6 +155,16 @@ async def test_what_the_dispatcher_refuses_is_in_the_log_once(tmp_path: Path) ->
         key=str,
     )
     assert len({(each["tenant"], each["session"]) for each in found if each["event"] == "call"}) == 1
+
+
+async def test_a_tool_that_has_gone_is_in_the_log_once_though_it_is_looked_up_again(tmp_path: Path) -> None:
+    service, gone = ToolService(), UniversalTool("builtin.gone", metadata={"llm_name": "mcp_builtin_gone"})
+    await service.initialize({"audit": "batched", "state": tmp_path})
+    async with service:
+        box = Toolbox(service)
+        result = await box.execute(ToolRequest("builtin.gone", user_context=EVE))
+        assert (await box.told(gone, result, EVE)).tool_name == "mcp_builtin_gone"
+    assert asked_of(await told(tmp_path)) == [("eve", "builtin.gone", "unknown_tool", None, "no")]
 
 
 async def test_what_is_refused_over_a_service_that_is_closed_is_noted_nowhere(tmp_path: Path) -> None:

@@ -602,6 +602,18 @@ async def test_a_tool_in_the_background_needs_the_id_of_a_call_and_room(service:
     assert "256 others have not been fetched" in index._begun(ToolRequest("docs.index"), "c", background)["error"]
 
 
+async def test_a_call_for_which_there_is_no_room_in_the_background_is_in_the_audit_log(tmp_path: Path) -> None:
+    async with audited(tmp_path) as service:
+        toolset = HubToolset(service, user_context=SUE, run_in_background=["chat_log"])
+        toolset.background._pending = {str(number): ("other", Future()) for number in range(PENDING_MAX)}
+        talk = Conversation(
+            [toolset], {"mcp_builtin_echo": {"text": "hi"}, "mcp_builtin_chat_log": {"message": "hi"}}, "so be it"
+        )
+        _, refused = answers(await talk.say("Do it."))
+    assert (refused["status"], refused["error_payload"]["reason"]) == ("unavailable", "overloaded")
+    assert await refused_in(tmp_path) == [("builtin.chat_log", "overloaded")]
+
+
 async def test_failures_in_the_background_are_told_and_closing_stops_what_runs(
     service: ToolService, ledger: Ledger
 ) -> None:

@@ -262,15 +262,17 @@ class HubTool(BaseTool, Offering):
 
     def _begun(self, request: ToolRequest, call_id: str | None, background: Background) -> dict[str, Any]:
         if call_id is None:
-            return self._not_begun("its call has no id, by which its result could be fetched")
+            return self._told(self._not_begun("its call has no id, by which its result could be fetched"))
         if not background.has_room():
-            return self._not_begun(f"the results of {PENDING_MAX} others have not been fetched")
+            refusal = self._not_begun(f"the results of {PENDING_MAX} others have not been fetched", "overloaded")
+            user, session = request.user_context, request.session_id
+            return self._told(self._service.noted(refusal, request.parameters, user, session))
         background.begin(call_id, self.name, self._later(request))
         return {"status": "pending", "tool_name": self.tool.name, "namespace": self.tool.namespace}
 
-    def _not_begun(self, why: str) -> dict[str, Any]:
+    def _not_begun(self, why: str, reason: str = "") -> ToolResult:
         message = f"{self.tool.name} was not begun: {why}"
-        return self._told(self._failure(ToolStatus.UNAVAILABLE, ErrorCode.TOOL_UNAVAILABLE, message))
+        return self._failure(ToolStatus.UNAVAILABLE, ErrorCode.TOOL_UNAVAILABLE, message, reason=reason)
 
     async def _later(self, request: ToolRequest) -> dict[str, Any]:
         try:
@@ -318,8 +320,10 @@ class HubTool(BaseTool, Offering):
         message = f"{self.tool.name} could not be executed: {type(error).__name__} (the log says more)"
         return self._failure(ToolStatus.ERROR, ErrorCode.INTERNAL, message)
 
-    def _failure(self, status: ToolStatus, code: ErrorCode, message: str, executed: Any = "no") -> ToolResult:
-        error = ErrorPayload(code, message, executed, server=self.tool.namespace)
+    def _failure(
+        self, status: ToolStatus, code: ErrorCode, message: str, executed: Any = "no", reason: str = ""
+    ) -> ToolResult:
+        error = ErrorPayload(code, message, executed, reason, self.tool.namespace)
         return ToolResult(self.tool.name, status, self.tool.namespace, error_message=message, error=error)
 
     def _detect_error_in_response(self, response: Any) -> str | None:
