@@ -30,7 +30,7 @@ class Bench(ToolService):
         self.result = said("done")
         self.requests: list[ToolRequest] = []
         self.given: Any = None
-        self.noted: dict[str, tuple[str, ...]] = {}
+        self.left_out: dict[str, tuple[str, ...]] = {}
         self.is_open = True
         self.watchers: list[Callable[[], object]] = []
 
@@ -66,7 +66,7 @@ class Bench(ToolService):
 
     @property
     def notes(self) -> dict[str, tuple[str, ...]]:
-        return self.noted
+        return self.left_out
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
         self.watchers.append(callback)

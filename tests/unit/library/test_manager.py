@@ -163,7 +163,7 @@ async def test_what_a_server_listed_wrongly_is_told_once(
     workspace: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench("a.x")
-    bench.noted = {"a": ("tool 3 left out: it has no name",)}
+    bench.left_out = {"a": ("tool 3 left out: it has no name",)}
     await workspace.begin(bench, "a")
     bench.change("a.x", "a.y")
     assert caplog.text.count("tool 3 left out") == 1
