@@ -62,8 +62,8 @@ INSERT INTO changes (server, variant, tool, fingerprint, before, after, at, how)
 """
 TRIM: Final = "DELETE FROM changes WHERE number <= (SELECT max(number) FROM changes) - ?"
 TRIM_SERVER: Final = """
-DELETE FROM changes WHERE server = ?1 AND number <=
-    (SELECT number FROM changes WHERE server = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)
+DELETE FROM changes WHERE server = :server AND number <=
+    (SELECT number FROM changes WHERE server = :server ORDER BY number DESC LIMIT 1 OFFSET :kept)
 """
 
 
@@ -191,7 +191,7 @@ class Definitions:
             change = (*seen[:4], before, seen.definition, seen.at, how)
             self._file.execute(CHANGED, change)
             self._file.execute(TRIM, (CHANGES_KEPT,))
-            self._file.execute(TRIM_SERVER, (seen.server, CHANGES_PER_SERVER))
+            self._file.execute(TRIM_SERVER, {"server": seen.server, "kept": CHANGES_PER_SERVER})
 
     def _before(self, seen: Seen) -> bytes | None:
         """How it looked when it was accepted last; of a variant that never was, how it looks to everybody."""

@@ -69,8 +69,8 @@ INSERT INTO documents (version, at, "group", state, body, kind, owner, id) VALUE
 ON CONFLICT (kind, owner, id) DO NOTHING
 """
 CHANGE = """
-UPDATE documents SET version = ?1, at = ?2, "group" = ?3, state = ?4, body = ?5
-WHERE kind = ?6 AND owner = ?7 AND id = ?8 AND version = ?1 - 1
+UPDATE documents SET version = ?, at = ?, "group" = ?, state = ?, body = ?
+WHERE kind = ? AND owner = ? AND id = ? AND version = ?
 """
 DROP = "DELETE FROM documents WHERE kind = ? AND owner = ? AND id = ? AND version = ?"
 ADD = "INSERT INTO entries (kind, owner, at, content) VALUES (?, ?, ?, ?)"
@@ -440,8 +440,9 @@ def _keep_answer(ask: Callable[[sqlite3.Connection], _T], answers: list[_T], con
 
 def _put(documents: Sequence[Document], connection: sqlite3.Connection) -> bool:
     """Write documents, each under a key of its own; False if one could not take the place that it was meant for."""
-    new = [_row(document) for document in documents if document.version == 1 and document.body is not None]
-    changed = [_row(document) for document in documents if document.version != 1 and document.body is not None]
+    kept = [document for document in documents if document.body is not None]
+    new = [_row(each) for each in kept if each.version == 1]
+    changed = [(*_row(each), each.version - 1) for each in kept if each.version != 1]
     gone = [(each.kind, each.owner, each.id, each.version - 1) for each in documents if each.body is None]
     for text, rows in ((NEW, new), (CHANGE, changed), (DROP, gone)):
         if rows and connection.executemany(text, rows).rowcount != len(rows):
