@@ -7,7 +7,7 @@ server. Called by the registry and by those who fill it.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -119,6 +119,15 @@ _NOT_OUTERMOST = ("anyOf", "oneOf", "allOf", "not", "enum", "if", "then", "else"
 ALTERNATIVES_DEPTH_MAX = 16
 """How far alternatives within alternatives are looked into; people write two or three."""
 
+REFERENCES_MAX = 16
+"""How many references are followed one after the other; people write one or two."""
+
+MEMBERS_MAX = 10_000
+"""How many members alternatives may have together, each as often as it is referred to; people write tens."""
+
+MENDED_MAX = 10_000
+"""How many values may be written out in the places of references: each could mean as much as the schema has."""
+
 
 def problem_of(schema: object) -> str | None:
     """Why something is not the schema of a tool's arguments; None if it is one."""
@@ -162,46 +171,52 @@ def mended(shown: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
 
     Frameworks, and providers, fail over one, with all other tools.
     """
-    whole: dict[str, Any] = _mended(shown, shown, schema) if _refers(shown) else shown
+    whole: dict[str, Any] = _Mending(shown, schema).of(shown) if _refers(shown) else shown
     return whole
 
 
 class _Members:
-    """What an object may have and must have by a schema, alternatives included; the schema comes from a server.
+    """What an object may have and must have by a schema, alternatives included.
 
-    What is referred to is looked at once, so that the work is bounded by the length of the schema.
+    The schema comes from a server: what is referred to is looked at once, and what is found is bounded.
     """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._known: dict[str, tuple[dict[str, Any], list[str]]] = {}
+        self._left = MEMBERS_MAX
 
     def of(self, schema: Mapping[str, Any], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+        if depth > ALTERNATIVES_DEPTH_MAX or self._left <= 0:
+            return {}, []
         reference = str(schema.get("$ref", ""))
-        if depth > ALTERNATIVES_DEPTH_MAX or reference in self._known:
-            return self._known.get(reference, ({}, []))
-        if reference:
-            self._known[reference] = ({}, [])  # for who refers to itself
-        found = self._found(_followed(schema, self._root), depth)
-        if reference:
-            self._known[reference] = found
+        found = self._known.get(reference)
+        if found is None:
+            if reference:
+                self._known[reference] = ({}, [])  # for who refers to itself
+            found = self._found(_followed(schema, self._root), depth)
+            if reference:
+                self._known[reference] = found
+        self._left -= 1 + len(found[0]) + len(found[1])
         return found
 
     def _found(self, schema: Mapping[str, Any], depth: int) -> tuple[dict[str, Any], list[str]]:
-        properties = dict(_table(schema.get("properties")))
+        tables = [_table(schema.get("properties"))]
         required = dict.fromkeys(_names(schema.get("required")))
         for key in ("allOf", "anyOf", "oneOf"):
             branches = [self.of(each, depth + 1) for each in _list(schema.get(key)) if isinstance(each, dict)]
-            for theirs, _ in branches:
-                properties = {**theirs, **properties}
+            tables += [theirs for theirs, _ in branches]
             required.update(dict.fromkeys(_required_by([names for _, names in branches], is_each=key == "allOf")))
+        properties: dict[str, Any] = {}
+        for table in reversed(tables):  # what comes first counts
+            properties.update(table)
         return properties, list(required)
 
 
 def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema itself, or the one of the same document that it merely refers to."""
     seen: set[str] = set()
-    while (found := _referred(schema, root, seen)) is not None:
+    while len(seen) < REFERENCES_MAX and (found := _referred(schema, root, seen)) is not None:
         schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
     return schema
 
@@ -219,36 +234,56 @@ def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]
 def _required_by(wanted: list[list[str]], *, is_each: bool) -> list[str]:
     if is_each:
         return [name for names in wanted for name in names]
-    return [name for name in wanted[0] if all(name in names for names in wanted)] if wanted else []
+    common = set(wanted[0]).intersection(*wanted[1:]) if wanted else set()
+    return [name for name in wanted[0] if name in common] if common else []
+
+
+def _parts(value: object) -> Iterator[object]:
+    """A value, and all that is in it."""
+    left = [value]
+    while left:
+        yield (part := left.pop())
+        if isinstance(part, dict):
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
 
 
 def _refers(value: object) -> bool:
-    left = [value]
-    while left:
-        match left.pop():
-            case {"$ref": str()}:
-                return True
-            case dict() as table:
-                left += table.values()
-            case list() as values:
-                left += values
+    return any(isinstance(part, dict) and isinstance(part.get("$ref"), str) for part in _parts(value))
+
+
+class _Mending:
+    """Has what leads nowhere in what is shown be what it meant in the whole schema, or anything."""
+
+    def __init__(self, shown: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+        self._shown = shown
+        self._schema = schema
+        self._known: dict[str, tuple[dict[str, Any], int]] = {}
+        self._left = MENDED_MAX
+
+    def of(self, value: Any) -> Any:
+        """A part of what is shown."""
+        match value:
+            case {"$ref": str(reference), **others} if _at(reference, self._shown) is None:
+                return {**self._meant_by(reference), **self.of(others)}
+            case dict():
+                return {key: self.of(each) for key, each in value.items()}
+            case list():
+                return [self.of(each) for each in value]
             case _:
-                pass
-    return False
+                return value
 
-
-def _mended(value: Any, shown: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
-    """A part of what is shown, in which what leads nowhere is what it meant in the whole schema, or anything."""
-    match value:
-        case {"$ref": str(reference), **others} if _at(reference, shown) is None:
-            meant = _at(reference, schema)
-            return _mended({**({} if meant is None or _refers(meant) else meant), **others}, shown, schema)
-        case dict():
-            return {key: _mended(each, shown, schema) for key, each in value.items()}
-        case list():
-            return [_mended(each, shown, schema) for each in value]
-        case _:
-            return value
+    def _meant_by(self, reference: str) -> dict[str, Any]:
+        if reference not in self._known:
+            meant = _at(reference, self._schema)
+            meant = {} if meant is None or _refers(meant) else meant
+            self._known[reference] = meant, sum(1 for _ in _parts(meant))
+        meant, size = self._known[reference]
+        if size > self._left:
+            return {}
+        self._left -= size
+        return meant
 
 
 def _at(reference: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -258,11 +293,16 @@ def _at(reference: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
     for step in steps:
         if isinstance(found, dict):
             found = found.get(step)
-        elif isinstance(found, list) and step in map(str, range(len(found))):  # `int` refuses very long ones
+        elif isinstance(found, list) and _is_index(step, len(found)):
             found = found[int(step)]
         else:
             return None
     return found if isinstance(found, dict) else None
+
+
+def _is_index(step: str, length: int) -> bool:
+    is_number = step.isascii() and step.isdecimal() and len(step) <= len(str(length))  # `int` refuses very long ones
+    return is_number and int(step) < length
 
 
 def _table(value: object) -> Mapping[str, Any]:

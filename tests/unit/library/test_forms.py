@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -84,6 +85,24 @@ def test_a_schema_that_has_no_end_is_shown_all_the_same() -> None:
     assert for_model({"$ref": "#/$defs/Args", "$defs": around})["properties"] == SCHEMA["properties"]
     assert for_model({"$ref": "#/$defs/d0", "$defs": wide})["properties"] == {}
     assert for_model({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})["properties"] == {}
+
+
+def test_what_a_server_writes_into_a_schema_makes_no_giant_of_what_is_shown() -> None:
+    large = {"properties": {f"k{n}": {} for n in range(1_000)}, "required": [f"k{n}" for n in range(1_000)]}
+    lost = {f"p{n}": {"$ref": "#/anyOf/0"} for n in range(500)}
+    shown = for_model({"type": "object", "properties": lost, "anyOf": [large]})
+    assert set(shown["properties"]) >= set(lost)
+    assert len(json.dumps(shown)) < 10 * len(json.dumps({"properties": lost, "anyOf": [large]}))
+    names = [f"d{n}" for n in range(500)]
+    defs = {name: {"$ref": "#/$defs/large", "required": ["own"]} for name in names} | {"large": large}
+    shown = for_model({"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": defs})
+    assert len(shown["properties"]) == 1_000, "all that there are"
+
+
+def test_a_reference_is_followed_only_so_far() -> None:
+    chain = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(100)} | {"d100": SCHEMA}
+    assert for_model({"$ref": "#/$defs/d90", "$defs": chain})["properties"] == SCHEMA["properties"]
+    assert for_model({"$ref": "#/$defs/d0", "$defs": chain})["properties"] == {}
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/None", "https://elsewhere.example/s.json", "#", 3])
