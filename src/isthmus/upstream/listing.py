@@ -23,6 +23,7 @@ from isthmus.upstream.dialect import Dialect
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, read_list
+from isthmus.wire.mcp.missing import MISSING_MAX
 
 PAGES_MAX = 1_000
 """Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""
@@ -144,7 +145,8 @@ class _Reading:
         for _ in range(PAGES_MAX):
             page = await self._page(shape, members)
             self._note(*page.problems)
-            self.missing.update(page.missing)
+            if len(self.missing) + len(page.missing) <= MISSING_MAX:  # else it is not believed, as in one page
+                self.missing.update(page.missing)
             took_all = self._take(kind, page.entries, found)
             cursor = page.next_cursor
             if took_all and cursor is None:

@@ -15,6 +15,7 @@ from isthmus.model.names import ServerName
 from isthmus.upstream import listing as module
 from isthmus.upstream.dialect import Dialect, LegacyDialect
 from isthmus.upstream.listing import NOTES_MAX, PAGES_MAX, Listing, read_topic, sharing
+from isthmus.wire.mcp.missing import MISSING_KEY, MISSING_MAX
 
 FILES = ServerName("files")
 Answer = Callable[[str, str | None], Any]
@@ -105,6 +106,15 @@ async def test_a_list_without_an_end_is_cut_after_a_bounded_number_of_pages() ->
     listing = await tools_of(lister)
     assert len(lister.asked) == PAGES_MAX
     assert listing.all_notes() == (f"its list of tools has over {PAGES_MAX} pages and was cut",)
+
+
+async def test_servers_that_are_missing_are_counted_over_all_pages() -> None:
+    def answer(_method: str, cursor: str | None) -> Any:
+        number = int(cursor or 0)
+        missing = {f"s{number}-{n}": {"state": "retrying", "reason": "gone"} for n in range(MISSING_MAX // 2)}
+        return page(f"t{number}", cursor=str(number + 1) if number < 9 else None, _meta={MISSING_KEY: missing})
+
+    assert len((await tools_of(Lister(answer))).missing) == MISSING_MAX
 
 
 async def test_an_empty_cursor_is_the_end() -> None:
