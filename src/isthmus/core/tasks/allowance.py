@@ -154,7 +154,8 @@ class Allowance:
 
     async def check(self, owner: Owner, size_bytes: int, share: float = OPEN_SHARE) -> None:
         """Raise `TooMuchKept` if there is no room for so much more that has not ended; one task always has it."""
-        room_bytes = int(self.most * share) - DOCUMENT_BYTES - size_bytes
+        more_bytes, share_bytes = DOCUMENT_BYTES + size_bytes, int(self.most * share)
+        room_bytes = share_bytes - more_bytes
         count = self._counts.get(owner)
         if count is None:
             self._look(owner)
@@ -167,7 +168,7 @@ class Allowance:
             return
         if not was_refused:
             log.warning("a caller's tasks may keep no more", **_named(owner), bytes=count.open_bytes, most=self.most)
-        raise TooMuchKept(count.open_bytes, int(self.most * share), self.most, SETTING)
+        raise TooMuchKept(count.open_bytes, more_bytes, share_bytes, self.most, SETTING)
 
     async def take_key(self, owner: Owner, document: Document) -> None:
         """Count a key that is about to be written; raise `TooManyKeys` if there is no room for it."""
@@ -220,15 +221,20 @@ class Allowance:
 
     async def _weigh(self, owner: Owner) -> None:
         """Ask the journal what an owner has; what is written after that is added."""
-        if (under_way := self._weighing.get(owner)) is not None:
+        while (under_way := self._weighing.get(owner)) is not None:
             await asyncio.wait({under_way.done})
-            return
+            if not under_way.done.cancelled():
+                return
         since = self._weighing[owner] = _Weighing(self._loop.create_future())
         try:
             found = await self._journal.weigh((*OVER, REPEAT), owner.key)
+        except asyncio.CancelledError:
+            since.done.cancel()  # the next of those who wait asks in its place
+            raise
         finally:
             del self._weighing[owner]
-            since.done.set_result(None)
+            if not since.done.cancelled():
+                since.done.set_result(None)
         count = self._counts.setdefault(owner, _Count())
         self._counts.move_to_end(owner)
         keys = sum(size for (kind, _), size in found.items() if kind == REPEAT)
@@ -255,7 +261,9 @@ class Allowance:
                 if kind == TASK:
                     self._forget(owner, taken.ids)
                     tasks += len(taken.ids)
-        log.info("a caller's oldest tasks made room for new ones", **_named(owner), tasks=tasks, bytes=size, most=most)
+        if size:
+            made = {"tasks": tasks, "bytes": size, "most": most}
+            log.info("a caller's oldest tasks made room for new ones", **_named(owner), **made)
 
 
 def _named(owner: Owner) -> dict[str, str]:

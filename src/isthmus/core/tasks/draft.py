@@ -43,10 +43,11 @@ class TooMuchSaid(NotKept):
 class TooMuchKept(NotKept):
     """So much is kept of the caller's tasks that have not ended that no more of it is."""
 
-    def __init__(self, open_bytes: int, room_bytes: int, most: int, setting: str) -> None:
+    def __init__(self, open_bytes: int, more_bytes: int, room_bytes: int, most: int, setting: str) -> None:
         super().__init__(
-            f"Your tasks that have not ended keep {open_bytes} bytes, and {room_bytes} is the most of the {most} that "
-            f"are kept of a caller's tasks ({setting}); wait for some of them to end, or cancel them"
+            f"Your tasks that have not ended keep {open_bytes} bytes, and {more_bytes} more would be over the "
+            f"{room_bytes} that such tasks may have of the {most} that are kept of a caller's tasks ({setting}); wait "
+            "for some of them to end, or cancel them"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from isthmus.core.ports.journal import OnVerdict, size_of
 from isthmus.core.tasks import allowance
@@ -185,6 +186,48 @@ async def test_who_is_refused_has_the_journal_asked_again_after_a_while(monkeypa
     await room.journal.prune(TASK, ["input_required"], before=room.seconds + 1, limit=1)
     monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
     assert await room.fill() == 1
+
+
+async def test_a_refusal_says_what_there_is_and_what_would_come_to_it() -> None:
+    room = Room()
+    begun = await room.fill()
+    (_, kept), each = room.counted, room.counted[1] // begun
+    with pytest.raises(TooMuchKept, match=rf"keep {kept} bytes, and {each} more would be over the 2000 .* 16000"):
+        await room.ask()
+
+
+async def test_nobody_is_refused_because_another_who_had_the_journal_asked_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = Room()
+    await room.fill()
+    await room.journal.prune(TASK, ["input_required"], before=room.seconds + 1, limit=1)
+    monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
+    weighed = room.slow.weighed
+    room.slow.may_answer.clear()
+    first, second = asyncio.create_task(room.ask()), asyncio.create_task(room.ask())
+    await turns()
+    assert room.slow.weighed == weighed + 1, "one asks for both"
+    first.cancel()
+    room.slow.may_answer.set()
+    await second
+    assert first.cancelled()
+
+
+async def test_room_that_was_not_made_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(room := Room(), "most", 10 * MOST)
+    await room.begin(id="one")
+    await room.begin(id="two")
+    await room.begin(id="three")
+    room.most = 800
+    with capture_logs() as told:
+        for running in room.sent[:2]:
+            running.finish(DONE)
+            await turns(20)
+        await room.engine.allowance._make_room(OWNER)
+    made = [line["tasks"] for line in told if line["event"].startswith("a caller's oldest tasks made room")]
+    assert made == [1, 1]
 
 
 async def test_keys_have_room_of_their_own_and_are_refused_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
