@@ -18,6 +18,7 @@ from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Journal
 from isthmus.core.ports.recorder import Recorder
 from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.record import Owner
 from isthmus.credentials.logins import Logins
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.credentials.vault import Vault
@@ -29,7 +30,7 @@ from isthmus.model.calls import Surface
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.model.questions import Profile
-from isthmus.storage.memory import OWNER_BYTES, MemoryJournal
+from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.audit import Audit
 from isthmus.telemetry.counters import Counters
 from isthmus.transport.egress import Egress
@@ -121,10 +122,10 @@ class RunningHub:
         for server in configuration.servers:
             self.supervisor.add(server)
 
-    def _keep_bytes(self) -> int:
+    def _keep_bytes(self, owner: Owner) -> int:
         """How much is kept of a caller's tasks: in memory no more than leaves room for others'."""
         most = self.configuration.a2a.keep_bytes
-        return min(most, OWNER_BYTES) if isinstance(self.journal, MemoryJournal) else most
+        return min(most, self.journal.share_of(owner.key)) if isinstance(self.journal, MemoryJournal) else most
 
     def _recorder(self, counting: Recorder) -> Recorder:
         return counting if self.audit is None else self.audit.over(counting)

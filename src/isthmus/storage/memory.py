@@ -25,10 +25,6 @@ DOCUMENTS_BYTES = 64 * 1024 * 1024
 """What all documents together may take; beyond it nothing more is written until something is taken away."""
 
 
-OWNER_BYTES = DOCUMENTS_BYTES // 2
-"""What is to be kept of one owner's tasks, so that there is room for another's."""
-
-
 class MemoryJournal:
     """Entries in bounded queues, one per kind and owner; documents in one table."""
 
@@ -37,6 +33,8 @@ class MemoryJournal:
         self._sizes: dict[tuple[str, str], int] = {}
         self._documents: dict[tuple[str, str, str], Document] = {}
         self._bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        """The same of each owner."""
         self.log: Ledger | None = None
         """Where facts are kept that come with documents; without it, nowhere."""
 
@@ -64,7 +62,7 @@ class MemoryJournal:
         key, ours = _key(document), None if document.body is None else document
         if self._documents.get(key) is not ours:
             return
-        self._bytes += _weight(earlier) - _weight(ours)
+        self._count(document.owner, _weight(earlier) - _weight(ours))
         self._documents.pop(key, None)
         if earlier is not None:
             self._documents[key] = earlier
@@ -75,12 +73,25 @@ class MemoryJournal:
         grown = sum(_weight(document) - _weight(self._documents.get(_key(document))) for document in documents)
         if grown > 0 and self._bytes + grown > DOCUMENTS_BYTES:
             return "refused"
-        self._bytes += grown
         for document in documents:
-            self._documents.pop(_key(document), None)
+            before = self._documents.pop(_key(document), None)
+            self._count(document.owner, _weight(document) - _weight(before))
             if document.body is not None:
                 self._documents[_key(document)] = document
         return "kept"
+
+    def _take_away(self, document: Document) -> None:
+        self._count(document.owner, -_weight(self._documents.pop(_key(document))))
+
+    def _count(self, owner: str, more: int) -> None:
+        self._bytes += more
+        self._bytes_of[owner] += more
+        if not self._bytes_of[owner]:
+            del self._bytes_of[owner]
+
+    def share_of(self, owner: str) -> int:
+        """What one owner may have: half of what others leave, so that there is room for one more, whoever it is."""
+        return max(0, DOCUMENTS_BYTES - self._bytes + self._bytes_of[owner]) // 2
 
     def _fits(self, document: Document) -> bool:
         """Whether what it takes the place of is there; nothing cannot take the place of nothing."""
@@ -136,7 +147,7 @@ class MemoryJournal:
         """See `core.ports.journal.Journal`."""
         found = [each for each in self._oldest(kind, states) if each.at < before][:limit]
         for document in found:
-            self._bytes -= _weight(self._documents.pop(_key(document)))
+            self._take_away(document)
         return len(found)
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
@@ -153,7 +164,7 @@ class MemoryJournal:
         for document in [each for each in self._oldest(kind, states) if each.owner == owner][:limit]:
             if taken >= bytes:
                 break
-            self._bytes -= _weight(self._documents.pop(_key(document)))
+            self._take_away(document)
             ids.append(document.id)
             taken += size_of(document)
         return Trimmed(tuple(ids), taken)

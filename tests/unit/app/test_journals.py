@@ -12,9 +12,10 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.journals import open_journal
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.tasks.record import Owner
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.storage import postgres
-from isthmus.storage.memory import OWNER_BYTES, MemoryJournal
+from isthmus.storage.memory import DOCUMENTS_BYTES, MemoryJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal
 
@@ -54,13 +55,13 @@ async def test_where_the_usual_folder_is_in_use_tasks_are_kept_in_memory(
 
 
 async def test_how_much_is_kept_of_a_callers_tasks_is_as_configured_but_in_memory_less(tmp_path: Path) -> None:
-    configuration = replace(configured(tmp_path), a2a=A2aSettings(keep_bytes=3 * OWNER_BYTES))
+    configuration = replace(configured(tmp_path), a2a=A2aSettings(keep_bytes=DOCUMENTS_BYTES))
     journal = await open_journal(configuration)
-    for kept_in, most in ((journal, 3 * OWNER_BYTES), (MemoryJournal(), OWNER_BYTES)):
+    for kept_in, most in ((journal, DOCUMENTS_BYTES), (MemoryJournal(), DOCUMENTS_BYTES // 2)):
         running = RunningHub(configuration, {}, kept_in)
-        assert running.tasks.allowance.most == most
+        assert running.tasks.allowance.most(Owner("default", "anyone")) == most
         running.configuration = replace(configuration, a2a=A2aSettings(keep_bytes=100_000))
-        assert running.tasks.allowance.most == 100_000, "also while it runs"
+        assert running.tasks.allowance.most(Owner("default", "anyone")) == 100_000, "also while it runs"
         await running.aclose()
     await journal.aclose()
 

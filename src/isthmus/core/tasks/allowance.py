@@ -93,21 +93,16 @@ class _Weighing(_Count):
 class Allowance:
     """What each owner has kept. `most` says how much that may be now, `forget` is told of what is gone."""
 
-    def __init__(self, journal: Journal, crew: Crew, most: Callable[[], int], forget: Forget) -> None:
+    def __init__(self, journal: Journal, crew: Crew, most: Callable[[Owner], int], forget: Forget) -> None:
         self._journal = journal
         self._crew = crew
-        self._most = most
+        self.most = most
         self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._counts: OrderedDict[Owner, _Count] = OrderedDict()
         self._weighing: dict[Owner, _Weighing] = {}
         self._looking: set[Owner] = set()
         """Those for whom room is being made."""
-
-    @property
-    def most(self) -> int:
-        """How much an owner may have kept now."""
-        return self._most()
 
     # -- counting ----------------------------------------------------------------------------------------------------
 
@@ -141,11 +136,11 @@ class Allowance:
 
     def _is_too_much(self, owner: Owner) -> bool:
         """Whether there may be too much, and something may be done about it."""
-        count = self._counts.get(owner)
+        count, most = self._counts.get(owner), self.most(owner)
         if count is None:
             return True
-        is_hopeless = count.open_bytes > self.most * LEFT_SHARE
-        return count.bytes > self.most and not (is_hopeless and self._is_sure(count))
+        is_hopeless = count.open_bytes > most * LEFT_SHARE
+        return count.bytes > most and not (is_hopeless and self._is_sure(count))
 
     def _is_sure(self, count: _Count) -> bool:
         return self._loop.time() < count.at + AGAIN_SECONDS
@@ -154,8 +149,8 @@ class Allowance:
 
     async def check(self, owner: Owner, size_bytes: int, share: float = OPEN_SHARE) -> None:
         """Raise `TooMuchKept` if there is no room for so much more that has not ended; one task always has it."""
-        more_bytes, share_bytes = DOCUMENT_BYTES + size_bytes, int(self.most * share)
-        room_bytes = share_bytes - more_bytes
+        most, more_bytes = self.most(owner), DOCUMENT_BYTES + size_bytes
+        room_bytes = int(most * share) - more_bytes
         count = self._counts.get(owner)
         if count is None:
             self._look(owner)
@@ -167,12 +162,13 @@ class Allowance:
         if not count.is_refused:
             return
         if not was_refused:
-            log.warning("a caller's tasks may keep no more", **_named(owner), bytes=count.open_bytes, most=self.most)
-        raise TooMuchKept(count.open_bytes, more_bytes, share_bytes, self.most, SETTING)
+            log.warning("a caller's tasks may keep no more", **_named(owner), bytes=count.open_bytes, most=most)
+        raise TooMuchKept(count.open_bytes, more_bytes, int(most * share), most, SETTING)
 
     async def take_key(self, owner: Owner, document: Document) -> None:
         """Count a key that is about to be written; raise `TooManyKeys` if there is no room for it."""
-        room_bytes = int(self.most * KEY_SHARE) - size_of(document)
+        share_bytes = int(self.most(owner) * KEY_SHARE)
+        room_bytes = share_bytes - size_of(document)
         count = self._counts.get(owner)
         if count is None:
             self._look(owner)
@@ -180,14 +176,14 @@ class Allowance:
             with suppress(OSError):  # see `check`
                 await self._weigh(owner)
         if count is not None and count.key_bytes > room_bytes:
-            raise TooManyKeys(count.key_bytes, int(self.most * KEY_SHARE), SETTING)
+            raise TooManyKeys(count.key_bytes, share_bytes, SETTING)
         for each in (count, self._weighing.get(owner)):
             if each is not None:
                 each.key_bytes += size_of(document)
 
     def refusal(self, live: Live, ending_bytes: int) -> NotWritten | None:
         """Why how a task ended is not kept with it, which takes so much; None if it is."""
-        size_bytes, most = live.size_bytes + ending_bytes, self.most
+        size_bytes, most = live.size_bytes + ending_bytes, self.most(live.record.owner)
         room_bytes = int(most * (1 - OPEN_SHARE))
         if size_bytes <= room_bytes:
             return None
@@ -212,8 +208,11 @@ class Allowance:
 
     async def _make_room(self, owner: Owner) -> None:
         try:
-            await self._weigh(owner)
-            await self._trim(owner)
+            # Where they share one memory, there is more for this one once others have no more than they may.
+            others = [each for each, count in self._counts.items() if count.bytes > self.most(each) and each != owner]
+            for each in (*others, owner):
+                await self._weigh(each)
+                await self._trim(each)
         except OSError as error:  # it is looked again with the next task
             log.warning("room for tasks could not be made", **_named(owner), error=str(error))
         finally:
@@ -247,7 +246,7 @@ class Allowance:
             self._counts.popitem(last=False)
 
     async def _trim(self, owner: Owner) -> None:
-        most, tasks, size = self.most, 0, 0
+        most, tasks, size = self.most(owner), 0, 0
         count = self._counts.get(owner)
         if count is None or count.bytes <= most:
             return

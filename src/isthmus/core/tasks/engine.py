@@ -90,9 +90,9 @@ class Engine:
         journal: Journal,
         now: Now,
         crew: Crew | None = None,
-        keep_bytes: Callable[[], int] = lambda: BYTES,
+        keep_bytes: Callable[[Owner], int] = lambda _: BYTES,
     ) -> None:
-        """`keep_bytes` says how much is kept of each owner's tasks now.
+        """`keep_bytes` says how much is kept of an owner's tasks now.
 
         Without a `crew` of the hub's it has one of its own, which nobody need close: all that it does ends soon.
         """

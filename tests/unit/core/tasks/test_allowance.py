@@ -21,7 +21,7 @@ from isthmus.model.conversation import ENDED
 from isthmus.model.outcomes import Result
 from isthmus.storage import memory
 from isthmus.storage.memory import MemoryJournal
-from tests.unit.core.doubles import DONE, call, raw
+from tests.unit.core.doubles import ANYONE, DONE, call, raw
 from tests.unit.core.tasks.doubles import OWNER, SECONDS, Workshop, draft, turns, until
 
 MOST = 16_000
@@ -61,7 +61,7 @@ class Room(Workshop):
         self.slow = Slow()
         super().__init__(self.slow)
         self.most = MOST
-        self.engine.allowance._most = lambda: self.most
+        self.engine.allowance.most = lambda _: self.most
 
     async def ask(self) -> None:
         """Begin a task that waits for its caller."""
@@ -304,6 +304,18 @@ async def test_a_memory_that_would_be_full_takes_tasks_on_and_on(monkeypatch: py
     room.most = memory.DOCUMENTS_BYTES // 2
     for number in range(100):
         await room.end(str(number))
+        await turns(20)
+
+
+async def test_a_memory_that_many_share_takes_tasks_of_each_on_and_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "DOCUMENTS_BYTES", 50_000)
+    room = Room()
+    room.engine.allowance.most = lambda owner: room.journal.share_of(owner.key)
+    for number in range(400):
+        caller = msgspec.structs.replace(ANYONE, name=f"caller {number // 50}")
+        async with asyncio.timeout(SECONDS):
+            await room.engine.begin(draft(call(caller=caller), caller=caller))
+        room.sent[-1].finish(DONE)
         await turns(20)
 
 
