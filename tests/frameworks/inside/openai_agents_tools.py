@@ -426,6 +426,26 @@ async def test_a_tool_that_goes_while_the_model_thinks_is_not_found(service: Too
     assert "mcp_builtin_passing" not in offered(model)[0]
 
 
+async def test_a_user_whose_permission_is_taken_back_while_the_model_thinks_is_refused(
+    service: ToolService, folder: Path
+) -> None:
+    class Revoked(ScriptedModel):
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            """See `Model`."""
+            users.append(SEARCHER)
+            return await super().get_response(*args, **options)
+
+    users: list[UserContext | None] = [None]
+    tools = await hub_tools(service, ["docs.erase"], lambda _: users[-1])
+    turns = [[function_call("mcp_docs_erase", {"path": "revoked"}, call_id="call_0")], [assistant_message("so be it")]]
+    agent = Agent("librarian", model=Revoked(turns), tools=[*tools])
+    result = await Runner.run(agent, "please", run_config=hub_run_config(service, run_config=UNTRACED))
+    (told,) = outputs(result)
+    assert told.custom_data["status"] == "unauthorized"
+    ledger = folder / "ledger"
+    assert not ledger.exists() or "erased revoked" not in ledger.read_text().splitlines()
+
+
 async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:
     async with counted(tmp_path) as (service, lists):
         before = lists()
