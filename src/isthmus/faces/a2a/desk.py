@@ -285,8 +285,11 @@ class Desk:
     ) -> Live | Problem:
         is_first, message = dialect == "0.1", without_headers(said.message)
         is_known = key is not None and self._is_said_again(live.record, message, by_words=is_first)
-        if not is_known and (problem := await self._no_room(live, message, key)) is not None:
-            return problem
+        if not is_known:
+            found = await self._with_room(live, message, key)
+            if isinstance(found, Problem):
+                return found
+            live = found
         problem = None if is_known else self._go_on(caller, live, said, is_first=is_first)
         problem = problem or self._address(caller, live, dialect, said)
         await self._engine.until_kept(live)
@@ -295,8 +298,8 @@ class Desk:
             await self._keep_key(owner_of(caller), key, live.record.id)
         return problem or live
 
-    async def _no_room(self, live: Live, message: Message, key: _Fresh | None) -> Problem | None:
-        """Refuse what there is no room for beside the caller's other tasks."""
+    async def _with_room(self, live: Live, message: Message, key: _Fresh | None) -> Live | Problem:
+        """The task, if there is room for this beside the caller's others."""
         owner, allowance = live.record.owner, self._engine.allowance
         try:
             await allowance.check(owner, len(msgspec.json.encode(message)))
@@ -304,7 +307,8 @@ class Desk:
                 await allowance.take_key(owner, write_key(owner, key.name, key.digest, live.record.id, 0.0, key.before))
         except (TooMuchKept, TooManyKeys) as refused:
             return Problem("unsupported_operation", str(refused))
-        return None
+        # If the journal was asked, the task may have been forgotten and called back as another since.
+        return await self._engine.find(owner, live.record.id) or _not_found(live.record.id)
 
     async def _keep_key(self, owner: Owner, key: _Fresh, task: str) -> None:
         kept: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()

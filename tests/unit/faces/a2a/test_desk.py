@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import pytest
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.tasks import allowance
 from isthmus.core.tasks.live import Live
 from isthmus.faces.a2a import desk
 from isthmus.faces.a2a.settings import A2aSettings
@@ -18,6 +20,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.conversation import Data, File, Message, Text
 from isthmus.model.names import ServerName
 from isthmus.model.questions import Question, Reply
+from isthmus.storage.memory import MemoryJournal
 from isthmus.wire.a2a.operations import Cancel, DialectName, Get, List, Problem, Send
 from tests.unit.core.doubles import ANYONE, raw
 from tests.unit.core.tasks.doubles import HeldJournal, turns
@@ -93,6 +96,41 @@ async def test_what_cannot_be_kept_is_told_as_our_own_problem() -> None:
     journal.write = refuse  # type: ignore[method-assign]
     assert await refused(office, saying(RUN)) == "internal"
     assert office.sent == []
+
+
+class SlowJournal(MemoryJournal):
+    """One that takes its time to say how much there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_weigh = asyncio.Event()
+        self.may_weigh.set()
+
+    async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
+        await self.may_weigh.wait()
+        return await super().weigh(kinds, owner)
+
+
+async def test_what_is_said_to_a_task_that_is_forgotten_meanwhile_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
+    office = Office(journal=(journal := SlowJournal()))
+    await begun(office, saying("hello"))
+    live = await begun(office, saying("hello", "m2"))
+    await turns()
+    # So much that the journal is asked before more is said; by then there is less.
+    (count,) = office.engine.allowance._counts.values()
+    most = count.open_bytes * 4
+    monkeypatch.setattr(office.engine.allowance, "most", lambda _: most)
+    await journal.trim("task", live.record.owner.key, [live.record.state], bytes=1, limit=1)
+    journal.may_weigh.clear()
+    saying_more = asyncio.create_task(begun(office, saying(RUN, "m3", task=live.record.id)))
+    await turns()
+    office.engine._rested.take(live.key)
+    found = await office.engine.find(live.record.owner, live.record.id)
+    journal.may_weigh.set()
+    assert await saying_more is found
+    assert found is not None
+    assert [said.id for said in found.record.said if said.role == "user"] == ["m2", "m3"]
 
 
 async def test_a_wrong_instruction_is_a_task_that_failed() -> None:
