@@ -21,7 +21,7 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.journal import Document, Journal, Verdict
 from isthmus.core.ports.targets import Aim, Named, Targets
-from isthmus.core.tasks.draft import Draft, NotKept, Taken, TooManyKeys, TooMuchKept
+from isthmus.core.tasks.draft import Draft, NotKept, Taken, TooManyKeys, TooMuchKept, TooMuchSaid
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK, Asked, Owner, Record, owner_of
@@ -169,6 +169,8 @@ class Desk:
             return await self._engine.begin(await self._draft(caller, dialect, said, besides))
         except Taken as taken:
             return Problem("invalid_params", str(taken))
+        except (TooMuchKept, TooMuchSaid) as refused:
+            return _too_much_of(refused)
         except NotKept as refused:
             return Problem("internal", str(refused), {"executed": "no"})
 
@@ -206,7 +208,7 @@ class Desk:
         try:
             await self._engine.allowance.take_key(owner, document)
         except TooManyKeys as refused:
-            return Problem("unsupported_operation", str(refused), {"executed": "no"})
+            return _too_much_of(refused)
         begun = await self._begin(caller, dialect, replace(_with_id(said), task=task), (document,))
         if isinstance(begun, Live):
             return begun
@@ -306,7 +308,7 @@ class Desk:
             if key is not None:
                 await allowance.take_key(owner, write_key(owner, key.name, key.digest, live.record.id, 0.0, key.before))
         except (TooMuchKept, TooManyKeys) as refused:
-            return Problem("unsupported_operation", str(refused))
+            return _too_much_of(refused)
         # If the journal was asked, the task may have been forgotten and called back as another since.
         return await self._engine.find(owner, live.record.id) or _not_found(live.record.id)
 
@@ -466,6 +468,11 @@ def _has_instruction(message: Message) -> bool:
 
 def _stand(record: Record) -> Stand:
     return record.state, len(record.said), 0 if record.asked is None else record.asked.number
+
+
+def _too_much_of(refused: NotKept) -> Problem:
+    """The caller has reached a bound of its own, which is no failure of ours: to try again does not help."""
+    return Problem("unsupported_operation", str(refused), {"executed": "no"})
 
 
 def _too_much(record: Record, message: Message) -> Problem | None:

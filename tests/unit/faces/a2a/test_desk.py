@@ -133,6 +133,21 @@ async def test_what_is_said_to_a_task_that_is_forgotten_meanwhile_is_not_lost(mo
     assert [said.id for said in found.record.said if said.role == "user"] == ["m2", "m3"]
 
 
+@pytest.mark.parametrize("key", [None, "key"])
+async def test_what_is_more_than_a_caller_may_have_is_no_failure_of_ours(
+    monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    office = Office()
+    live = await begun(office, saying("hello"))
+    await turns()
+    monkeypatch.setattr(office.engine.allowance, "most", lambda _: 2_000)
+    for said in (saying("hello", "m2"), saying(RUN, "m3", task=live.record.id)):
+        told = await office.desk.send(ANYONE, "1.0", said, key)
+        assert isinstance(told, Problem)
+        assert (told.kind, told.details) == ("unsupported_operation", {"executed": "no"})
+        assert "[a2a] keep_bytes" in told.message
+
+
 async def test_a_wrong_instruction_is_a_task_that_failed() -> None:
     office = Office()
     live = await begun(office, saying({"tool": "files.nothing"}))
