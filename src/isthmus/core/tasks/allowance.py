@@ -114,13 +114,19 @@ class Allowance:
 
     def count_due(self, owner: Owner, documents: Sequence[Document]) -> None:
         """Note what is written to be sent. Once it was it takes less, which is not seen before it is weighed again."""
-        if not documents:
+        self._note_due(owner, sum(size_of(each) for each in documents))
+
+    def uncount_due(self, owner: Owner, documents: Sequence[Document]) -> None:
+        """Note that this was not written."""
+        self._note_due(owner, -sum(size_of(each) for each in documents))
+
+    def _note_due(self, owner: Owner, more_bytes: int) -> None:
+        if not more_bytes:
             return
-        size_bytes = sum(size_of(each) for each in documents)
         for count in (self._counts.get(owner), self._weighing.get(owner)):
             if count is not None:
-                count.bytes += size_bytes
-                count.open_bytes += size_bytes
+                count.bytes += more_bytes
+                count.open_bytes += more_bytes
                 count.at = float("-inf")
 
     def uncount(self, live: Live) -> None:

@@ -175,6 +175,7 @@ class Engine:
             if verdict == "unknown":
                 self._take_back(live.key, documents)
             self.allowance.uncount(live)
+            self.allowance.uncount_due(live.record.owner, [each for each in documents if each.kind == DELIVERY])
             self._leave(live)
 
     def _foretold(self, live: Live, call: Call | Errand | None) -> tuple[Fact, ...]:
@@ -353,6 +354,7 @@ class Engine:
         live.is_news |= is_news and verdict != "kept"
         if verdict != "kept":
             live.notes[:0] = live.noting
+            self.allowance.uncount_due(record.owner, due)
         live.noting = []
         if verdict in ("refused", "unknown"):
             self._try_again(live, record, verdict)

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.core.ports.journal import OnVerdict, size_of
-from isthmus.core.tasks import allowance
+from isthmus.core.tasks import allowance, engine
 from isthmus.core.tasks.allowance import OVER
 from isthmus.core.tasks.draft import NotKept, TooManyKeys, TooMuchKept
 from isthmus.core.tasks.pushes import DELIVERY, after, delivery_of
@@ -140,6 +140,25 @@ async def test_what_was_not_kept_is_not_counted() -> None:
     with pytest.raises(NotKept):
         await room.ask()
     assert room.counted == before
+
+
+async def test_what_is_to_be_sent_is_counted_once_however_often_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RETRY_SECONDS", 0.0)
+    room = Room()
+    room.most = 100 * MOST
+    told = msgspec.structs.replace(draft(call(), id="told"), recipients=(Recipient("1", "https://a.example", "1.0"),))
+    await room.end("first")
+    room.slow.refuses = True
+    with pytest.raises(NotKept):
+        await room.engine.begin(told)
+    room.slow.refuses = False
+    await room.engine.begin(told)
+    room.slow.refuses = True
+    room.sent[-1].finish(DONE)
+    await turns(50)
+    room.slow.refuses = False
+    await until(lambda: not room.engine._live)
+    assert room.counted == await room.weighed()
 
 
 async def test_room_is_made_with_some_to_spare_and_a_task_in_mind_is_forgotten_too() -> None:
