@@ -118,7 +118,8 @@ def image_of(block: dict[str, Any]) -> Image | None:
     match block:
         case {"type": "image", "data": str(data), "mimeType": str(mime)}:
             kind = mime.partition(";")[0].strip().lower().replace("image/jpg", "image/jpeg")
-            return Image(data, kind) if kind in SHOWN and _is_base64(data) else None
+            whole = "".join(data.split())  # mail has lines, and so has what Python's `encodebytes` writes
+            return Image(whole, kind) if kind in SHOWN and _is_base64(whole) else None
         case _:
             return None
 

@@ -48,6 +48,11 @@ def test_a_picture_has_the_name_of_its_kind_that_providers_know(kind: str) -> No
     assert parts_of(answered({"type": "image", "data": "AAAA", "mimeType": kind})) == [Image("AAAA", "image/jpeg")]
 
 
+def test_a_picture_in_lines_as_python_writes_them_is_one() -> None:
+    block = {"type": "image", "data": "AAAA\nAAAA\r\n", "mimeType": "image/png"}
+    assert parts_of(answered(block)) == [Image("AAAAAAAA", "image/png")]
+
+
 def test_words_that_are_none_are_left_out() -> None:
     nothing, image = {"type": "text", "text": ""}, {"type": "image", "data": "AAAA", "mimeType": "image/png"}
     assert parts_of(answered(nothing, image, {"type": "text", "text": " \n"})) == [Image("AAAA", "image/png")]
