@@ -277,6 +277,18 @@ def test_a_service_that_there_is_takes_no_configuration(service: ToolService) ->
         BlockingToolService({"enable_mcp": False}, service=service)
 
 
+def test_a_service_that_there_is_can_be_initialized_without_a_loop(tmp_path: Path) -> None:
+    service = ToolService()
+    service.blocking.initialize(with_servers(raw_server(ledger=tmp_path / "ledger")))
+    with service.blocking as tools:
+        assert tools.execute_tool(pay("later")).result_data == "later"
+
+
+def test_what_to_begin_with_is_said_once() -> None:
+    with pytest.raises(ConfigurationError, match="was given already when this was made: leave it out of `initialize`"):
+        BlockingToolService({"enable_mcp": False}).initialize({"enable_mcp": True})
+
+
 def test_who_uses_one_by_itself_too_early_is_told_how_to_begin() -> None:
     with pytest.raises(ServiceClosedError, match=r"`with`, or call `initialize`; of a ToolService, await it"):
         BlockingToolService().list_tools()

@@ -474,6 +474,10 @@ class ToolService:
         return BlockingToolService(service=self)
 
 
+NOTHING_SAID = (None, None, None)
+"""Of what to begin with: no configuration, no hub, no key."""
+
+
 class BlockingToolService:
     """`ToolService` for threads: every method stands still until it is done."""
 
@@ -496,9 +500,24 @@ class BlockingToolService:
         self.service = service if service is not None else ToolService(questions=questions)
         self._given = (config, hub, key)
 
-    def initialize(self) -> None:
-        """See `ToolService`."""
-        plan, owner = self.service._planned(*self._given)
+    def initialize(
+        self,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        hub: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        """See `ToolService`; what this was made with need not be said again.
+
+        Raises:
+            ConfigurationError: also if both say something.
+        """
+        said = (config, hub, key)
+        if NOTHING_SAID not in (said, self._given):
+            raise ConfigurationError(
+                "what to begin with was given already when this was made: leave it out of `initialize`"
+            )
+        plan, owner = self.service._planned(*(self._given if said == NOTHING_SAID else said))
         opened: list[Engine] = []
         try:
             owner.wait(self.service._open(plan, opened))
