@@ -26,6 +26,7 @@ from isthmus.model.faults import BadArguments, BadReply
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.upstream.context import Asker, Context
+from isthmus.upstream.foreign import written
 from isthmus.upstream.signatures import BadArgument, Runnable
 from isthmus.upstream.waiters import lost
 from isthmus.upstream.workers import ASIDE, Workers
@@ -39,7 +40,7 @@ EVENTS_MAX = 256
 WORDS_LENGTH_MAX = 2_000
 """An exception's text may quote anything; a caller needs its beginning."""
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=written).encode
 
 
 SERVING: ContextVar[ref[InFlight] | None] = ContextVar("serving", default=None)
@@ -174,6 +175,10 @@ class Work:
 
 
 def _words_of(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        # Of what failed in a task group its own text says how many failures there are, and not which.
+        parts = (f"{type(part).__name__}: {_words_of(part)}".removesuffix(": ") for part in error.exceptions)
+        return f"{error.message}: {'; '.join(parts)}"
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - an exception's own text is code as well

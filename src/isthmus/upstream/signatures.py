@@ -10,12 +10,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import UnionType
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from isthmus.upstream import foreign
 from isthmus.upstream.context import Context
 from isthmus.upstream.docstrings import read_docstring
 from isthmus.wire.jsonrpc import Payload
@@ -104,10 +106,12 @@ class Function:
         self._rest = next((p for p in self._parameters if p.is_rest), None)
         self._given = [p for p in self._parameters if not p.is_context and not p.is_rest]
         self.input_schema = self._schema()
+        self._has_objects = "$defs" in self.input_schema
         fields = [parameter.field() for parameter in self._given]
         shape = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=self._rest is None, kw_only=True)
-        self._arguments = msgspec.json.Decoder(shape)
-        self._rest_value = msgspec.json.Decoder(Any if self._rest is None else self._rest.type)
+        self._arguments = msgspec.json.Decoder(shape, dec_hook=foreign.converted)
+        rest = Any if self._rest is None else self._rest.type
+        self._rest_value = msgspec.json.Decoder(rest, dec_hook=foreign.converted)
 
     @property
     def takes_context(self) -> bool:
@@ -135,7 +139,9 @@ class Function:
         try:
             values = _decoded(self._arguments, arguments)
             found = {p.name: value for p in self._given if (value := getattr(values, p.name)) is not UNSET}
-            return found if self._rest is None else {**found, **self._read_rest(arguments)}
+            if self._rest is not None:
+                found |= self._read_rest(arguments)
+            return foreign.completed(found) if self._has_objects else found
         except msgspec.MsgspecError as error:
             raise BadArgument(str(error)) from error
 
@@ -160,7 +166,10 @@ class Function:
     def _schema(self) -> dict[str, Any]:
         described = [p for p in self._parameters if not p.is_context]
         types = [parameter.type for parameter in described]
-        schemas, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+        try:
+            schemas, components = _schemas_of(types)
+        except foreign.SameName as error:
+            raise Unusable(str(error)) from error
         schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
         for parameter, one in zip(described, schemas, strict=True):
             if parameter.is_rest:
@@ -170,6 +179,13 @@ class Function:
         if required := [p.name for p in self._given if p.default is _NO_DEFAULT]:
             schema["required"] = required
         return {**schema, "$defs": components} if components else schema
+
+
+def _schemas_of(types: list[Any]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    parts: dict[str, Any] = {}
+    hook = partial(foreign.described, parts=parts)
+    schemas, components = msgspec.json.schema_components(types, schema_hook=hook, ref_template=foreign.REF + "{name}")
+    return schemas, {**components, **parts}
 
 
 WHOLE_MAX = 2.0**53
@@ -227,7 +243,7 @@ class _Parameter:
         described = {**schema, "description": words} if words and "description" not in schema else dict(schema)
         if self.default is not _NO_DEFAULT:
             with suppress(TypeError, ValueError):  # a sentinel, which says nothing to a caller
-                described["default"] = msgspec.to_builtins(self.default)
+                described["default"] = msgspec.to_builtins(self.default, enc_hook=foreign.written)
         return described
 
 
@@ -245,7 +261,15 @@ def _read_parameters(function: Callable[..., Any]) -> list[_Parameter]:
 def _read_parameter(parameter: inspect.Parameter, annotation: Any) -> _Parameter:
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         raise Unusable(f"it takes *{parameter.name}, and arguments of a tool have names")
-    read = _Parameter(parameter, annotation)
+    if foreign.is_field(parameter.default):
+        raise Unusable(
+            f"the default of its parameter {parameter.name} is a Field, which Python would give to it as it is: "
+            f"write {parameter.name}: Annotated[..., Field(...)], with a plain default or none"
+        )
+    try:
+        read = _Parameter(parameter, foreign.limited(annotation))
+    except TypeError as error:
+        raise Unusable(f"the limits of its parameter {parameter.name} cannot be described: {error}") from error
     if not read.is_context:
         _check_type(read)
     return read
@@ -253,8 +277,8 @@ def _read_parameter(parameter: inspect.Parameter, annotation: Any) -> _Parameter
 
 def _check_type(parameter: _Parameter) -> None:
     try:
-        msgspec.json.schema_components([parameter.type])
-        msgspec.json.Decoder(parameter.type)
+        _schemas_of([parameter.type])
+        msgspec.json.Decoder(parameter.type, dec_hook=foreign.converted)
     except TypeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise Unusable(f"the type of its parameter {parameter.name} cannot be described: {reason}") from error
@@ -262,7 +286,8 @@ def _check_type(parameter: _Parameter) -> None:
 
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Annotations with their strings evaluated; a callable object's are those of its `__call__`."""
-    holder = function if inspect.isroutine(function) else getattr(function, "func", _call_of(function))
+    made = function.__init__ if inspect.isclass(function) else _call_of(function)
+    holder = function if inspect.isroutine(function) else getattr(function, "func", made)
     try:
         return get_type_hints(inspect.unwrap(holder), include_extras=True)
     except TypeError:

@@ -7,10 +7,13 @@ import functools
 import json
 import math
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import pytest_asyncio
+from pydantic import BaseModel, Field, field_validator
 
 from isthmus.library import (
     ConfigurationError,
@@ -183,6 +186,80 @@ async def test_what_a_function_raises_and_what_it_refuses_have_each_their_status
     failed = await run(service, "fail", words="no such thing")
     assert (failed.status, failed.error_message) == (ToolStatus.ERROR, "ValueError: no such thing")
     assert (await run(service, "fail", words=7)).status is ToolStatus.INVALID_PARAMETERS
+
+
+class Leg(BaseModel):
+    to: str
+    kilometres: int = Field(default=1, ge=0)
+
+
+class Trip(BaseModel):
+    """With a model inside, and with itself."""
+
+    legs: list[Leg]
+    back: Trip | None = None
+
+    @field_validator("legs")
+    @classmethod
+    def check_legs(cls, legs: list[Leg]) -> list[Leg]:
+        if not legs:
+            raise ValueError("a trip leads somewhere")
+        return legs
+
+
+@dataclass
+class Stop:
+    place: str
+    minutes: int = 5
+
+
+async def test_models_dataclasses_and_paths_come_and_go_as_they_are(service: ToolService) -> None:
+    @tool
+    def plan(trip: Trip, stops: list[Stop], folder: Path = Path("trips")) -> dict[str, Any]:
+        return {"trip": trip, "stops": stops, "file": folder / "a.json"}
+
+    trip = {"legs": [{"to": "Rom"}], "back": {"legs": [{"to": "Bonn"}]}}
+    done = await run(service, "plan", trip=trip, stops=[{"place": "Como"}])
+    assert done.result_data == {
+        "trip": {
+            "legs": [{"to": "Rom", "kilometres": 1}],
+            "back": {"legs": [{"to": "Bonn", "kilometres": 1}], "back": None},
+        },
+        "stops": [{"place": "Como", "minutes": 5}],
+        "file": "trips/a.json",
+    }
+    far = {"legs": [{"to": "Rom", "kilometres": -1}]}
+    refused = await run(service, "plan", trip=far, stops=[])
+    assert (refused.status, refused.error_message) == (
+        ToolStatus.INVALID_PARAMETERS,
+        "Invalid arguments for builtin.plan: trip.legs.0.kilometres: -1 is less than the minimum of 0",
+    )
+    nowhere = await run(service, "plan", trip={"legs": []}, stops=[])
+    assert nowhere.status is ToolStatus.INVALID_PARAMETERS
+    assert "legs: Value error, a trip leads somewhere - at `$.trip`" in str(nowhere.error_message)
+
+
+async def test_what_a_task_group_failed_of_is_told(service: ToolService) -> None:
+    @tool
+    async def look() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.to_thread(int, "seven"))
+
+    result = await run(service, "look")
+    assert "ValueError: invalid literal for int() with base 10: 'seven'" in str(result.error_message)
+
+
+async def test_a_result_that_json_has_not_is_told_with_what_to_return(service: ToolService) -> None:
+    @tool
+    def give() -> Any:
+        return {"it": object()}
+
+    result = await run(service, "give")
+    assert (result.status, result.error_message) == (
+        ToolStatus.ERROR,
+        "TypeError: the tool's result has a value of type object, which JSON has not: "
+        "return text, numbers, lists, dictionaries, dataclasses or models",
+    )
 
 
 async def test_a_function_may_demand_what_a_user_must_have_been_given(service: ToolService) -> None:

@@ -225,7 +225,11 @@ async def test_plain_functions_run_in_threads_and_print_aside(scene: Scene, caps
         ("leave_later", "SystemExit: 3"),
         ("cancel_itself", "CancelledError"),
         ("nameless", "Mute"),
-        ("not_json", "TypeError: Encoding objects of type object is unsupported"),
+        (
+            "not_json",
+            "TypeError: the tool's result has a value of type object, which JSON has not: "
+            "return text, numbers, lists, dictionaries, dataclasses or models",
+        ),
     ],
 )
 async def test_an_exception_is_a_result_that_says_so(scene: Scene, name: str, words: str) -> None:

@@ -8,11 +8,15 @@ import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict, Union
 
 import jsonschema_rs
 import msgspec
 import pytest
+from annotated_types import Ge, Len
+from pydantic import BaseModel, Field
 
 from isthmus.model.events import Event, Log, Progress
 from isthmus.upstream.context import Context
@@ -42,6 +46,18 @@ class Box(msgspec.Struct):
 
 
 NOWHERE = object()
+
+
+class Item(BaseModel):
+    name: str
+    parts: list[Item] = []
+
+
+def other_item() -> type[BaseModel]:
+    class Item(BaseModel):
+        parts: list[Item] = []
+
+    return Item
 
 
 class Described:
@@ -99,6 +115,13 @@ def test_a_signature_is_a_schema() -> None:
         (Point, [{"x": 1}, {"x": 1, "next": {"x": 2}}], [{"y": 1}, {"x": 1, "next": {}}]),
         (Box, [{"width": 1.5}], [{"width": "x"}]),
         (Annotated[int, msgspec.Meta(ge=1)], [1], [0]),
+        (Annotated[int, Field(ge=1, multiple_of=2)], [2], [0, 3]),
+        (Annotated[str, Field(pattern="^a+$", max_length=2)], ["a"], ["b", "aaa"]),
+        (Annotated[list[int], Len(1)], [[1]], [[]]),
+        (Item, [{"name": "x"}, {"name": "x", "parts": [{"name": "y"}]}], [{}, {"name": "x", "parts": [{}]}, 5]),
+        (Optional[Item], [{"name": "x"}, None], [{}]),  # noqa: UP045
+        (dict[str, list[Item]], [{"a": [{"name": "x"}]}], [{"a": [{}]}]),
+        (Path, ["/a/b"], [5]),
     ],
 )
 def test_the_schema_and_the_conversion_say_the_same(annotation: Any, good: list[Any], bad: list[Any]) -> None:
@@ -244,6 +267,11 @@ def test_objects_and_partials_that_can_be_called_are_functions() -> None:
     assert call(functools.partial(add, b=2), {"a": 1}) == 3
 
 
+def test_a_class_is_described_by_how_it_is_made() -> None:
+    assert schema_of(Point)["properties"]["x"] == {"type": "integer"}
+    assert call(Point, {"x": 1}) == Point(1)
+
+
 def test_a_decorated_function_is_described_as_what_it_wraps() -> None:
     def add(a: int) -> int:
         return a
@@ -292,6 +320,20 @@ def with_words(*words: str) -> None: ...
 def with_bad_type(a: complex) -> None: ...
 def with_two_tables(a: Point | dict[str, int]) -> None: ...
 def with_unknown(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def with_field(a: int = Field(ge=0)) -> None: ...
+def with_odd_limit(a: Annotated[complex, Field(ge=0)]) -> None: ...
+def with_date_limit(a: Annotated[datetime, Ge(datetime(2020, 1, 1, tzinfo=UTC))]) -> None: ...
+def with_odd_model(a: Odd) -> None: ...
+def with_two_models(a: Item, b: object) -> None: ...
+
+
+class Odd(BaseModel):
+    function: Callable[[], int]
+
+
+with_two_models.__annotations__["b"] = other_item()
+
+
 def generator() -> Iterator[int]:
     yield 1
 
@@ -307,6 +349,11 @@ async def stream() -> AsyncIterator[int]:
         (with_bad_type, "the type of its parameter a cannot be described: type <class 'complex'> is not supported"),
         (with_two_tables, "more than one dict-like type"),
         (with_unknown, "its annotations cannot be read: NameError: name 'Nowhere' is not defined"),
+        (with_field, r"parameter a is a Field, .* write a: Annotated\[\.\.\., Field"),
+        (with_odd_limit, "the type of its parameter a cannot be described"),
+        (with_date_limit, "the limits of its parameter a cannot be described"),
+        (with_odd_model, "the type of its parameter a cannot be described: .*CallableSchema"),
+        (with_two_models, "two of its types are called Item, and differ: rename one"),
         (generator, "it is a generator"),
         (stream, "it is a generator"),
         (dict.update, r"no signature|takes \*"),
