@@ -552,6 +552,23 @@ async def test_a_file_says_what_there_is(tmp_path: Path) -> None:
             await service.initialize()
 
 
+@pytest.mark.parametrize("under", ["tool_service", None])
+@pytest.mark.parametrize("enabled", [True, False, "no"])
+async def test_the_dictionary_may_also_be_a_file(tmp_path: Path, under: str | None, enabled: Any) -> None:
+    said = {**with_servers(raw_server()), "enable_mcp": enabled}
+    (tmp_path / "service.json").write_text(json.dumps({under: said} if under else said))
+    service = ToolService()
+    try:
+        if isinstance(enabled, bool):
+            await service.initialize(tmp_path / "service.json")
+            assert ("raw.pay" in await service.list_tools()) is enabled
+        else:
+            with pytest.raises(ConfigurationError, match="enable_mcp must be true or false, not 'no'"):
+                await service.initialize(tmp_path / "service.json")
+    finally:
+        await service.shutdown()
+
+
 async def test_kept_results_are_given_again_to_nobody_else(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.jsonl"
     server = raw_server(ledger=ledger)

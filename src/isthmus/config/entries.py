@@ -179,6 +179,10 @@ def _unasked(value: object, place: Place, around: Surroundings) -> list[Finding]
     return [told for key, item in keyed for told in _unasked(item, place.at(key), around)]
 
 
+SWITCHES: tuple[Root, ...] = (("enable_mcp",), ("tool_service", "enable_mcp"))
+"""Where a program's own file says whether any server is to be connected."""
+
+
 # -- where they are in a file --------------------------------------------------------------------------------
 
 
@@ -292,14 +296,31 @@ def _without_own_kinds(entries: list[Entry], document: Document) -> tuple[list[E
 
 
 def _switched(entries: list[Entry], document: Document) -> list[Entry]:
-    """Switch off what the file excludes by name, in a table apart from the entries."""
+    """Switch off what the file excludes by name, in a table apart from the entries, or all of them by one word."""
+    is_none_on = _is_all_off(document)
     table = _below(document.table, document.dialect.switches) if document.dialect.switches else None
     allowed, excluded = (table.get("allowed"), table.get("excluded")) if isinstance(table, dict) else (None, None)
 
     def is_off(name: str) -> bool:
         is_allowed = not isinstance(allowed, list) or not allowed or name in allowed
-        return not is_allowed or (isinstance(excluded, list) and name in excluded)
+        return is_none_on or not is_allowed or (isinstance(excluded, list) and name in excluded)
 
     return [
         replace(entry, fields={**entry.fields, "disabled": True}) if is_off(entry.name) else entry for entry in entries
     ]
+
+
+def _is_all_off(document: Document) -> bool:
+    """Whether the file has no server connected, in the words that a `ToolService` is initialized with.
+
+    Raises:
+        ConfigError: it says neither yes nor no.
+    """
+    for root in () if document.dialect.is_own else SWITCHES:
+        is_on = _below(document.table, root)
+        if is_on is not None and not isinstance(is_on, bool):
+            said = Place(document.file).at(*root)
+            raise ConfigError(said.finding("must be true or false", value=values.shown(is_on)))
+        if is_on is False:
+            return True
+    return False

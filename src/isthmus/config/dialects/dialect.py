@@ -19,7 +19,8 @@ Step = Callable[[Draft], None]
 Root = tuple[str, ...]
 
 SHARED_ROOTS: tuple[Root, ...] = (
-    ("mcpServers",), ("servers",), ("mcp_servers",), ("context_servers",), ("extensions",), ("mcp", "servers"), ("mcp",)
+    ("mcpServers",), ("servers",), ("mcp_servers",), ("tool_service", "mcp_servers"), ("context_servers",),
+    ("extensions",), ("mcp", "servers"), ("mcp",)
 )  # fmt: skip
 """Where servers are looked for when nobody says which client's file it is, the likeliest first."""
 
