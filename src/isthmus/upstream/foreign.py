@@ -6,6 +6,7 @@ msgspec asks about a type it does not know. Called by `upstream.signatures` and 
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Annotated, Any, get_args, get_origin
@@ -16,6 +17,10 @@ REF = "#/$defs/"
 
 LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 """What a type may be limited by; msgspec has the same words."""
+
+
+_ODD = re.compile(r"[^A-Za-z0-9_-]")
+"""What cannot stand in a reference as it is, such as the brackets of a generic model; pydantic does the same."""
 
 
 class SameName(ValueError):
@@ -34,7 +39,7 @@ def described(kind: type, parts: dict[str, Any]) -> dict[str, Any]:
         return {"type": "string", "format": "path"}
     if not _is_model(kind):
         raise NotImplementedError
-    owner = kind.__name__
+    owner = _ODD.sub("_", kind.__name__)
     try:
         schema: dict[str, Any] = kind.model_json_schema(ref_template=f"{REF}{owner}.{{model}}")  # type: ignore[attr-defined]
     except Exception as error:

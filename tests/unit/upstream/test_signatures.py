@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict, Union
+from typing import Annotated, Any, Generic, Literal, NotRequired, Optional, TypedDict, TypeVar, Union
 
 import jsonschema_rs
 import msgspec
@@ -22,6 +22,8 @@ from isthmus.model.events import Event, Log, Progress
 from isthmus.upstream.context import Context
 from isthmus.upstream.signatures import BadArgument, Function, Unusable
 from tests.unit.core.doubles import raw
+
+T = TypeVar("T")
 
 
 class Size(enum.Enum):
@@ -51,6 +53,10 @@ NOWHERE = object()
 class Item(BaseModel):
     name: str
     parts: list[Item] = []
+
+
+class Crate(BaseModel, Generic[T]):
+    held: list[T]
 
 
 def other_item() -> type[BaseModel]:
@@ -121,6 +127,7 @@ def test_a_signature_is_a_schema() -> None:
         (Item, [{"name": "x"}, {"name": "x", "parts": [{"name": "y"}]}], [{}, {"name": "x", "parts": [{}]}, 5]),
         (Optional[Item], [{"name": "x"}, None], [{}]),  # noqa: UP045
         (dict[str, list[Item]], [{"a": [{"name": "x"}]}], [{"a": [{}]}]),
+        (Crate[Item], [{"held": [{"name": "x"}]}], [{"held": [{}]}]),
         (Path, ["/a/b"], [5]),
     ],
 )
