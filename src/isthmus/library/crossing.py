@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from weakref import ref
@@ -50,8 +51,8 @@ class Awaited(Crossing[T], Protocol[T]):
         """What was given; who is cancelled meanwhile just leaves."""
 
 
-Departure: TypeAlias = tuple[Callable[[], object], Crossing[Any]]
-"""A function that is to be called on the other side, and who is told if it cannot be."""
+Departure: TypeAlias = tuple[Callable[[], object], Crossing[Any], Context]
+"""A function that is to be called on the other side, who is told if it cannot be, and the context that it is of."""
 
 
 def crossing_here() -> Awaited[Any]:
@@ -102,21 +103,24 @@ class _Delivery:
         if is_first:
             self._wake_in_time()
 
-    def send(self, post: Post, departure: Departure) -> None:
-        """Have a function called where `post` does it: now, or with whatever else leaves in this turn of the loop."""
+    def send(self, post: Post, function: Callable[[], object], crossing: Crossing[Any]) -> None:
+        """Have a function called where `post` does it: now, or with whatever else leaves in this turn of the loop.
+
+        Either way it is called in the context of who sends it: what leaves together is of several.
+        """
         if not self._is_crowded:
-            post(departure[0])
+            post(function)
             return
         if not self._leaving:
             self.loop.call_soon(self._send_all, post)
-        self._leaving.append(departure)
+        self._leaving.append((function, crossing, copy_context()))
 
     def _send_all(self, post: Post) -> None:
         leaving, self._leaving = self._leaving, []
         try:
             post(_depart, leaving)
         except Exception as error:  # noqa: BLE001 - whoever waits hears it
-            for _, crossing in leaving:
+            for _, crossing, _ in leaving:
                 crossing.fail(error)
 
     def _wake_in_time(self) -> None:
@@ -181,9 +185,9 @@ def _bell_for(loop: asyncio.AbstractEventLoop) -> int | None:
 
 def _depart(leaving: Sequence[Departure]) -> None:
     """On the other side: each by itself, whatever becomes of the others."""
-    for function, crossing in leaving:
+    for function, crossing, context in leaving:
         try:
-            function()
+            context.run(function)
         except Exception as error:  # noqa: BLE001 - as in `_Delivery`
             crossing.fail(error)
 
@@ -228,7 +232,7 @@ class ToAsyncio(Generic[T]):
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
         """See `Awaited`, and `_Delivery`."""
-        self._delivery.send(post, (function, self))
+        self._delivery.send(post, function, self)
 
     async def wait(self) -> T:
         """See `Awaited`."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from importlib import import_module
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
@@ -57,6 +58,7 @@ class Owner:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
+        _say_that_this_is_asyncio()
         try:
             while not self._is_run_to_the_end():
                 pass
@@ -284,6 +286,12 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
+
+
+def _say_that_this_is_asyncio() -> None:
+    """To whoever asks here which library runs, as anyio does: what comes from Trio brings along that it does."""
+    with suppress(ImportError):  # who does not have it has no Trio
+        import_module("sniffio").thread_local.name = "asyncio"
 
 
 def _answer(crossing: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -29,7 +29,7 @@ from isthmus.upstream.context import Asker, Context
 from isthmus.upstream.foreign import written
 from isthmus.upstream.signatures import BadArgument, Runnable
 from isthmus.upstream.waiters import lost
-from isthmus.upstream.workers import ASIDE, Workers
+from isthmus.upstream.workers import ASIDE, Workers, step_aside
 from isthmus.wire.mcp.results import failure, plain, result_of
 
 log = structlog.get_logger(__name__)
@@ -67,12 +67,12 @@ class Runner:
             return
         work = Work(self, inflight, function, arguments)
         if function.is_inline:
-            inflight.finish(work.run_here())
+            inflight.finish(inflight.context.run(work.run_here))
             return
         inflight.carriage = work
         self._works.add(work)
         if function.is_async:
-            work.task = self._crew.spawn(f"function {function.name}", work.run_on_loop())
+            work.task = inflight.context.run(self._crew.spawn, f"function {function.name}", work.run_on_loop())
         else:
             self._workers.run(work.run_in_thread)
 
@@ -144,7 +144,11 @@ class Work:
         self._runner.ended(self, outcome)
 
     def run_in_thread(self) -> Callable[[], None]:
-        """Call the function, and return what is to be done on the loop."""
+        """Call the function in its caller's context, and return what is to be done on the loop."""
+        return self.inflight.context.run(self._run_aside)
+
+    def _run_aside(self) -> Callable[[], None]:
+        step_aside()
         SERVING.set(ref(self.inflight))
         try:
             value = self.function.call(self._arguments, self._context(Outbox(self._runner.loop, self._emit).put))

@@ -23,6 +23,14 @@ ASIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("aside", default=Fa
 """Whether what is printed here goes to standard error: standard output may be a protocol's, or a command's result."""
 
 
+def step_aside() -> None:
+    """In a thread, and in the context of somebody else: say of what is there that which is not so here."""
+    ASIDE.set(True)
+    if (sniffio := sys.modules.get("sniffio")) is not None:
+        # The caller may be of Trio, which is no reason not to run asyncio here.
+        sniffio.current_async_library_cvar.set(None)
+
+
 class Workers:
     """The threads of one server."""
 

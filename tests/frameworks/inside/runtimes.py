@@ -12,7 +12,7 @@ import anyio
 import pytest
 import trio
 
-from isthmus.library import BlockingToolService, ToolRequest, ToolService
+from isthmus.library import BlockingToolService, ToolRequest, ToolService, tool
 from isthmus.library.owner import Owner
 from tests.library.services import pay, raw_server, wait_for_line, with_servers
 
@@ -173,6 +173,29 @@ def test_a_guest_of_asyncio_and_its_host_both_call(service: ToolService) -> None
         return [host, (await ended).unwrap()]
 
     assert asyncio.run(main()) == ["host", "guest"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tools_use_anyio_whatever_their_caller_runs_on(service: ToolService, backend: str) -> None:
+    @tool
+    async def doze() -> str:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep, 0)
+        return "dozed"
+
+    @tool
+    def doze_by_itself() -> str:
+        anyio.run(anyio.sleep, 0)
+        return "dozed"
+
+    async def main() -> list[str]:
+        return [(await service.execute_tool(ToolRequest(name))).text for name in ("doze", "doze_by_itself")]
+
+    try:
+        assert anyio.run(main, backend=backend) == ["dozed", "dozed"]
+    finally:
+        tool.remove(doze)
+        tool.remove(doze_by_itself)
 
 
 def test_a_thread_of_trio_blocks(service: ToolService) -> None:

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -186,6 +187,33 @@ async def test_what_a_function_raises_and_what_it_refuses_have_each_their_status
     failed = await run(service, "fail", words="no such thing")
     assert (failed.status, failed.error_message) == (ToolStatus.ERROR, "ValueError: no such thing")
     assert (await run(service, "fail", words=7)).status is ToolStatus.INVALID_PARAMETERS
+
+
+USER: ContextVar[str] = ContextVar("user", default="nobody")
+
+CROWD = 200
+"""More than a server works on at once, so that some begin where another ends."""
+
+
+@pytest.mark.parametrize("kind", ["async", "thread", "inline"])
+async def test_each_call_sees_the_context_variables_of_its_own_caller(service: ToolService, kind: str) -> None:
+    async def whose() -> str:
+        await asyncio.sleep(0)
+        return USER.get()
+
+    def whose_by_itself() -> str:
+        return USER.get()
+
+    function: Any = whose if kind == "async" else whose_by_itself
+    tool(name="whose", inline=kind == "inline")(function)
+
+    async def call(user: str) -> tuple[str, str]:
+        USER.set(user)
+        return user, (await run(service, "whose")).text
+
+    for _ in range(2):  # calls leave one by one at first, and together once there are many
+        said = await asyncio.gather(*(asyncio.create_task(call(f"user {number}")) for number in range(CROWD)))
+        assert [(user, seen) for user, seen in said if user != seen] == []
 
 
 class Leg(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -57,6 +58,7 @@ class InFlight:
         "_started",
         "call",
         "carriage",
+        "context",
         "counted_by",
         "exchange",
         "is_sealed",
@@ -91,6 +93,9 @@ class InFlight:
         self.lane: Lane | None = None
         self.link: Link | None = None
         self.carriage: object = None
+        self.context = copy_context()
+        """Its caller's context variables, for a function of this process: a call that had to wait for its slot, or for
+        the log, begins where another one ends."""
         self.counted_by: TenantCalls | None = None
         """Where it counts as one of its tenant's, until it has ended."""
         self.outcome: Outcome | None = None
