@@ -6,6 +6,7 @@ msgspec asks about a type it does not know. Called by `upstream.signatures` and 
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
@@ -81,6 +82,9 @@ def written(value: Any) -> Any:
         return value.model_dump(mode="json", by_alias=True)
     if isinstance(value, PurePath):
         return str(value)
+    if inspect.iscoroutine(value):
+        value.close()  # nobody will await it, and Python would complain about that
+        raise TypeError("the tool's result is to be awaited: write the function as an `async def`, not inline")
     raise TypeError(
         f"the tool's result has a value of type {type(value).__name__}, which JSON has not: "
         "return text, numbers, lists, dictionaries, dataclasses or models"

@@ -8,8 +8,9 @@ its thread is taken until it returns, and what it returns is dropped. Used by th
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -72,9 +73,20 @@ class Runner:
         inflight.carriage = work
         self._works.add(work)
         if function.is_async:
-            work.task = inflight.context.run(self._crew.spawn, f"function {function.name}", work.run_on_loop())
+            self._spawn(work)
         else:
             self._workers.run(work.run_in_thread)
+
+    def _spawn(self, work: Work, rest: Awaitable[Any] | None = None) -> None:
+        spawn, name = self._crew.spawn, f"function {work.function.name}"
+        work.task = work.inflight.context.run(spawn, name, work.run_on_loop(rest))
+
+    def go_on(self, work: Work, rest: Awaitable[Any]) -> None:
+        """Await what a plain function returned, unless nobody waits for it any more."""
+        if work in self._works:
+            self._spawn(work, rest)
+        elif inspect.iscoroutine(rest):
+            rest.close()
 
     def ended(self, work: Work, outcome: Outcome) -> None:
         """A function is done; its call may have ended before."""
@@ -129,13 +141,14 @@ class Work:
         except BaseException as error:  # noqa: BLE001 - also `SystemExit`, which would end the loop
             return self._failed(error)
 
-    async def run_on_loop(self) -> None:
-        """Await the function; whatever it raises ends only its call, unless it is our own cancellation."""
+    async def run_on_loop(self, rest: Awaitable[Any] | None = None) -> None:
+        """Await the function, or the rest of it; whatever it raises ends only its call, but for our cancellation."""
         self.has_begun = True
         ASIDE.set(True)
         SERVING.set(ref(self.inflight))
         try:
-            outcome = self._outcome_of(await self.function.call(self._arguments, self._context(self._emit)))
+            value = self.function.call(self._arguments, self._context(self._emit)) if rest is None else rest
+            outcome = self._outcome_of(await value)
         except BaseException as error:  # also `SystemExit`, which would end the loop
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -152,6 +165,8 @@ class Work:
         SERVING.set(ref(self.inflight))
         try:
             value = self.function.call(self._arguments, self._context(Outbox(self._runner.loop, self._emit).put))
+            if inspect.isawaitable(value):  # an asynchronous function, behind a decorator that does not say so
+                return lambda: self._runner.go_on(self, value)
             outcome = self._outcome_of(value)
         except BaseException as error:  # noqa: BLE001 - a function's failure must not cost the thread
             outcome = self._failed(error)

@@ -189,6 +189,57 @@ async def test_what_a_function_raises_and_what_it_refuses_have_each_their_status
     assert (await run(service, "fail", words=7)).status is ToolStatus.INVALID_PARAMETERS
 
 
+def plainly(function: Any) -> Any:
+    """A decorator as people write it, which does not know of `async`."""
+
+    @functools.wraps(function)
+    def decorated(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    return decorated
+
+
+async def test_an_async_function_is_awaited_whatever_is_around_it(service: ToolService) -> None:
+    @tool
+    @plainly
+    async def knock(context: ToolContext, times: int) -> str:
+        asyncio.get_running_loop()
+        context.progress(times)
+        if times > 1:
+            raise ValueError("too often")
+        return "come in"
+
+    tool(name="static")(staticmethod(knock))
+    for name in ("knock", "static"):
+        assert (await run(service, name, times=1)).text == "come in"
+    failed = await run(service, "knock", times=2)
+    assert (failed.status, failed.text) == (ToolStatus.ERROR, "ValueError: too often")
+
+    tool(name="quick", inline=True)(knock)
+    quick = await run(service, "quick", times=1)
+    assert "TypeError: the tool's result is to be awaited" in quick.text
+
+
+async def test_an_async_function_within_a_plain_one_is_cancelled_with_its_call(service: ToolService) -> None:
+    began, cancelled = asyncio.Event(), asyncio.Event()
+    here = asyncio.get_running_loop()
+
+    @tool
+    @plainly
+    async def wait() -> None:
+        here.call_soon_threadsafe(began.set)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            here.call_soon_threadsafe(cancelled.set)
+
+    call = asyncio.create_task(run(service, "wait"))
+    async with asyncio.timeout(10):
+        await began.wait()
+        call.cancel()
+        await cancelled.wait()
+
+
 USER: ContextVar[str] = ContextVar("user", default="nobody")
 
 CROWD = 200
