@@ -79,7 +79,7 @@ class MCPConfigLoader:
 
 
 def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
-    """The files that there are, the first choice first; of one that was named and is not there, tell."""
+    """The files that there are, the first choice first; of one that was named and is not there, or is none, tell."""
     for source, path in ((FILE_VARIABLE, os.environ.get(FILE_VARIABLE)), ("config_path", named)):
         if path:
             file = located(str(path), Path(), home_folder())
@@ -87,7 +87,11 @@ def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
                 yield file
             else:
                 log.warning("%s names %s, which is not a file: looking elsewhere for MCP servers.", source, file)
-    yield from (file for file in (workspace / FILE_NAME, home_folder() / HOME_FILE) if _is_file(file))
+    for file in (workspace / FILE_NAME, home_folder() / HOME_FILE):
+        if _is_file(file):
+            yield file
+        elif os.path.lexists(file):  # a folder, or a link that leads nowhere: somebody meant it to be one
+            log.warning("%s is not a file: looking elsewhere for MCP servers.", file)
 
 
 def _is_file(path: Path) -> bool:

@@ -98,6 +98,22 @@ def test_a_named_file_that_is_not_there_is_told_and_the_next_is_read(
     assert "config_path names also/missing.json" in warnings[1]
 
 
+@pytest.mark.parametrize("kind", ["folder", "link to nothing", "link to itself"])
+def test_what_is_there_and_is_no_file_is_told_and_the_next_is_read(
+    kind: str, workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = workspace / "mcp.json"
+    if kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(file if kind == "link to itself" else workspace / "nothing.json")
+    write(Path.home() / ".excelmanus" / "mcp.json", home=STDIO)
+    assert names(MCPConfigLoader.load(workspace_root=workspace)) == ["home"]
+    (told,) = caplog.records
+    assert told.levelno == logging.WARNING
+    assert f"{file} is not a file: looking elsewhere for MCP servers" in told.getMessage()
+
+
 @pytest.mark.parametrize("source", ["environment", "argument", "workspace"])
 def test_a_path_that_no_file_can_have_is_as_one_that_is_not_there(
     source: str, workspace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
