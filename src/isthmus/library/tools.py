@@ -12,6 +12,7 @@ import msgspec
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool
 from isthmus.model.events import Log
+from isthmus.upstream.foreign import written
 
 if TYPE_CHECKING:
     from isthmus.library.catalog import Entry
@@ -74,7 +75,9 @@ class Piece(Log, frozen=True):
 def piece_of(content: Any) -> Piece:
     """Something that a tool gave, to be told at once."""
     members = {"level": "info", "data": content}
-    return Piece("info", {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in members.items()})
+    return Piece(
+        "info", {key: msgspec.Raw(msgspec.json.encode(value, enc_hook=written)) for key, value in members.items()}
+    )
 
 
 def end_of(result: ToolResult, at: datetime | None = None) -> list[ToolStreamChunk]:

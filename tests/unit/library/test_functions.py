@@ -318,6 +318,24 @@ async def test_models_dataclasses_and_paths_come_and_go_as_they_are(service: Too
     assert "legs: Value error, a trip leads somewhere - at `$.trip`" in str(nowhere.error_message)
 
 
+class Guide(Tool):
+    async def execute(self, tool_request: ToolRequest) -> ToolResult:
+        return ToolResult(self.name, ToolStatus.SUCCESS, result_data=[Leg(to="Rom")])
+
+    async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
+        yield ToolStreamChunk(self.name, "data", {"leg": Leg(to="Rom")})
+        yield ToolStreamChunk(self.name, "complete", [Leg(to="Bonn")], is_final=True)
+
+
+async def test_an_object_gives_models_piece_by_piece_too(service: ToolService) -> None:
+    service.register_tool(Guide("guide"))
+    chunks = [chunk async for chunk in service.execute_tool_stream(ToolRequest("guide"))]
+    assert [chunk.content for chunk in chunks] == [
+        {"leg": {"to": "Rom", "kilometres": 1}},
+        {"result": [{"to": "Bonn", "kilometres": 1}]},
+    ]
+
+
 async def test_what_a_task_group_failed_of_is_told(service: ToolService) -> None:
     @tool
     async def look() -> None:
