@@ -41,6 +41,8 @@ def collector() -> Iterator[Crowded]:
 class Crowded:
     def __init__(self) -> None:
         self.servers = 0
+        self.frozen = gc.get_freeze_count()
+        """What is never looked at anyhow: Python 3.12 has some of that."""
         self.collector = CrowdCollector(lambda: self.servers)
 
     def join(self, count: int) -> None:
@@ -56,7 +58,7 @@ class Crowded:
 def test_few_servers_are_left_to_the_collector(collector: Crowded) -> None:
     collector.join(CROWD - 1)
     collector.come_again(FREEZE_AFTER)
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() == collector.frozen
 
 
 def test_a_crowd_is_looked_at_once_and_then_taken_for_what_stays(collector: Crowded) -> None:
@@ -65,7 +67,7 @@ def test_a_crowd_is_looked_at_once_and_then_taken_for_what_stays(collector: Crow
     del going
     collector.join(1)
     assert Cycle.ended == 1
-    assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() > collector.frozen
     del staying
     gc.collect()
     assert Cycle.ended == 1
