@@ -8,13 +8,10 @@ programs without one.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NoReturn
@@ -32,15 +29,14 @@ from isthmus.library.errors import (
     ToolExecutionError,
 )
 from isthmus.library.executions import BlockingChunks, ChunkStream, Execution, Mailbox, OutcomeOnly, Sink, Telling
+from isthmus.library.features import contents_of, described, written_for
 from isthmus.library.functions import registered_tool
 from isthmus.library.logs import use_standard_logging
 from isthmus.library.owner import Owner, OwnersLock
-from isthmus.library.permissions import UNRESTRICTED, grants_of
 from isthmus.library.program import is_on_hub
 from isthmus.library.questions import Asking, Questions
 from isthmus.library.results import (
     check_numbers,
-    payload_of,
     refused,
     result_from,
     session_of,
@@ -50,22 +46,12 @@ from isthmus.library.results import (
 )
 from isthmus.library.running import begun, ended
 from isthmus.library.tools import MCPTool, Tool, end_of
-from isthmus.model.callers import Caller
+from isthmus.library.users import ME, as_given, asker_of, caller_for
 from isthmus.model.calls import EVERYTHING, Call, Kind
 from isthmus.model.events import LogLevel
-from isthmus.model.faults import BadArguments, Fault
+from isthmus.model.faults import BadArguments
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOTHING
-
-ME = Caller("local", "local", UNRESTRICTED)
-"""Who calls where no user is named: the program itself."""
-
-USERS = "users"
-NAMELESS = "nameless"
-"""Tenants of those for whom the program calls, so that no name of theirs is the program's own or each other's."""
-
-_KEY = secrets.token_bytes(32)
-"""Makes of what is known of a nameless user a name that tells nobody what that was."""
 
 HOW_TO_BEGIN = "use it in a `with`, or call `initialize`; of a ToolService, await it"
 
@@ -375,7 +361,7 @@ class ToolService:
             return self._noted(request, unusable(request, BadArguments(entry.full_name, str(error)).message))
         session = session_of(request)
         return entry, Call(
-            ME if user is None else _caller(user, session, is_attached=engine.is_attached),
+            ME if user is None else caller_for(user, session, is_attached=engine.is_attached),
             entry.surface,
             entry.exposed,
             msgspec.Raw(arguments),
@@ -411,10 +397,10 @@ class ToolService:
         if owner is not None and engine is not None and engine.is_audited:
             session = session_id if isinstance(session_id, str) else ""
             call = Call(
-                _asker(user_context, session, is_attached=engine.is_attached),
+                asker_of(user_context, session, is_attached=engine.is_attached),
                 EVERYTHING,
                 whole(refusal.tool_name),
-                msgspec.Raw(_as_given(arguments)),
+                msgspec.Raw(as_given(arguments)),
                 session=session,
                 face=FACE,
             )
@@ -457,14 +443,14 @@ class ToolService:
     async def _described(self, kind: Literal["prompts", "resources"], key: str) -> list[dict[str, Any]]:
         owner, engine = self._open_engine()
         routes = await owner.fetch(engine.features, kind)
-        return [{**_members(route.feature.definition), key: route.exposed} for route in routes]
+        return [{**described(route.feature.definition), key: route.exposed} for route in routes]
 
     async def _asked(self, kind: Kind, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         owner, engine = self._open_engine()
-        given = _written(kind, name, arguments)
+        given = written_for(kind, name, arguments)
         call = Call(ME, engine.surface, name, given, kind=kind, profile=self._profile, face=FACE)
         outcome = await self._performed(owner, engine, call)
-        return _contents(name, outcome, is_attached=engine.is_attached)
+        return contents_of(name, outcome, is_attached=engine.is_attached)
 
     # -- without a loop ------------------------------------------------------------------------------------------------
 
@@ -634,37 +620,6 @@ class _Tools(Mapping[str, Tool]):
         return len(self._catalog.entries)
 
 
-def _caller(user: UserContext, session: str | None, *, is_attached: bool) -> Caller:
-    """Who calls for a user. A hub elsewhere knows nothing of them: what they may use was decided here."""
-    granted = grants_of(user)
-    grants = UNRESTRICTED if is_attached else granted
-    if user.user_id:
-        return Caller(user.user_id, USERS, grants)
-    # Whom nothing tells apart is the same to everybody; whatever does must, or one is given what is kept for another.
-    known = repr((user.user_name, user.session_token, session, granted)).encode("utf-8", "surrogatepass")
-    return Caller(hashlib.blake2b(known, digest_size=16, key=_KEY).hexdigest(), NAMELESS, grants)
-
-
-def _asker(user: object, session: str, *, is_attached: bool) -> Caller:
-    """Who is said to have asked, where nobody has looked at the request before: what is no user is the program's."""
-    if not isinstance(user, UserContext) or not isinstance(user_id := user.user_id, str | None):
-        return ME
-    known = replace(user, user_id=whole(user_id)) if user_id else user
-    return _caller(known, session or None, is_attached=is_attached)
-
-
-def _as_given(arguments: object) -> bytes:
-    """Arguments as their digest is made of; nothing, if they cannot be written down."""
-    if arguments is None:
-        return b""
-    if isinstance(arguments, str):
-        return arguments.encode(errors="replace")
-    try:
-        return _encode(arguments)
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        return b""
-
-
 def _concluded(request: ToolRequest, entry: Entry, began: float, outcome: Outcome) -> ToolResult:
     seconds, is_of_hub = time.perf_counter() - began, entry.surface.style == "own"
     return result_from(request, outcome, entry.full_name, entry.namespace, seconds, is_of_hub=is_of_hub)
@@ -675,42 +630,3 @@ def _withdraw(owner: Owner, execution: Execution) -> None:
         owner.post(execution.withdraw)
     except ServiceClosedError:
         return  # everything was withdrawn with it
-
-
-def _members(definition: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """A description, without what cannot be read: one server's must not cost the list of all."""
-    found: dict[str, Any] = {}
-    for name, raw in definition.items():
-        with suppress(msgspec.MsgspecError, RecursionError):
-            found[name] = msgspec.json.decode(raw)
-    return found
-
-
-def _written(kind: Kind, name: object, arguments: object) -> msgspec.Raw:
-    """The arguments of a prompt or resource.
-
-    Raises:
-        TypeError: it is named by no text, or they are no dictionary.
-        ToolExecutionError: they are not JSON.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"a {kind} is named by a text, not {type(name).__name__}")
-    if not isinstance(arguments, Mapping):
-        raise TypeError(f"the arguments of a {kind} must be a dictionary, not {type(arguments).__name__}")
-    try:
-        written = _encode(dict(arguments))
-        check_numbers(written, arguments)
-        return msgspec.Raw(written)
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise ToolExecutionError(name, f"Invalid arguments for {name}: {error}") from error
-
-
-def _contents(name: str, outcome: Outcome, *, is_attached: bool) -> dict[str, Any]:
-    if isinstance(outcome, Fault):
-        payload = payload_of(outcome, is_of_hub=is_attached)
-        result = result_from(ToolRequest(name), outcome, name, payload.server, 0.0, is_of_hub=is_attached)
-        raise ToolExecutionError(name, payload.message, result)
-    try:
-        return msgspec.json.decode(outcome.payload, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ToolExecutionError(name, f"{name} was answered with what cannot be read: {error}") from error
