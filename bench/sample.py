@@ -7,7 +7,6 @@ and under load, where seconds do not. It decides nothing; `bench.gate` runs it s
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from time import thread_time_ns
 
 import msgspec
 
+from bench.collecting import no_collection
 from bench.messages import call_body
 from bench.scenarios import SCENARIOS, Scenario, Work
 
@@ -89,12 +89,10 @@ def least_nanoseconds(works: list[Work], rounds: int) -> list[float]:
     """Return the CPU time of one repetition of each work: the least over rounds in which they take turns."""
     repeats = [repeats_for(work) for work in works]
     least = [float("inf")] * len(works)
-    gc.collect()
-    gc.disable()
-    for _ in range(rounds):
-        for index, work in enumerate(works):
-            least[index] = min(least[index], nanoseconds(work, repeats[index]) / repeats[index])
-    gc.enable()
+    with no_collection():
+        for _ in range(rounds):
+            for index, work in enumerate(works):
+                least[index] = min(least[index], nanoseconds(work, repeats[index]) / repeats[index])
     return least
 
 

@@ -7,13 +7,12 @@ fine enough to see that a call has begun to do something more. `bench.gate` comp
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
+from bench.collecting import no_collection
 from bench.scenarios import Scenario, Work
 
 WARM_UPS = 3
@@ -34,7 +33,7 @@ def steps_of(made: Scenario) -> int:
     with made() as work:
         for _ in range(WARM_UPS):
             work()
-        with _nothing_else():
+        with no_collection():
             return _counted(work)
 
 
@@ -89,14 +88,3 @@ if sys.version_info >= (3, 12):
             sys.monitoring.set_events(TOOL, events.NO_EVENTS)
             sys.monitoring.free_tool_id(TOOL)
         return steps
-
-
-@contextmanager
-def _nothing_else() -> Iterator[None]:
-    """Let nobody's finalizers be counted."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

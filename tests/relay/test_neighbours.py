@@ -8,14 +8,13 @@ which there are as many as it takes to be certain, up to a number.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -25,6 +24,7 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
+from bench.collecting import no_collection
 from tests.faults.watching import eventually, open_descriptors, watches_files
 from tests.hubs import CHECKOUT, HubProcess, environment
 from tests.relay.peers import PATIENCE, Device, Json, device, raw_server
@@ -101,17 +101,6 @@ class Stopwatch:
     def close(self) -> None:
         for queue in self._queues:
             queue.close()
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Keep this process's own garbage collection out of what is measured."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 _numbers = count()
