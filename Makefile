@@ -41,7 +41,7 @@ demo: $(VENV)/.serve ## play the examples with A2A agents, from the card to a hu
 devices: $(VENV)/.serve ## play the relay: three servers behind NAT, and a device
 	@$(VENV)/bin/python examples/relay/demo.py
 
-test: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
+test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite against the hub
@@ -51,7 +51,7 @@ soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
 	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/security --timeout 3600 $(ARGS)
 
-cover: $(VENV)/.test $(VENV)/.postgres $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
+cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
 
 lint: $(VENV)/.test ## check style, format, types and who imports whom
@@ -166,6 +166,20 @@ $(VENV)/.postgres: | $(VENV)/.made
 	fi; \
 	if there; then touch $@; else \
 	  echo "SKIPPED: the tests with PostgreSQL, because there is no server. Run: sudo apt-get install postgresql" >&2; \
+	fi
+
+# Pages call the hub from a real browser. As root (a container) it is fetched; a checkout without it says what it leaves
+# out, and in CI the tests that need it fail.
+$(VENV)/.chromium: | $(VENV)/.made
+	@there() { command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable; }; \
+	if ! there >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing chromium, which the tests with web pages need …"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  install="apt-get install -qq -y --no-install-recommends chromium"; \
+	  { $$install || { apt-get update -qq && $$install; }; } >/dev/null || true; \
+	fi; \
+	if there >/dev/null; then touch $@; else \
+	  echo "SKIPPED: the tests with web pages, because there is no Chromium. Run: sudo apt-get install chromium" >&2; \
 	fi
 
 # The suite needs a newer Node.js than many machines have: it runs on the one beside the servers from npm.

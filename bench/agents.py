@@ -28,6 +28,9 @@ from bench.stage import KEY, Scenario, Target, start_hub, wait_until_served
 
 PATH = "/a2a"
 
+UNIQUE = b"9f86d081884c7d65"
+"""Stands for a message's id, of which each message has its own: the same one again would join the task of the first."""
+
 SDK_PYTHON = "ISTHMUS_A2A10_PYTHON"
 
 PROMISED_TIMES = {"SDK, SQLite": 50.0, "SDK, memory": 10.0}
@@ -82,7 +85,7 @@ def complaint_about(body: bytes, ask: Ask) -> str | None:
 def message_body(id: int, tool: str, text: str) -> bytes:
     """Return the JSON-RPC body of one `SendMessage` that has the tool run, and waits for the end."""
     part = {"data": {"tool": tool, "arguments": {"text": text}}}
-    message = {"messageId": f"message-{id}", "role": "ROLE_USER", "parts": [part]}
+    message = {"messageId": UNIQUE.decode(), "role": "ROLE_USER", "parts": [part]}
     return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "method": "SendMessage", "params": {"message": message}})
 
 
@@ -99,7 +102,7 @@ def headers() -> dict[str, str]:
 def asks(tool: str, first_id: int, count: int) -> list[Ask]:
     """Return `count` messages, each with a text of its own."""
     return [
-        Ask(http_request(PATH, headers(), message_body(id, tool, text)), id, text)
+        Ask(http_request(PATH, headers(), message_body(id, tool, text)), id, text, UNIQUE)
         for id in range(first_id, first_id + count)
         for text in [f"echo number {id}"]
     ]

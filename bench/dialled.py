@@ -21,6 +21,7 @@ state = "state"
 
 [relay]
 key = "{RELAY_KEY}"
+compatible_agents = "any"
 """
 
 DIALLED_SECONDS = 120.0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from secrets import token_hex
 from time import perf_counter
 from typing import TypeAlias, cast
 
@@ -113,9 +114,10 @@ class Caller(asyncio.Protocol):
         self._fail(f"the connection was lost ({exc or 'closed by the peer'})")
 
     def _next(self) -> None:
-        self._ask = next(self._asks)
+        self._ask = ask = next(self._asks)
+        wire = ask.wire.replace(ask.unique, token_hex(len(ask.unique) // 2).encode()) if ask.unique else ask.wire
         self._sent = perf_counter()
-        self._transport.write(self._ask.wire)
+        self._transport.write(wire)
 
     def _fail(self, reason: str) -> None:
         if not self.ended.done():

@@ -25,6 +25,8 @@ class Ask(msgspec.Struct, frozen=True):
     wire: bytes
     id: int
     text: str
+    unique: bytes = b""
+    """What in it is replaced by other digits each time it is sent, where the same request twice would be a repeat."""
 
 
 def call_body(id: int, tool: str, text: str, era: Era) -> bytes:

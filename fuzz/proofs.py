@@ -16,8 +16,8 @@ from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, Ser
 from isthmus.credentials.fetching import Fetched, FetchFailed
 from isthmus.credentials.grants import GrantRefused, _read, _refusal
 from isthmus.faces.oauth.asking import FORM, read_asked
-from isthmus.identity.jwt import looks_signed, read_keys, read_token
-from isthmus.identity.keys import KeyRing, credential_of
+from isthmus.identity.jwt import looks_signed, read_keys, read_proof, read_token
+from isthmus.identity.keys import KeyRing, bound_of, credential_of
 from isthmus.identity.settings import Algorithm
 
 ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "PS256", "ES256", "ES384", "EdDSA")
@@ -44,6 +44,8 @@ def tokens(data: bytes) -> None:
     if _RING.caller_of(data) is not None:
         raise Believed(repr(data))
     credential_of({b"authorization": data, b"x-api-key": data})
+    bound_of({b"authorization": b"DPoP " + data, b"dpop": data})
+    read_proof(data, ALGORITHMS)
     for authorization in (None, data, b"Basic " + base64.b64encode(data)):
         read_asked(FORM, authorization, data)
         read_asked(FORM, authorization, b"grant_type=client_credentials&" + data)

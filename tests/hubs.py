@@ -30,6 +30,8 @@ PATIENT = {"listing_seconds": 30.0}
 UNBRAKED = {"wrong_keys_per_minute": 1_000_000}
 """Limits of every hub whose test says nothing else: who asks again and again whether a key is good yet would be told
 429 instead of 401 on a busy machine."""
+ANY_AGENT = {"compatible_agents": "any"}
+"""`[relay]` of every hub whose test says nothing else: tests make up agents."""
 TRUSTED = ssl.create_default_context()
 """For every HTTP client here: each would otherwise read all certificate authorities by itself, which takes it 20 ms."""
 MODERN = "2026-07-28"
@@ -85,6 +87,8 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def write_config(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Path:
     """Write an `isthmus.json` with these servers and whatever other tables the test needs; its state is beside it."""
     file = folder / "isthmus.json"
+    if "relay" in tables:
+        tables["relay"] = {**ANY_AGENT, **tables["relay"]}
     hub = {"state": str(folder / "state"), **tables.pop("hub", {})}
     limits = {**UNBRAKED, **tables.pop("limits", {})}
     file.write_text(json.dumps({"servers": servers, "hub": hub, "limits": limits, **tables}))

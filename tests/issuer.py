@@ -52,6 +52,13 @@ def jwk_of(key: Private, **members: Any) -> dict[str, Any]:
     return {**written, **members}
 
 
+def thumbprint(jwk: Mapping[str, Any]) -> str:
+    """The digest that a key is known by (RFC 7638)."""
+    names = {"EC": ("crv", "kty", "x", "y"), "RSA": ("e", "kty", "n"), "OKP": ("crv", "kty", "x")}[jwk["kty"]]
+    canonical = json.dumps({name: jwk[name] for name in names}, separators=(",", ":")).encode()
+    return encoded(hashlib.sha256(canonical).digest())
+
+
 def jwks(*keys: dict[str, Any]) -> bytes:
     return json.dumps({"keys": keys}).encode()
 
@@ -116,7 +123,8 @@ class Issuer:
                 if self.path == "/register":
                     self._say(201, json.dumps({**json.loads(body), "client_id": "a-client"}).encode())
                 else:
-                    self._say(*issuer._exchanged({name: values[0] for name, values in parse_qs(body.decode()).items()}))
+                    form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
+                    self._say(*issuer._exchanged(form, self.headers.get("dpop")))
 
             def _authorize(self, query: dict[str, list[str]]) -> None:
                 code = secrets.token_hex(8)
@@ -151,12 +159,19 @@ class Issuer:
             **self.metadata,
         }
 
-    def _exchanged(self, form: dict[str, str]) -> tuple[int, bytes]:
-        query = self._codes.pop(form["code"])
-        if [encoded(hashlib.sha256(form["code_verifier"].encode()).digest())] != query["code_challenge"]:
-            return 400, b'{"error":"invalid_grant"}'
-        token = self.token(aud=query["resource"][0], scope=query.get("scope", [None])[0])
-        return 200, json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 600}).encode()
+    def _exchanged(self, form: dict[str, str], proof: str | None) -> tuple[int, bytes]:
+        """A token, which is bound to the key of a proof, if there is one (whose word is taken for it)."""
+        kind, bound = "Bearer", None
+        if proof is not None:
+            kind, bound = "DPoP", {"jkt": thumbprint(jwt.get_unverified_header(proof)["jwk"])}
+        if form["grant_type"] == "client_credentials":
+            token = self.token(aud="hub", sub=form["client_id"], cnf=bound)
+        else:
+            query = self._codes.pop(form["code"])
+            if [encoded(hashlib.sha256(form["code_verifier"].encode()).digest())] != query["code_challenge"]:
+                return 400, b'{"error":"invalid_grant"}'
+            token = self.token(aud=query["resource"][0], scope=query.get("scope", [None])[0], cnf=bound)
+        return 200, json.dumps({"access_token": token, "token_type": kind, "expires_in": 600}).encode()
 
     def start(self) -> None:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()

@@ -1,6 +1,6 @@
-"""The client of AgentVault with its oauth2 credentials, in its usual variables: `login_agentvault URL TOKEN`.
+"""The client of AgentVault with its oauth2 credentials, in its usual variables: `login_agentvault CARD TOKEN`.
 
-The client takes a key wherever a card offers one; who has client credentials keeps a card with that way in alone.
+The client takes a key wherever a card offers one, so the card's address is one where only oauth2 is offered.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ async def main() -> None:
     """Log in by the card's own word, and have something done."""
     logging.disable()
     url, token = sys.argv[1:]
-    card = await fetch_agent_card_from_url(f"{url}/agent-card.json")
-    [way] = [scheme for scheme in card.auth_schemes if scheme.scheme == "oauth2"]
+    card = await fetch_agent_card_from_url(url)
     async with AgentVaultClient() as client:
-        await pay(client, card.model_copy(update={"auth_schemes": [way]}), 3, token)
+        await pay(client, card, 3, token)
 
 
 if __name__ == "__main__":

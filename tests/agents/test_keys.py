@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ from tests.agents.errands import QUICK, fresh
 from tests.agents.field import run
 from tests.faults import quick_server
 from tests.hubs import PATIENT, TRUSTED, HubProcess, serving, stdio
+from tests.issuer import Issuer
 from tests.peers.launch import Sdk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("agents")]
@@ -66,9 +68,29 @@ async def test_agentvault_logs_in_with_the_name_and_the_key_of_a_caller(
 ) -> None:
     monkeypatch.setenv("AGENTVAULT_OAUTH_ISTHMUS_CLIENT_ID", "me")
     monkeypatch.setenv("AGENTVAULT_OAUTH_ISTHMUS_CLIENT_SECRET", MINE)
-    reports: list[dict[str, Any]] = await run("agentvault", "login_agentvault", _url(hub), fresh("tokens"))
+    card = f"{_url(hub)}/agent-card.json?auth=oauth2"
+    reports: list[dict[str, Any]] = await run("agentvault", "login_agentvault", card, fresh("tokens"))
 
     assert reports == [{"server": QUICK, "step": "paid", "told": 3}]
+
+
+async def test_agentvault_logs_in_at_the_issuer_where_nobody_has_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = Issuer()
+    issuer.start()
+    trusted = {"issuer": issuer.url, "audience": "hub", "token_url": f"{issuer.url}/token", "allow": ["*"]}
+    servers = {QUICK: stdio(quick_server.command(tmp_path / "paid"))}
+    monkeypatch.setenv("AGENTVAULT_OAUTH_ISTHMUS_CLIENT_ID", "alice")
+    monkeypatch.setenv("AGENTVAULT_OAUTH_ISTHMUS_CLIENT_SECRET", "a-secret")
+    try:
+        async with serving(tmp_path, servers, limits=PATIENT, issuers={"corp": trusted}) as hub:
+            reports = await run("agentvault", "login_agentvault", f"{_url(hub)}/agent-card.json", fresh("issued"))
+    finally:
+        issuer.stop()
+
+    assert reports == [{"server": QUICK, "step": "paid", "told": 3}]
+    assert "/token" in issuer.asked
 
 
 async def test_a_token_for_a_key_is_as_good_wherever_the_card_has_it_put(hub: HubProcess) -> None:

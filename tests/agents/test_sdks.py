@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.agents.errands import ASKING, EXACT, SERVERS, STEPS, TALKING
-from tests.agents.field import Field, Tour
+from tests.agents.field import Field, Tour, run
 from tests.peers.launch import Sdk
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
@@ -182,3 +182,12 @@ async def test_what_a_server_asks_is_answered_by_the_next_message(field: Field, 
     assert (found["answered"]["state"], found["answered"]["task"]) == ("completed", found["question"]["task"])
     assert {"text": "Hello, Ann!"} in found["answered"]["parts"]
     assert {"text": "Nobody: decline"} in tour[server, "declined"]["answered"]["parts"]
+
+
+async def test_a_client_of_0_3_that_says_nothing_of_waiting_gets_the_answer(field: Field) -> None:
+    plain, at_once, stream = await run("a2a03", "plain_v03", field.url)
+
+    assert (plain["step"], plain["state"], plain["artifacts"]) == ("plain", "completed", 1)
+    assert (at_once["state"], at_once["artifacts"]) in (("submitted", 0), ("working", 0))
+    # It says what it accepts on two lines: its HTTP client's `*/*`, and that it wants a stream.
+    assert (stream["type"], stream["code"]) == (RPC_0_3, -32001)

@@ -152,15 +152,19 @@ async def test_a_server_that_says_nothing_is_waited_for_as_long_as_is_asked(tmp_
     assert [(found["server"], found["code"]) for found in json.loads(out)["findings"]] == [("silent", "ISD-109")]
 
 
-async def test_a_plain_server_that_cannot_list_its_tools_is_to_have_them_declared(tmp_path: Path) -> None:
+async def test_a_plain_server_that_cannot_list_its_tools_is_well_and_unlisted(tmp_path: Path) -> None:
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         config = write_config(tmp_path, {"plain": {"rpc": f"http://127.0.0.1:{port}/rpc"}})
         code, out = await doctor("--config", str(config))
-    assert code == 1, out
-    assert "ISD-111 plain: it has no tools/list (no such method)" in out
-    assert "declare its tools, each as [servers.plain.tools.TOOL]" in out
+        strict = write_config(tmp_path, {"plain": {"rpc": f"http://127.0.0.1:{port}/rpc", "pin": "strict"}})
+        code_if_strict, out_if_strict = await doctor("--config", str(strict))
+    assert code == 0, out
+    assert "ISD-404 plain: it has no tools/list (no such method): nothing is listed" in out
+    assert "declare its tools to have them listed, each as [servers.plain.tools.TOOL]" in out
+    assert code_if_strict == 1, out_if_strict
+    assert "ISD-111 plain: it has no tools/list" in out_if_strict
 
 
 async def refuse(reader: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:

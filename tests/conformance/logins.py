@@ -42,6 +42,11 @@ def oauth_of(scenario: str, given: Mapping[str, Any]) -> dict[str, Any]:
     settings |= {ours: given[theirs] for theirs, ours in known.items() if theirs in given}
     if scenario.startswith("auth/client-credentials"):
         settings["grant"] = "client_credentials"
+    elif scenario == "auth/wif-jwt-bearer":
+        settings |= {"grant": "jwt_bearer", "identity_token": given["valid_jwt"]}
+    elif scenario == "auth/enterprise-managed-authorization":
+        settings |= {"grant": "enterprise_managed", "identity_token": given["idp_id_token"]}
+        settings |= {key: given[key] for key in ("idp_issuer", "idp_token_endpoint", "idp_client_id")}
     return settings
 
 

@@ -105,10 +105,10 @@ LOGIN_SCENARIOS: Mapping[ClientRevision, Mapping[str, int]] = {
     "extensions": {
         "client-credentials-jwt": 5,
         "client-credentials-basic": 5,
-        "wif-jwt-bearer": 1,
-        "enterprise-managed-authorization": 2,
-        "dpop": 3,
-        "dpop-nonce": 5,
+        "wif-jwt-bearer": 5,
+        "enterprise-managed-authorization": 6,
+        "dpop": 12,
+        "dpop-nonce": 14,
     },
 }
 """The same for logins, all of which are under `auth/`; each check counts once, however often it is made."""

@@ -308,8 +308,8 @@ TEXTS: dict[str, tuple[bytes, Told]] = {
     "an unknown tool": (CALL.replace(b"builtin.echo", b"builtin.guess"), Told(200, PARAMS, ID)),
     "a tool in other letters": (CALL.replace(b"builtin.echo", b"Builtin.Echo"), Told(200, PARAMS, ID)),
     "an unknown cursor": (encoded(legacy("tools/list", {"cursor": "abc"}, id=41)), Told(200, PARAMS, ID)),
-    "100,000 keys": (
-        _with_text(json.dumps({str(at): at for at in range(100_000)}).encode()),
+    "20,000 keys": (
+        _with_text(json.dumps({str(at): at for at in range(20_000)}).encode()),
         Told(200, PARAMS, ID),
     ),
     "a subscription without a filter": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -75,9 +76,9 @@ def envelope(method: str, params: Any) -> dict[str, Any]:
 
 
 def run(tool: str, **arguments: Any) -> dict[str, Any]:
-    """The parameters that have a tool run."""
+    """The parameters that have a tool run, in a message of its own."""
     part = {"data": {"tool": tool, "arguments": arguments}}
-    return {"message": {"messageId": f"m-{tool}-{arguments}", "role": "ROLE_USER", "parts": [part]}}
+    return {"message": {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [part]}}
 
 
 SAID = {"messageId": "m1", "role": "ROLE_USER"}
@@ -114,13 +115,19 @@ async def test_every_report_is_heard_before_the_server_makes_the_next_one(tmp_pa
             assert (await anext(second))[1]["result"]["task"]["id"] == task
             for step in range(1, STEPS + 1):
                 server.steps.release()
-                updates = [(await anext(stream))[1]["result"]["statusUpdate"] for stream in (first, second)]
-                parts = [update["status"]["message"]["parts"][0] for update in updates]
+                parts = [await next_report(stream) for stream in (first, second)]
                 assert parts == [{"text": f"step {step}"}] * 2
             server.steps.release()
             for stream in (first, second):
                 rest = [next(iter(data["result"])) async for _, data in stream]
                 assert rest == ["artifactUpdate", "statusUpdate"]
+
+
+async def next_report(stream: Any) -> Any:
+    """What the tool reports next; that its call has left the queue is no report."""
+    while "message" not in (status := (await anext(stream))[1]["result"]["statusUpdate"]["status"]):
+        assert status["state"] == "TASK_STATE_WORKING"
+    return status["message"]["parts"][0]
 
 
 HASTY = """

@@ -144,7 +144,7 @@ def texts(body: bytes) -> dict[str, tuple[bytes, int | None]]:
         "a number out of range": (holding(body, b"1e999"), None),
         "a number of 5,000 digits": (holding(body, b"9" * 5000), None),
         "a NUL in a text": (holding(body, b'"\\u0000"'), None),
-        "100,000 keys": (holding(body, json.dumps({str(at): at for at in range(100_000)}).encode()), None),
+        "20,000 keys": (holding(body, json.dumps({str(at): at for at in range(20_000)}).encode()), None),
         "an unknown member": (body[:-1] + b',"more":{}}', None),
     }
 

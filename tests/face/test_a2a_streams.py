@@ -252,6 +252,33 @@ async def test_following_what_has_ended_is_refused_since_0_3_and_replayed_before
         assert [name async for name, _ in stream][-2:] == ["task_message", "task_status"]
 
 
+# -- questions -----------------------------------------------------------------------------------------------------
+
+WHO = {
+    "message": "Who?",
+    "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+}
+
+
+async def test_an_answer_on_a_stream_of_0_3_shows_how_the_task_ends_and_the_question_stays(agent: Agent) -> None:
+    asking = {"tool": "s.ask", "arguments": {"method": "elicitation/create", "params": WHO}}
+    said = {"kind": "message", "messageId": "q1", "role": "user", "parts": [{"kind": "data", "data": asking}]}
+    async with agent.following("message/stream", {"message": said}) as stream:
+        begun = [data["result"] async for _, data in stream]
+    assert (begun[-1]["status"]["state"], begun[-1]["final"]) == ("input-required", True)
+    question = begun[-1]["status"]["message"]
+    answer = {**said, "messageId": "q2", "taskId": begun[0]["id"], "parts": [{"kind": "data", "data": {"name": "Ann"}}]}
+    async with agent.following("message/stream", {"message": answer}) as stream:
+        ended = [data["result"] async for _, data in stream]
+    assert (ended[0]["kind"], ended[-1]["kind"]) == ("task", "status-update")
+    # The sender knows it, and Google's ADK would show it as the answer.
+    assert [each["messageId"] for each in ended[0]["history"]] == ["q1", "q2"]
+    assert (ended[-1]["status"]["state"], ended[-1]["final"]) == ("completed", True)
+    history = (await agent.ask("tasks/get", {"id": begun[0]["id"]}))["history"]
+    assert [each["messageId"] for each in history] == ["q1", question["messageId"], "q2"]
+    assert (history[1]["role"], history[1]["parts"]) == ("agent", question["parts"])
+
+
 # -- words ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +317,7 @@ async def test_of_a_history_as_much_is_told_as_is_wanted(agent: Agent) -> None:
     task = (await asked(agent, "elicitation/create", AGE))["id"]
     await answered(agent, task, {"data": {"age": 3}})
     whole = (await agent.ask("GetTask", {"id": task}))["history"]
-    assert len(whole) == 2
+    assert len(whole) == 3
     for length in (1, 2, 9):
         assert (await agent.ask("GetTask", {"id": task, "historyLength": length}))["history"] == whole[-length:]
     assert "history" not in await agent.ask("GetTask", {"id": task, "historyLength": 0})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -133,9 +134,13 @@ async def test_a_server_is_called_whatever_it_speaks(tmp_path: Path) -> None:
             state, told = await caller.told(target, "tools/list", mcp_request_id=7, **where)
             assert (state, told["mcp_request_id_echo"], told["mcp_response_id"]) == ("COMPLETED", 7, 7), (kind, path)
             assert "add" in [tool["name"] for tool in told["mcp_result"]["tools"]], (kind, path)
+            state, told = await caller.told(target, "initialize", {"protocolVersion": "2025-06-18"}, **where)
+            assert (state, told["mcp_result"]["capabilities"]["tools"] is not None) == ("COMPLETED", True), (kind, path)
+            assert told["mcp_result"].keys() >= {"protocolVersion", "serverInfo"}, (kind, path)
+            state, told = await caller.told(target, "tools/jump", **where)
+            assert (state, told["mcp_error"]["data"]["reason"]) == ("FAILED", "server_error"), (kind, path)
+            assert (await caller.told(target, "notifications/initialized", **where))[0] == "COMPLETED"
         await _check_plain(caller, peers["rpc"].at("/rpc"))
-        state, told = await caller.told(peers["stateful"].at("/mcp"), "tools/jump")
-        assert (state, told["mcp_error"]["data"]["kind"]) == ("FAILED", "request")
         state, told = await caller.told(peers["stateful"].at("/mcp"), "tools/call", {"name": "gone", "arguments": {}})
         assert (state, told["mcp_error"]["data"]["reason"]) == ("FAILED", "unknown_tool")
 
@@ -149,6 +154,70 @@ async def _check_plain(caller: Caller, target: str) -> None:
     state, told = await caller.told(target, "refuse")
     assert (state, told["mcp_error"]["code"]) == ("FAILED", -32050)
     assert told["mcp_error"]["data"]["kind"] == "mcp"
+
+
+async def test_a_request_has_its_caller_s_id_on_the_wire(tmp_path: Path) -> None:
+    async with http_peer("rpc_server") as plain, Scripted() as server:
+        tables = allowing(plain.at(""), origin(server))
+        async with serving(tmp_path, **tables) as hub, Caller(hub, KEYS["planner"]) as caller:
+            for id in ("order-7", 7, "é"):
+                _, told = await caller.told(plain.at("/rpc"), "envelope", mcp_request_id=id)
+                assert (told["mcp_result"]["id"], told["mcp_request_id_echo"]) == (id, id)
+                state, _ = await caller.told(
+                    origin(server), "tools/call", {"name": "t", "arguments": {}}, mcp_request_id=id
+                )
+                assert (state, server.heard[-1].message["id"]) == ("COMPLETED", id)
+            _, told = await caller.told(plain.at("/rpc"), "envelope")
+            assert isinstance(told["mcp_result"]["id"], int)
+
+
+async def test_a_request_over_an_event_stream_has_its_caller_s_id_and_finds_its_answer(tmp_path: Path) -> None:
+    async with (
+        http_peer("raw_server", "--transport", "sse") as server,
+        serving(tmp_path, **allowing(server.at(""))) as hub,
+        Caller(hub, KEYS["planner"]) as caller,
+    ):
+        call = {"name": "echo", "arguments": {"text": "hi"}}
+        ids: list[Any] = ["same", "same", 7, "other"]
+        asked = (caller.told(server.at("/sse"), "tools/call", call, mcp_request_id=id) for id in ids)
+        told = await asyncio.gather(*asked)
+        assert [state for state, _ in told] == ["COMPLETED"] * 4, told
+
+
+async def test_a_method_that_the_hub_does_not_know_is_the_server_s(tmp_path: Path) -> None:
+    class Jumping(Scripted):
+        async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+            if heard.method in ("tools/jump", "logging/setLevel"):
+                out.write(reply(heard.result({"jumped": heard.message["params"]})))
+            else:
+                await super().on(heard, out)
+
+    async with (
+        Jumping() as server,
+        serving(tmp_path, **allowing(origin(server))) as hub,
+        Caller(hub, KEYS["planner"]) as caller,
+    ):
+        for method, params in (("tools/jump", {"high": 1.5}), ("logging/setLevel", {"level": "debug"})):
+            state, told = await caller.told(origin(server), method, params)
+            said = told["mcp_result"]["jumped"]
+            assert (state, {key: said[key] for key in params}) == ("COMPLETED", params)
+        greetings = server.greetings
+        state, told = await caller.told(origin(server), "initialize")
+        assert (state, told["mcp_result"]["serverInfo"]["name"]) == ("COMPLETED", "x")
+        assert server.greetings == greetings
+
+
+async def test_a_plain_server_is_found_at_the_root_where_no_path_is_given(tmp_path: Path) -> None:
+    async with (
+        http_peer("rpc_server", "--path", "/", "--statuses") as plain,
+        serving(tmp_path, **allowing(plain.at(""))) as hub,
+        Caller(hub, KEYS["planner"]) as caller,
+    ):
+        state, told = await caller.told(plain.at(""), "code.run", {"code": "2"})
+        assert (state, told["mcp_result"]) == (
+            "COMPLETED",
+            {"content": [{"type": "code_output", "stdout": "2\n", "stderr": ""}]},
+        )
 
 
 class Messages(Scripted):
@@ -254,6 +323,29 @@ async def test_on_an_open_hub_the_local_caller_may_name_configured_servers_and_n
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_open_hub_may_let_everybody_name_addresses_but_not_of_private_networks(tmp_path: Path) -> None:
+    async with http_peer("server_sdk1") as peer:
+        configuration: dict[str, Any] = {"targets": {"open": True, "allow": [peer.at("")]}, "limits": PATIENT}
+        async with serving(tmp_path, **configuration) as hub, Caller(hub) as caller:
+            # As the first client sends it: without headers, and null for what it does not say.
+            data = {"mcp_target_url": peer.at(""), "mcp_method": "tools/call", "mcp_request_id": 3}
+            call = {**data, "mcp_params": {"name": "add", "arguments": {"a": 2, "b": 3}}}
+            message = {"role": "user", "parts": [{"type": "data", "data": call, "metadata": None}], "metadata": None}
+            named = {"id": "t1", "sessionId": "s1", "pushNotification": None, "historyLength": None, "metadata": None}
+            task = await caller.ask("tasks/send", {**named, "message": message, "acceptedOutputModes": ["data"]})
+            told = task["artifacts"][0]["parts"][0]["data"]
+            assert (task["status"]["state"], told["mcp_request_id_echo"]) == ("completed", 3)
+            assert "5" in json.dumps(told["mcp_result"])
+            assert "[targets] allow would have to list it" in await caller.refused("https://198.41.0.4")
+            write_config(tmp_path, {}, targets={"open": True})
+            hub.process.send_signal(signal.SIGHUP)
+            await eventually(lambda: said(hub, "configuration reloaded"), "the new file is taken")
+            assert not await caller.may(peer.at(""))
+            # What is public is not refused; nobody is there.
+            task = await caller.task("https://nowhere.invalid", "ping")
+            assert task["status"]["state"] == "TASK_STATE_FAILED"
 
 
 async def test_headers_go_to_their_target_alone_and_are_written_nowhere(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.face.wire import until
 from tests.security.authority import Authority, Protected, entry_of
 from tests.security.trusting import KEY, trusting
+from tests.unit.credentials.test_identity_tokens import ENTERPRISE, JWT_BEARER, Provider
 
 EXCHANGE = {"grant": "token_exchange", "client_id": "hub", "client_secret": "a secret", "audience": "search"}
 
@@ -69,3 +70,29 @@ async def test_a_token_that_may_do_less_is_not_served_by_what_another_was_exchan
     assert shown[3:] == [*shown[:3], shown[0]]
     exchanged = [form["subject_token"] for form in authority.forms if "subject_token" in form]
     assert exchanged == tokens
+
+
+async def test_a_callers_identity_is_exchanged_at_the_company_and_then_at_the_authorization_server(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Provider() as provider,
+        Authority() as authority,
+        Protected(authority) as server,
+        trusting(tmp_path, {"s": entry_of(server, **ENTERPRISE, idp_issuer=provider.url)}) as both,
+    ):
+
+        async def call(credential: str) -> int:
+            headers = {"authorization": f"Bearer {credential}"}
+            return (await both.http.post(f"{both.base}/v1/tools/s.t", json={}, headers=headers)).status_code
+
+        async def is_there() -> bool:
+            return "s" not in (await both.ask(both.token())).json()["missing"]
+
+        await until(is_there)
+        alice, bob = both.token(sub="alice"), both.token(sub="bob")
+        assert [await call(token) for token in (alice, bob, alice, KEY)] == [200, 200, 200, 503]
+        assert [form["subject_token"] for form in provider.forms] == [alice, bob]
+        grants = [form["grant_type"] for form in authority.forms]
+        assert grants == ["client_credentials", JWT_BEARER, JWT_BEARER], "the server is listed in the hub's own name"
+        assert not any(token in shown for shown in server.shown for token in (alice, bob, "the-grant"))

@@ -182,7 +182,9 @@ async def test_a_modern_list_says_that_it_is_complete_and_not_to_be_kept(hub: Hu
 
 async def test_calls_to_a_server_that_is_missing_say_why_and_that_nothing_ran(hub: HubProcess) -> None:
     error = (await ask(hub.port, legacy("tools/call", {"name": "run"}), path="/mcp/dead")).json["error"]
-    assert error["code"] == -32602  # it never listed a tool, so none is known
+    assert error["code"] == -32011
+    assert error["data"]["executed"] == "no"
+    assert error["data"]["server"] == "dead"
 
 
 # -- sessions ------------------------------------------------------------------------------------------------------

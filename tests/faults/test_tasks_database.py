@@ -135,8 +135,10 @@ async def test_a_hub_whose_database_stays_away_says_so_and_serves_what_needs_non
     no_leftovers: None, tmp_path: Path, database: Database, ledger: Ledger
 ) -> None:
     async with serving(tmp_path, **tables(database, ledger)) as hub, Patient(hub) as load, asyncio.timeout(SECONDS):
-        task = await load.send(said("1-3", "pay"))
+        task, keyless = await load.send(said("1-3", "pay")), await load.send(said("1-6", "pay"))
         database.stop()
+        assert await load.send(said("1-6", "pay")) == keyless
+        assert ledger.ran()["1-6"] == 1
         told = await asyncio.gather(
             load.send(said("1-4", "pay")),
             load.send(said("1-5", "pay")),  # under a key, which is looked up first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,8 @@ from isthmus.library import (
     ToolStatus,
     tool,
 )
+from tests.face import counting_server
+from tests.library.services import with_servers
 
 pytestmark = pytest.mark.xdist_group("library_service")
 
@@ -126,3 +129,23 @@ def test_a_thread_that_asks_ends_with_its_call() -> None:
         reading.join(20)
         assert not reading.is_alive()
     assert ended.wait(20)
+
+
+async def test_a_session_reaches_one_process_of_a_server_whatever_that_asks() -> None:
+    asked: list[str] = []
+
+    async def accept(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["message"])
+        return {"ok": True}
+
+    async def pid(name: str, session: str) -> int:
+        result = await service.execute_tool(ToolRequest(f"s.{name}", session_id=session))
+        return int(result.result_data["pid"])
+
+    service = ToolService(questions=Questions(elicitation=accept))
+    await service.initialize(with_servers({"name": "s", "command": sys.executable, "args": [counting_server.__file__]}))
+    async with service:
+        ones = [await pid(name, "one") for name in ("count", "confirm", "count")]
+        others = [await pid(name, "other") for name in ("count", "confirm", "count")]
+    assert ({*ones}, {*others}, len(asked)) == ({ones[0]}, {others[0]}, 2)
+    assert ones[0] != others[0]

@@ -101,6 +101,36 @@ async def test_every_server_of_the_file_is_connected_and_its_tools_can_be_called
     assert "hello" not in caplog.text
 
 
+async def test_a_tool_keeps_its_hyphens_and_underscores_find_it_as_well(agent: Agent) -> None:
+    await agent.begin(m=stdio("get-weather", "set-x", "set_x"))
+    registry = agent.registry
+    assert {"mcp_m_get-weather", "mcp_m_set-x", "mcp_m_set_x"} <= set(registry.names)
+    assert "mcp_m_get_weather" not in registry.names
+    for name in ("mcp_m_get-weather", "mcp_m_get_weather"):
+        assert registry.call_tool(name) == await registry.acall_tool(name) == "get-weather"
+        assert name in registry
+        assert registry.original_of(name) == ("m", "get-weather")
+    assert [registry.call_tool(f"mcp_m_set{mark}x") for mark in "-_"] == ["set-x", "set_x"]
+    service = agent.manager._service
+    assert service is not None
+    assert (await service.resolve("mcp_m_get_weather")).name == "m.get-weather"
+
+
+async def test_a_relative_command_and_relative_arguments_begin_at_the_workspace(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (agent.folder / "run.sh").write_text(f"#!/bin/sh\nexec {sys.executable} -IS {SERVER}\n")
+    (agent.folder / "run.sh").chmod(0o755)
+    (agent.folder / "server.py").write_text(SERVER.read_text())
+    servers = {"a": {"command": "./run.sh"}, "b": {"command": sys.executable, "args": ["-IS", "server.py"]}}
+    (agent.folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    for folder, root in ((agent.folder, "."), (agent.folder.parent, agent.folder.name), (Path("/"), agent.folder)):
+        monkeypatch.chdir(folder)
+        async with MCPManager(root) as manager:
+            await manager.initialize(ToolRegistry())
+            assert (manager.connected_servers, manager.failures) == (["a", "b"], {})
+
+
 async def test_each_way_to_fail_is_told_as_it_should_be(agent: Agent) -> None:
     await agent.begin(a=stdio(timeout=1))
     call = agent.registry.call_tool

@@ -8,6 +8,7 @@ import copy
 import gc
 import json
 import pickle
+import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.core.settings import Limits
 from isthmus.library import (
+    AmbiguousToolError,
     ConfigurationError,
     ErrorCode,
     ErrorPayload,
@@ -38,12 +41,15 @@ from isthmus.library import (
 from isthmus.library.results import CODES, STATUSES, result_from
 from isthmus.model.faults import Bug, Fault, ServerError, leaves
 from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Result
 from tests.conftest import children
 from tests.library.services import pay, raw_server, wait_for_line, with_servers
 from tests.peers import content
 from tests.peers.launch import command
 
 pytestmark = pytest.mark.xdist_group("library_service")
+
+MOST = Limits().hard_seconds
 
 
 @pytest.fixture
@@ -251,6 +257,23 @@ def test_what_a_hub_behind_this_one_says_counts_as_said_here() -> None:
     assert result_from(ToolRequest("x"), Bug("1"), "x", None, 0.1).status is ToolStatus.ERROR
 
 
+@pytest.mark.parametrize(
+    ("answer", "data"),
+    [
+        ({"answer": 42}, {"answer": 42}),
+        ({"answer": 42, "isError": False}, {"answer": 42, "isError": False}),
+        ({"content": [{"type": "text", "text": "hi"}], "answer": 42}, "hi"),
+        ({"content": []}, ""),
+        ({"isError": False, "_meta": {"a": 1}}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_a_server_returns_instead_of_content_is_the_result(answer: dict[str, Any], data: object) -> None:
+    outcome = Result(msgspec.Raw(msgspec.json.encode(answer)))
+    result = result_from(ToolRequest("x"), outcome, "x", None, 0.1)
+    assert (result.status, result.result_data) == (ToolStatus.SUCCESS, data)
+
+
 async def test_a_program_may_not_go_on_with_a_service_that_is_closed(service: ToolService) -> None:
     await service.shutdown()
     await service.shutdown()
@@ -450,6 +473,8 @@ async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
         assert prompts[f"full.{content.GREET_PROMPT}"]["arguments"][0]["name"] == "name"
         written = await service.get_prompt(f"full.{content.GREET_PROMPT}", {"name": "Ada"})
         assert "Ada" in json.dumps(written["messages"])
+        for short in (content.GREET_PROMPT, f"mcp.{content.GREET_PROMPT}", f"mcp_full_{content.GREET_PROMPT}"):
+            assert await service.get_prompt(short, {"name": "Ada"}) == written
         uris = [resource["uri"] for resource in await service.list_resources()]
         assert content.WATCHED_URI in uris
         assert (await service.read_resource(content.WATCHED_URI))[0]["uri"] == content.WATCHED_URI
@@ -463,6 +488,15 @@ async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
         assert unknown.value.result.status is ToolStatus.NOT_FOUND
 
 
+async def test_a_prompt_that_several_servers_have_is_named_in_full() -> None:
+    program, *words = command("full_fastmcp", "--transport", "stdio")
+    servers = {name: {"command": program, "args": words} for name in ("one", "two")}
+    async with ToolService({"mcpServers": servers}) as service:
+        with pytest.raises(AmbiguousToolError, match=f"one.{content.GREET_PROMPT}, two.{content.GREET_PROMPT}"):
+            await service.get_prompt(content.GREET_PROMPT, {"name": "Ada"})
+        assert await service.get_prompt(f"two.{content.GREET_PROMPT}", {"name": "Ada"})
+
+
 # -- what it is made of ------------------------------------------------------------------------------------------------
 
 
@@ -470,33 +504,11 @@ async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
     ("given", "said"),
     [
         ({"mcp_servers": "x"}, "mcp_servers must be a list"),
-        ({"mcp_servers": [{"endpoint": "http://h/mcp"}]}, "must have a name"),
-        ({"mcp_servers": [{"name": "a.b", "endpoint": "http://h/mcp"}]}, "a.b"),
-        ({"mcp_servers": [{"name": "a"}]}, "endpoint"),
-        ({"mcp_servers": [{"name": "a", "transport": "stdio"}]}, "command"),
-        ({"mcp_servers": [{"name": "a", "transport": "pigeon", "url": "http://h"}]}, "pigeon"),
-        ({"mcp_servers": [{"name": "a", "endpoint": "ftp://h/mcp"}]}, "http://"),
-        ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "timeout": 0}]}, "1 to 300"),
-        ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "timeout": True}]}, "1 to 300"),
-        ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "timeout": 301}]}, "1 to 300"),
-        ({"mcp_servers": [{"name": "a", "endpoint": "http://h/mcp", "colour": 1}]}, "colour"),
-        ({"mcp_servers": [{"name": "a", "command": "x", "user_headers": ["X-User"]}]}, "headers need an HTTP address"),
-        ({"mcp_servers": [{"name": "a", "url": "ws://h/mcp", "user_headers": ["X-User"]}]}, "headers need an HTTP"),
-        (
-            {"mcp_servers": [{"name": "a", "endpoint": "http://h"}, {"name": "a", "endpoint": "http://i"}]},
-            "two servers",
-        ),
-        ({"mcp_servers": [{"name": "builtin", "endpoint": "http://h/mcp"}]}, "builtin"),
-        ({"mcp_servers": [7]}, "dictionary"),
+        ({"mcpServers": "x"}, "mcpServers must be a dictionary of servers by name, not str"),
+        ({"servers": [raw_server()]}, "servers must be a dictionary of servers by name, not list"),
         ({"enable_mcp": "yes"}, "enable_mcp"),
         ({"mcp_server": []}, "mcp_server is unknown"),
-        ({"mcpServers": {}}, "path"),
         ({"tool_service": 3}, "tool_service"),
-        ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "url": "http://i"}]}, "endpoint and url are the same"),
-        ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "command": "x"}]}, "a command or an address, not both"),
-        ({"mcp_servers": [{"name": "a", "transport": "auto", "command": "x", "url": "http://h"}]}, "not both"),
-        ({"mcp_servers": [{"name": "a", "endpoint": "http://h", "headers": [1]}]}, "headers must be a dictionary"),
-        ({"mcp_servers": [{"name": "a", "command": "x", "base": {}}]}, "has base, which is unknown; known: name,"),
         ("/no/such/isthmus.toml", "isthmus.toml"),
         (7, "a dictionary or the path of a file, not 7"),
         ([raw_server()], "under mcp_servers"),
@@ -505,6 +517,120 @@ async def test_resources_and_prompts_of_a_server_can_be_had() -> None:
 async def test_what_cannot_be_used_is_told_by_name(given: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         await ToolService().initialize(given)
+
+
+UNUSABLE: list[tuple[dict[str, Any], str]] = [
+    ({}, "endpoint"),
+    ({"transport": "stdio"}, "command"),
+    ({"transport": "pigeon", "url": "http://h"}, "pigeon"),
+    ({"endpoint": "ftp://h/mcp"}, "http://"),
+    ({"endpoint": "http://h/mcp", "timeout": 0}, f"1 to {MOST:g}"),
+    ({"endpoint": "http://h/mcp", "timeout": True}, f"1 to {MOST:g}"),
+    ({"endpoint": "http://h/mcp", "timeout": MOST + 1}, f"1 to {MOST:g}"),
+    ({"endpoint": "http://h/mcp", "colour": 1}, "colour"),
+    ({"command": "x", "user_headers": ["X-User"]}, "headers need an HTTP address"),
+    ({"url": "ws://h/mcp", "user_headers": ["X-User"]}, "headers need an HTTP"),
+    ({"endpoint": "http://h", "url": "http://i"}, "endpoint and url are the same"),
+    ({"endpoint": "http://h", "command": "x"}, "a command or an address, not both"),
+    ({"transport": "auto", "command": "x", "url": "http://h"}, "not both"),
+    ({"endpoint": "http://h", "headers": [1]}, "headers must be a dictionary"),
+    ({"command": "x", "args": 7}, "args must be a list of texts"),
+    ({"command": "x", "base": {}}, "has base, which is unknown; known: name,"),
+    ({"command": "x", "cache": ["say"]}, "cache must be a table"),
+    ({"command": "x", "cache": {"seconds": 9}}, "cache must have only tools and ttl, not 'seconds'"),
+    ({"command": "x", "cache": {"tools": ["say"], "ttl": 0}}, "cache.ttl must be over 0"),
+]
+
+
+async def test_a_server_that_cannot_be_used_costs_only_itself() -> None:
+    bad = [{"name": f"bad{number}", **fields} for number, (fields, _) in enumerate(UNUSABLE)]
+    async with ToolService({"mcp_servers": [*bad, raw_server()]}) as service:
+        assert list(service.failures) == [server["name"] for server in bad]
+        for why, (_, said) in zip(service.failures.values(), UNUSABLE, strict=True):
+            assert said in why
+        assert (await service.execute_tool(pay("nonce"))).is_success
+        gone = await service.execute_tool(ToolRequest("bad0.tool"))
+        assert (gone.status, gone.error and gone.error.executed) == ("unavailable", "no")
+
+
+async def test_servers_without_a_name_of_their_own_are_told_by_their_place() -> None:
+    nameless: list[Any] = [7, {"endpoint": "http://h/mcp"}, {"name": 7, "command": "x"}, {**raw_server(), "args": []}]
+    async with ToolService({"mcp_servers": [raw_server(), *nameless]}) as service:
+        assert service.failures == {
+            "mcp_servers[1]": "a server must be a dictionary or an MCPServerConfig, not int",
+            "mcp_servers[2]": "a server must have a name",
+            "mcp_servers[3]": "server 7: name must be text, not 7",
+            "mcp_servers[4]": "another server is called 'raw', too: give it another name",
+        }
+        assert "raw.pay" in await service.list_tools()
+
+
+@pytest.mark.parametrize("names", [["天气", "翻译"], ["翻译", "天气"]])
+async def test_servers_in_other_letters_have_the_same_names_however_they_are_given(
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [raw_server(name=name) for name in names]
+    named = {server["name"]: {"command": server["command"], "args": server["args"]} for server in listed}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": named}))
+    monkeypatch.chdir(tmp_path)
+    for given in ({"mcp_servers": listed}, {"mcpServers": named}, "mcp.json"):
+        async with ToolService(given) as service:
+            found = {name.partition(".")[0] for name in await service.list_tools()}
+            assert found == {"builtin", "server-44c909", "server-339dcc"}
+
+
+async def test_servers_by_their_names_are_read_as_a_file_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "run.sh"
+    words = raw_server()
+    program.write_text(f"#!/bin/sh\nexec {shlex.join([words['command'], *words['args']])}\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOOL_HOST", "localhost:1")
+    servers = {
+        "raw": {"command": "./run.sh"},
+        "off": {"command": "x", "disabled": True},
+        "bad": {"type": "pigeon", "url": "http://h"},
+        "web": {"url": "http://${TOOL_HOST}/mcp"},
+    }
+    for given in ({"mcpServers": servers}, {"tool_service": {"mcp_servers": servers}}, {"servers": servers}):
+        async with ToolService(given) as service:
+            assert "raw.pay" in await service.list_tools()
+            assert sorted(service.failures) == ["bad", "web"]
+            assert "mcpServers.bad.type must be one of" in service.failures["bad"]
+
+
+async def test_a_relative_command_begins_at_the_programs_folder_whatever_the_servers_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = raw_server()
+    program = tmp_path / "run.sh"
+    program.write_text(f"#!/bin/sh\nexec {shlex.join([words['command'], *words['args']])}\n")
+    program.chmod(0o755)
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with ToolService({"mcp_servers": [{"name": "raw", "command": "./run.sh", "cwd": "sub"}]}) as service:
+        assert service.failures == {}
+
+
+async def test_what_a_service_is_made_with_need_not_be_said_again() -> None:
+    service = ToolService({"mcp_servers": [raw_server()]})
+    with pytest.raises(ConfigurationError, match="was given already"):
+        await service.initialize({"mcp_servers": []})
+    for _ in range(2):
+        await service.initialize()
+        assert "raw.pay" in await service.list_tools()
+        await service.shutdown()
+
+
+async def test_results_are_given_again_where_the_server_says_so(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    server = {**raw_server(ledger=ledger), "cache": {"tools": ["pay"], "ttl": 60}}
+    async with ToolService({"mcp_servers": [server]}) as service:
+        for _ in range(3):
+            assert (await service.execute_tool(pay("once"))).is_success
+    assert len(ledger.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -95,19 +96,19 @@ COMMAND = '{"mcp_target_url":"e","mcp_method":"tools/call","mcp_params":{"name":
 
 
 def latest(client: Client, given: str) -> Any:
-    said = f'{{"messageId":"m","role":"ROLE_USER","parts":[{{"data":{OURS % given}}}]}}'
+    said = f'{{"messageId":"{uuid.uuid4()}","role":"ROLE_USER","parts":[{{"data":{OURS % given}}}]}}'
     done = client.rpc("SendMessage", f'{{"message":{said}}}')
     return within(done, "result", "task", "artifacts", 0, "parts", 0, "data")
 
 
 def latest_in_text(client: Client, given: str) -> Any:
-    said = f'{{"messageId":"m","role":"ROLE_USER","parts":[{{"text":{json.dumps(OURS % given)}}}]}}'
+    said = f'{{"messageId":"{uuid.uuid4()}","role":"ROLE_USER","parts":[{{"text":{json.dumps(OURS % given)}}}]}}'
     done = client.rpc("SendMessage", f'{{"message":{said}}}')
     return within(done, "result", "task", "artifacts", 0, "parts", 0, "data")
 
 
 def latest_streamed(client: Client, given: str) -> Any:
-    said = f'{{"messageId":"m","role":"ROLE_USER","parts":[{{"data":{OURS % given}}}]}}'
+    said = f'{{"messageId":"{uuid.uuid4()}","role":"ROLE_USER","parts":[{{"data":{OURS % given}}}]}}'
     body = f'{{"jsonrpc":"2.0","id":1,"method":"SendStreamingMessage","params":{{"message":{said}}}}}'
     items = [exact(line[6:]) for line in client.post(RPC, body).split("\n") if line.startswith("data: ")]
     [made] = [item for item in items if dict(within(item, "result")[1]).keys() == {"artifactUpdate"}]
@@ -115,19 +116,20 @@ def latest_streamed(client: Client, given: str) -> Any:
 
 
 def latest_plain(client: Client, given: str) -> Any:
-    said = f'{{"messageId":"m","role":"ROLE_USER","parts":[{{"data":{EXECUTE % given}}}]}}'
+    said = f'{{"messageId":"{uuid.uuid4()}","role":"ROLE_USER","parts":[{{"data":{EXECUTE % given}}}]}}'
     done = exact(client.post(f"{REST}message:send", f'{{"message":{said}}}'))
     return within(done, "task", "artifacts", 0, "parts", 0, "data", "mcp_result", "structuredContent")
 
 
 def earlier(client: Client, given: str) -> Any:
-    said = f'{{"kind":"message","messageId":"m","role":"user","parts":[{{"kind":"data","data":{COMMAND % given}}}]}}'
+    parts = f'[{{"kind":"data","data":{COMMAND % given}}}]'
+    said = f'{{"kind":"message","messageId":"{uuid.uuid4()}","role":"user","parts":{parts}}}'
     done = client.rpc("message/send", f'{{"message":{said},"configuration":{{"blocking":true}}}}')
     return within(done, "result", "artifacts", 0, "parts", 0, "data", "mcp_result", "structuredContent")
 
 
 def earlier_plain(client: Client, given: str) -> Any:
-    said = f'{{"messageId":"m","role":"ROLE_USER","content":[{{"data":{{"data":{OURS % given}}}}}]}}'
+    said = f'{{"messageId":"{uuid.uuid4()}","role":"ROLE_USER","content":[{{"data":{{"data":{OURS % given}}}}}]}}'
     body = f'{{"message":{said},"configuration":{{"blocking":true}}}}'
     done = exact(client.post(f"{REST}v1/message:send", body))
     return within(done, "task", "artifacts", 0, "parts", 0, "data", "data")

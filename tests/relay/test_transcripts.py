@@ -122,7 +122,11 @@ async def is_shown(it: Device, *names: str) -> bool:
 
 async def test_a_device_and_a_pipe(hub: HubProcess, agent: str) -> None:
     recorded = Transcript("device_and_pipe", hub, agent)
-    async with recorded.pipe(1) as pipe, recorded.device(2) as device:
+    async with AsyncExitStack() as stack:
+        pipe = await stack.enter_async_context(recorded.pipe(1))
+        async with recorded.device(2) as early:
+            await early.ready()  # its list waits for the server, a greeting does not
+        device = await stack.enter_async_context(recorded.device(2))
         await device.ready()
         first, second = await device.say_call(1), await device.say_call(2)
 

@@ -12,10 +12,13 @@ import hashlib
 import itertools
 import json
 import ssl
+import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import jwt
 
 from tests.faults.scripted import Heard, Scripted, reply
 
@@ -181,6 +184,98 @@ class Protected(Scripted):
         place = f'Bearer resource_metadata="{origin}/.well-known/oauth-protected-resource/mcp"'
         said = place if self.challenge is None else self.challenge
         out.write(reply(None, status=401, headers={"www-authenticate": said} if said else {}))
+
+
+# -- tokens that are bound to a key (RFC 9449) ---------------------------------------------------------------------
+
+
+class Proof(NamedTuple):
+    """A proof that was found to be good, and the thumbprint of its key."""
+
+    claims: Mapping[str, Any]
+    thumbprint: str
+
+
+def checked(proof: str, method: str, url: str, token: str = "") -> Proof:
+    """What a proof says; fails the test if it is not as RFC 9449, section 4.3, wants it. PyJWT checks, not the hub."""
+    head = jwt.get_unverified_header(proof)
+    assert (head["typ"], head["alg"]) == ("dpop+jwt", "ES256")
+    assert set(head["jwk"]) == {"kty", "crv", "x", "y"}, "and no private member"
+    claims = jwt.decode(proof, jwt.PyJWK(head["jwk"], "ES256").key, algorithms=["ES256"])
+    assert (claims["htm"], claims["htu"]) == (method, url)
+    assert abs(claims["iat"] - time.time()) < 60
+    assert claims.get("ath") == (_encoded(hashlib.sha256(token.encode()).digest()) if token else None)
+    members = {name: head["jwk"][name] for name in ("crv", "kty", "x", "y")}
+    return Proof(claims, _encoded(hashlib.sha256(json.dumps(members, separators=(",", ":")).encode()).digest()))
+
+
+def _encoded(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+class BindingAuthority(Authority):
+    """Binds tokens to the keys that it is shown, and may want a nonce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metadata = {"dpop_signing_alg_values_supported": ["ES256"]}
+        self.proofs: list[Proof] = []
+        self.keys: dict[str, str] = {}
+        """The thumbprint of the key that each token is bound to."""
+        self.nonce = ""
+        self.is_content = True
+        """Whether the right nonce is enough; else it wants another one each time."""
+
+    def _token(self, form: dict[str, str]) -> bytes:
+        given = self.heads[-1].get("dpop")
+        if given is None:
+            return super()._token(form)
+        proof = checked(given, "POST", f"{self.url}/token")
+        self.proofs.append(proof)
+        if self.nonce and (proof.claims.get("nonce") != self.nonce or not self.is_content):
+            self.forms.append(form)
+            return reply({"error": "use_dpop_nonce"}, status=400, headers={"dpop-nonce": self.nonce})
+        answer = super()._token(form)
+        told = json.loads(answer.partition(b"\r\n\r\n")[2])
+        if "access_token" not in told:
+            return answer
+        self.keys[told["access_token"]] = proof.thumbprint
+        return reply({**told, "token_type": "DPoP"})
+
+
+class BoundServer(Protected):
+    """Takes bound tokens alone, and may want a nonce with some requests."""
+
+    def __init__(self, authority: BindingAuthority) -> None:
+        super().__init__(authority)
+        self.binding = authority
+        self.proofs: list[Proof] = []
+        self.nonce = ""
+        self.wants_for = ""
+        """The one method for which it wants the nonce; empty for all."""
+        self.is_content = True
+        self.ran: list[str] = []
+        """The methods of all requests that it did not refuse."""
+
+    async def on(self, heard: Heard, out: asyncio.StreamWriter) -> None:
+        scheme, _, token = heard.headers.get("authorization", [""])[0].partition(" ")
+        if heard.path.startswith("/.well-known/") or scheme != "DPoP" or token not in self.authority.good:
+            self.challenge = 'DPoP algs="ES256"'
+            await super().on(heard, out)
+            return
+        self.shown.append(f"{scheme} {token}")
+        (given,) = heard.headers["dpop"]
+        proof = checked(given, heard.verb, self.url.removesuffix("/mcp") + heard.path, token)
+        assert proof.thumbprint == self.binding.keys[token]
+        assert proof.claims["jti"] not in {each.claims["jti"] for each in self.proofs}
+        self.proofs.append(proof)
+        is_asked = self.nonce and self.wants_for in ("", heard.method)
+        if is_asked and (proof.claims.get("nonce") != self.nonce or not self.is_content):
+            words = {"www-authenticate": 'DPoP error="use_dpop_nonce"', "dpop-nonce": self.nonce}
+            out.write(reply({"error": "use_dpop_nonce"}, status=401, headers=words))
+            return
+        self.ran.append(heard.method)
+        await Scripted.on(self, heard, out)
 
 
 def entry_of(server: Protected, **oauth: Any) -> dict[str, Any]:

@@ -6,7 +6,15 @@ import base64
 import secrets
 from pathlib import Path
 
-KEPT_FOR_THEMSELVES = ("relay/key", "audit/key", "credentials/key", "oauth/key", "journal.key", "access/key")
+KEPT_FOR_THEMSELVES = (
+    "relay/key",
+    "audit/key",
+    "credentials/key",
+    "oauth/key",
+    "journal.key",
+    "push.key",
+    "access/key",
+)
 """Files of a state folder that are there to hold a key of the hub's own; what is sealed with it is looked through."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from isthmus import faces
 from isthmus.faces.a2a import http as a2a
+from isthmus.faces.a2a.cards import CARD_PATHS
 from isthmus.faces.http import health
 from isthmus.faces.mcp import sse
 from isthmus.faces.wellknown import http as wellknown
@@ -85,6 +86,7 @@ DOORS: dict[str, Door] = {
     "A2A, plain, tasks": Door("GET", "/a2a/rest/tasks", headers=(V1,)),
     "REST, tools": Door("GET", "/v1/tools"),
     "REST, a call": _posts("/v1/tools/builtin.echo", {"text": "x"}),
+    "REST, the hub itself": Door("GET", "/v1/hub"),
     "REST, servers": Door("GET", "/v1/servers"),
     "REST, one server": Door("GET", "/v1/servers/raw"),
     "REST, resources": Door("GET", "/v1/resources"),
@@ -99,10 +101,15 @@ DOORS: dict[str, Door] = {
     "REST, one that dialled in": Door("DELETE", "/v1/relay/servers/none"),
     "REST, their tools": Door("GET", "/v1/relay/tools"),
     "REST, devices": Door("GET", "/v1/relay/devices"),
+    "REST, the hub": Door("GET", "/v1/hub"),
     "REST, description": Door("GET", "/openapi.json"),
     "card": Door("GET", "/.well-known/agent-card.json", is_public=True),
+    "card at /a2a": Door("GET", "/a2a/.well-known/agent-card.json", is_public=True),
+    "card, 1.0": Door("GET", "/a2a/1.0/.well-known/agent-card.json", is_public=True),
+    "card, 0.3": Door("GET", "/a2a/0.3/.well-known/agent-card.json", is_public=True),
     "card, earlier": Door("GET", "/.well-known/agent.json", is_public=True),
     "card, root": Door("GET", "/agent-card.json", is_public=True),
+    "keys of push notifications": Door("GET", "/.well-known/jwks.json", is_public=True),
     "card at /": Door("GET", "/", is_public=True),
     "catalog": Door("GET", "/.well-known/ai-catalog.json", is_public=True),
     "card of a server": Door("GET", "/mcp/server-card", is_public=True),
@@ -155,7 +162,8 @@ def known_paths() -> set[str]:
         *health.PATHS,
         *sse.PATHS,
         *a2a.RPC_PATHS,
-        *a2a.CARD_PATHS,
+        *CARD_PATHS,
+        a2a.KEYS_PATH,
         wellknown.CATALOG_PATH,
     }
 

@@ -120,7 +120,7 @@ async def nothing() -> None:
 
 @pytest.mark.parametrize(("variable", "is_private"), [(None, True), ("", True), ("1", False)])
 def test_a_service_keeps_to_itself_unless_it_is_to_be_debugged(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, *, is_private: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str | None, *, is_private: bool
 ) -> None:
     kept: list[None] = []
     monkeypatch.setattr(services, "keep_private", lambda: kept.append(None))
@@ -128,5 +128,5 @@ def test_a_service_keeps_to_itself_unless_it_is_to_be_debugged(
         monkeypatch.delenv(services.DEBUGGABLE_VARIABLE, raising=False)
     else:
         monkeypatch.setenv(services.DEBUGGABLE_VARIABLE, variable)
-    services.run_service(nothing())
+    services.run_service(nothing(), str(tmp_path))
     assert bool(kept) == is_private

@@ -29,7 +29,7 @@ HEADER = re.compile(rb"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 PROOFS = {"authorization", "x-api-key"}
 """What does say who calls."""
 
-PLACES = {"host", "origin"}
+PLACES = {"host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest", "sec-fetch-user"}
 """What says from where; nobody comes in by a good one."""
 
 SHAPES = {

@@ -37,6 +37,7 @@ OPERATORS = listed("""
     faces.oauth.documents.Trusted.issuer identity.settings.IssuerSettings.issuer identity.settings.IssuerSettings.jwks
     library.servers.MCPServerConfig.endpoint library.servers.MCPServerConfig.url
     model.credentials.OAuthSettings.authorization_endpoint model.credentials.OAuthSettings.device_endpoint
+    model.credentials.OAuthSettings.idp_issuer model.credentials.OAuthSettings.idp_token_endpoint
     model.credentials.OAuthSettings.issuer model.credentials.OAuthSettings.origins
     model.credentials.OAuthSettings.token_endpoint storage.settings.StorageSettings.url
     upstream.settings.AgentSettings.origins upstream.settings.AgentSettings.url upstream.settings.HttpSettings.url
@@ -92,7 +93,8 @@ UNTOUCHED = listed("""
     app.login.Shown.address cli.show.Shown.origin config.settings.Configuration.origins core.tasks.draft.Draft.origin
     core.tasks.login._Visit.url core.tasks.record.Record.origin credentials.device.Device.verification_uri
     credentials.device.Device.verification_uri_complete faces.a2a.contents._Block.uri
-    faces.a2a.contents._Resource.uri identity.issuers.Unproven.is_issuer_away library.forms.ToolDef.origin
+    faces.a2a.contents._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
+    identity.proofs.Asked.urls identity.settings.IssuerSettings.token_url library.forms.ToolDef.origin
     config.dialects.dialect.Dialect.bare_url upstream.settings.DialledInSettings.url
     wire.a2a.cards.Card.documentation_url wire.a2a.cards.Card.icon_url wire.a2a.cards.Extension.uri
     wire.a2a.cards.OAuth.authorization_url
@@ -111,7 +113,7 @@ KNOWN = {*OPERATORS, *CALLERS, *SERVERS, *FETCHED, *UNTOUCHED, *GUARDED}
 WORDS = listed("""
     authorizationUrl authorization_endpoint device_authorization_endpoint documentationUrl endpoint grpc_url iconUrl
     issuer jwks jwks_uri location mcp_target_url openIdConnectUrl redirect_uri redirect_uris registration_endpoint
-    tokenUrl token_endpoint uri url verification_uri webhookUrl
+    tokenUrl token_endpoint token_url uri url verification_uri webhookUrl
 """)
 """Members that are read or written by hand."""
 

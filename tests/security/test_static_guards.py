@@ -159,7 +159,6 @@ ASKED = {"admit", "know"}
 """How a face asks its gate who is calling."""
 
 OTHERWISE = {
-    "faces/http/health.py": "says whether the hub is alive and ready, and nothing else",
     "faces/oauth/http.py": "gives tokens for keys, which it checks itself, behind the same check of Host and Origin",
     "faces/relay/http.py": "asks for the key of a relay in the handshake, behind the same check of Host and Origin",
 }

@@ -99,7 +99,11 @@ class Trusting:
 
 @asynccontextmanager
 async def trusting(
-    folder: Path, servers: Mapping[str, Any] | None = None, hub: Mapping[str, Any] | None = None, **entry: Any
+    folder: Path,
+    servers: Mapping[str, Any] | None = None,
+    hub: Mapping[str, Any] | None = None,
+    a2a: Mapping[str, Any] | None = None,
+    **entry: Any,
 ) -> AsyncIterator[Trusting]:
     """Run both until the hub has the issuer's keys; `entry` replaces members of what it is told of the issuer."""
     with issuing() as issuer:
@@ -111,6 +115,7 @@ async def trusting(
             "callers": callers,
             "limits": PATIENT,
             "hub": dict(hub or {}),
+            "a2a": dict(a2a or {}),
         }
         async with (
             serving(folder, servers, **tables) as running,

@@ -1,10 +1,10 @@
 """An MCP server that reports, asks and waits as it is told, and does what the compatibility kits of A2A expect.
 
-`python server.py SECONDS LEDGER` speaks MCP over its standard streams. A kit says by the id of a message what its
+`python server.py OTHERS LEDGER` speaks MCP over its standard streams. A kit says by the id of a message what its
 agent is to do, and the tool `tck` gets that id. Everything comes out of ordinary results and questions, so what a kit
-then sees of tasks, artifacts and states is the hub's work. `SECONDS` is how long other messages take: the kit for 0.3
-goes on with tasks, and gives them up, while they are worked on. When a call is cancelled, the moment is written to
-`LEDGER`.
+then sees of tasks, artifacts and states is the hub's work. `OTHERS` says what becomes of other messages: `complete`
+answers them at once, `ask` asks what else there is, again and again. The kit for 0.3 continues and cancels the tasks
+that it begins, so they have to stay open. When a call is cancelled, the moment is written to `LEDGER`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 HELD_SECONDS = 2 * float(os.environ.get("TCK_STREAMING_TIMEOUT", "2.0")) + 1.0
 """Longer than the kits want a task to last that they listen to twice."""
@@ -46,9 +46,12 @@ QUESTION = {
 Json = dict[str, Any]
 
 
-def command(seconds: float = 0.0, ledger: Path | str = "") -> list[str]:
+Others = Literal["complete", "ask"]
+
+
+def command(others: Others = "complete", ledger: Path | str = "") -> list[str]:
     """The words that start it."""
-    return [sys.executable, str(Path(__file__).resolve()), f"{seconds:g}", str(ledger)]
+    return [sys.executable, str(Path(__file__).resolve()), others, str(ledger)]
 
 
 def text(*words: str) -> Json:
@@ -85,8 +88,8 @@ RESULTS: dict[str, Json] = {
 class Server:
     """Answers requests, each in a task of its own, and asks what it wants to know."""
 
-    def __init__(self, seconds: float, ledger: str) -> None:
-        self._seconds = seconds
+    def __init__(self, others: str, ledger: str) -> None:
+        self._others = others
         self._ledger = ledger
         self._running: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, asyncio.Future[Json]] = {}
@@ -158,14 +161,13 @@ class Server:
         for prefix, result in RESULTS.items():
             if id.startswith(prefix):
                 return result
-        await asyncio.sleep(self._seconds)
-        return text(f"You said: {words}")
+        return text(f"You said: {words}") if self._others == "complete" else await self._converse()
 
     async def _converse(self) -> Json:
         while True:
             answer = await self._ask("elicitation/create", QUESTION)
             said = str(answer.get("result", {}).get("content", {}).get("said", ""))
-            if ASKS_AGAIN not in said:
+            if ASKS_AGAIN not in said and self._others == "complete":
                 return text(f"You said: {said}")
 
     async def _ask(self, method: str, params: Json) -> Json:
@@ -180,14 +182,14 @@ class Server:
         os.write(1, json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
 
 
-async def main(seconds: float, ledger: str) -> None:
+async def main(others: str, ledger: str) -> None:
     """Serve until the input ends."""
     reader = asyncio.StreamReader(limit=1 << 24)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    server = Server(seconds, ledger)
+    server = Server(others, ledger)
     while line := await reader.readline():
         server.hear(json.loads(line))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(float(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(sys.argv[1], sys.argv[2]))

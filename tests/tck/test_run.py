@@ -51,9 +51,9 @@ def test_every_gap_says_why() -> None:
     assert {kit for gap in gaps for kit in gap.kits} == {"1.0", "1.0 grpc", "0.3"}
 
 
-def test_only_the_latest_generation_has_a_card_of_its_own() -> None:
-    assert tables_for("1.0", 1, 2)["a2a"] == {"text_tool": "tck.tck", "card": "strict", "grpc_port": 2}
-    assert tables_for("0.3", 1, None)["a2a"] == {"text_tool": "tck.tck", "card": "merged"}
+def test_the_agent_is_configured_as_it_is_by_default() -> None:
+    assert tables_for(1, 2)["a2a"] == {"text_tool": "tck.tck", "grpc_port": 2}
+    assert tables_for(1, None)["a2a"] == {"text_tool": "tck.tck"}
 
 
 async def test_what_is_pushed_is_passed_on_to_the_port_in_its_path() -> None:

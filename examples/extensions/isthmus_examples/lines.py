@@ -102,10 +102,6 @@ class LinesJournal:
         """Every owner's documents in one of these states, the oldest first."""
         return await self._memory.all_in(kind, states, limit=limit, after=after)
 
-    async def newest(self, kind: str, states: Collection[str]) -> float | None:
-        """When the newest of these was written."""
-        return await self._memory.newest(kind, states)
-
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """Forget old ones; they come back with the next start, and are forgotten again."""
         return await self._memory.prune(kind, states, before=before, limit=limit)

@@ -28,7 +28,7 @@ from isthmus.core.audit.ends import CALL_LOST, LOST_OUTCOME
 from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED, Fact, Scribe, Written
 from isthmus.core.ports.journal import OpenJournal
 from isthmus.core.ports.ledger import Ledger
-from isthmus.core.tasks.repeats import Untold
+from isthmus.core.tasks.record import Record
 from isthmus.faces.http.gate import Gate
 from isthmus.identity.store import Keys as MintedKeys
 from isthmus.identity.store import State
@@ -100,12 +100,11 @@ class AuditLog:
         state = Path(running.configuration.hub.state)
         running.crew.spawn("retention of other audit logs", keep_idle_seats_short(state, keep))
 
-    def tasks_lost(self, lost: Iterable[Untold]) -> None:
+    def tasks_lost(self, lost: Iterable[Record]) -> None:
         """These tasks were on their way when the hub before was killed: have each of them end in the log, too."""
         for each in lost:
-            if each.task not in self.closed:
-                tenant, caller = each.owner.split("\n")[:2]
-                about = {"caller": caller, "tenant": tenant, "id": each.task}
+            if each.id not in self.closed:
+                about = {"caller": each.owner.name, "tenant": each.owner.tenant, "id": each.id}
                 self.audit.note(CALL_LOST, **about, outcome=LOST_OUTCOME, executed="unknown")
 
     def _tell(self, event: str, facts: Mapping[str, object]) -> None:

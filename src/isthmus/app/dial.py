@@ -196,6 +196,9 @@ class Dialler:
                 self._loop.remove_signal_handler(number)
 
     def _begin(self) -> None:
+        if not self._first.done():
+            servers = [offer.server_id for offer in self._plan.offers]
+            log.info("waiting for a local server; the hub is dialled when one is ready", servers=servers)
         if self._plan.is_compatible:
             self.running.share_links()
             self._one_each(self._plan.offers)

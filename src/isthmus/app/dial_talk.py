@@ -189,15 +189,15 @@ class Talk:
         )
         share.join(self)
 
-    def _whose(self, meta: Members) -> tuple[Caller, str]:
-        """Who calls the hub, and in which conversation, as it marks calls: servers must not take them for one.
+    def _whose(self, meta: Members) -> tuple[Caller, str, bool]:
+        """Who calls the hub, in which conversation, and whether that shares links, as the hub marks its calls.
 
         What a server keeps for a conversation outlasts this one: the hub may only have lost its connection.
         """
         mark = read_mark(meta.get(MARK_KEY))
         if mark is None:
-            return self._caller, ""  # which says that any two may be two programs'
-        return msgspec.structs.replace(self._caller, name=f"{HUB} {mark.caller}"), mark.session
+            return self._caller, "", False  # which says that any two may be two programs'
+        return msgspec.structs.replace(self._caller, name=f"{HUB} {mark.caller}"), mark.session, mark.shares
 
     def take(self, message: bytes) -> None:
         """Take one message of the hub's."""
@@ -247,7 +247,7 @@ class Talk:
 
     def _too_long(self, message: bytes) -> bytes | None:
         """What the hub is told instead of an answer that would end the connection; nothing else is that important."""
-        answer = jsonrpc.decode(message, max_depth=self._depth)
+        answer = jsonrpc.decode(message, max_depth=self._depth, max_values=None)
         if not isinstance(answer, Response | ErrorReply):
             return None
         text = f"The answer has {len(message)} bytes, and the hub takes {self.limit_bytes} at most"

@@ -25,7 +25,7 @@ from isthmus.model.names import FeatureName, ServerName
 
 log = structlog.get_logger(__name__)
 
-JOURNAL = ("write", "read", "page", "all_in", "newest", "prune", "weigh", "trim", "commit", "latest", "aclose")
+JOURNAL = ("write", "read", "page", "all_in", "prune", "weigh", "trim", "commit", "latest", "aclose")
 """What a journal has to have."""
 
 SOUND_MAX = 4096

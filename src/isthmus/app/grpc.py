@@ -57,8 +57,17 @@ async def open_grpc(running: RunningHub, agent: A2aHttp, gate: Gate) -> Service 
     settings = GrpcSettings(hub.host, port, limits.request_bytes, limits.lag_seconds, connections=limits.connections)
     service = A2aGrpc(agent, gate, running.crew, settings)
     bound = await service.open()
+    service.bases = grpc_bases(hub.public_url, hub.host, bound)
     agent.speak_grpc(grpc_address(hub.public_url, bound))
     return service
+
+
+def grpc_bases(public_url: str | None, host: str, port: int) -> tuple[str, ...]:
+    """Where gRPC may be called, as clients would write it; its addresses have no scheme of their own."""
+    if public_url is not None:
+        return (f"https://{grpc_address(public_url, port)}", f"http://{grpc_address(public_url, port)}", public_url)
+    hosts = dict.fromkeys(("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host))
+    return tuple(f"{scheme}://{each}:{port}" for each in hosts for scheme in ("http", "https"))
 
 
 def grpc_address(public_url: str | None, port: int) -> str:

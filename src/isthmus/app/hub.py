@@ -11,6 +11,7 @@ from isthmus.app.difference import Difference, between
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
 from isthmus.app.tools import import_tools, marked_modules
+from isthmus.app.validation import ValidationWorker
 from isthmus.config.settings import Configuration
 from isthmus.core.audit.facts import Value
 from isthmus.core.calls.hub import Hub
@@ -36,6 +37,7 @@ from isthmus.telemetry.counters import Counters
 from isthmus.transport.egress import Egress
 from isthmus.upstream.dialin.book import DialIns
 from isthmus.upstream.hub_functions import HubFunctions
+from isthmus.upstream.known_lists import KnownLists, ListStore
 from isthmus.upstream.local import builtin_tools
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.temporary import Targets
@@ -72,12 +74,14 @@ class RunningHub:
         *,
         profile: Profile | None = None,
         pins: Watching | None = None,
+        lists: ListStore | None = None,
         audit: Audit | None = None,
     ) -> None:
         """Start every server in the background and return at once. Needs a running loop.
 
         Without a `journal` nothing outlasts the process. With a `profile` servers list to everybody what they list to
-        those who can be asked this. Without `pins` nobody minds how definitions change.
+        those who can be asked this. Without `pins` nobody minds how definitions change. Without
+        `lists` servers show nothing before they answer.
         """
         self.configuration = configuration
         self.callers: Container[Caller] = ()
@@ -87,6 +91,7 @@ class RunningHub:
         self.audit = audit
         self.hub = Hub(configuration.hub.limits, self._recorder(self.counters))
         self.hub.narrowing = narrowing_of(configuration)
+        self.hub.validation = ValidationWorker(self.crew, environment)
         self.know_tenants()
         self.pins = pins
         if pins is not None:
@@ -99,7 +104,8 @@ class RunningHub:
         self._links = Links(
             configuration.hub.limits, environment, self.crew, self.hub.tasks, egress, profile, self.logins
         )
-        self.supervisor = Supervisor(self.hub, self.crew, self._links.connect)
+        known = None if lists is None else KnownLists(lists, profile)
+        self.supervisor = Supervisor(self.hub, self.crew, self._links.connect, known)
         self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()
         self.tasks = Engine(self.hub, self.journal, time.time, self.crew, self._keep_bytes)
@@ -146,6 +152,7 @@ class RunningHub:
         annex = Hub(self.hub.limits, self._recorder(self.counters.together(NAMED)))
         annex.id = self.hub.id  # who names this hub itself is told so
         annex.tenants = self.hub.tenants
+        annex.validation = self.hub.validation
         self._annex_links = Links(self.hub.limits, environment, self.crew, annex.tasks, self._links.egress)
         keeping = Supervisor(annex, self.crew, self._annex_links.connect)
         settings = self.configuration.targets
@@ -213,7 +220,7 @@ class RunningHub:
 
     async def aclose(self) -> None:
         """Close every link in good order, then whatever still runs; cancelled, it leaves the order out."""
-        self.tasks.leave_waiting()
+        self.tasks.leave_unsent()
         try:
             await self.targets.aclose()
             await self.dialins.aclose()

@@ -176,7 +176,13 @@ class Identities(Container[Caller]):
     def _open_to(self, configuration: Configuration) -> Caller | None:
         others = self._minted.is_wanted or bool(configuration.issuers) or self.knows_more
         hub = configuration.hub
-        mode = access_mode(hub, configuration.callers, has_others=others, is_insecure=self._is_insecure)
+        mode = access_mode(
+            hub,
+            configuration.callers,
+            has_others=others,
+            is_insecure=self._is_insecure,
+            targets=configuration.targets,
+        )
         if mode == "keys":
             return None
         return LOCAL if hub.is_loopback and not hub.is_published else ANYONE
@@ -235,10 +241,14 @@ class Identities(Container[Caller]):
         for verifier in self.verifiers:
             found = verifier.caller_of(credential)
             if isinstance(found, Caller):
-                # Who is known by a key as well, and showed what was given out for it, is held to that already.
-                return found if found in self._live else self._note(found)
+                return self.verified(found)
             doubt = found or doubt
         return doubt
+
+    def verified(self, found: Caller) -> Caller:
+        """A caller whom a verifier named, as it comes in."""
+        # Who is known by a key as well, and showed what was given out for it, is held to that already.
+        return found if found in self._live else self._note(found)
 
     def _note(self, found: Caller) -> Caller:
         """A caller whom a verifier named, held to what its tenant is; who it was is asked again until it is nobody."""

@@ -182,19 +182,21 @@ class Links:
     ) -> BaseLink:
         """A link to where a caller sent the hub: it goes there and nowhere else."""
         egress = self._egress if reach.is_trusted else self._guarded
-        url, most = reach.url_for(carrier), settings.max_calls
+        (url, *others), most = reach.urls_for(carrier), settings.max_calls
         if carrier == "rpc":
-            plain = RpcSettings(url)
-            return PlainLink(
+            plain = PlainLink(
                 settings.name,
                 ME,
                 self.limits,
-                reach=plain,
+                reach=RpcSettings(url),
                 credentials=credentials,
                 egress=egress,
                 crew=self._crew,
                 max_calls=most,
             )
+            plain.places = others
+            plain.belong_to_one_caller()
+            return plain
         kind = SseLink if carrier == "sse" else StreamableLink
         link = kind(
             settings.name,
@@ -207,6 +209,7 @@ class Links:
             max_calls=most,
         )
         link.stays = True
+        link.belong_to_one_caller()
         return link
 
     def _socket(self, settings: ServerSettings, reach: SocketSettings, credentials: Credentials) -> SocketLink:

@@ -20,6 +20,7 @@ from isthmus.credentials.callback import Callback
 from isthmus.credentials.challenge import joined
 from isthmus.credentials.clients import NoClient, client_for
 from isthmus.credentials.discovery import DiscoveryFailed, Place, find_place
+from isthmus.credentials.dpop import ProofKey, Prover
 from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
 from isthmus.credentials.grants import Endpoint, GrantRefused
 from isthmus.credentials.logins import fetcher_for
@@ -103,7 +104,7 @@ def _terms(wanted: Wanted) -> tuple[str, OAuthSettings]:
             place = f"[servers.{server.name}.callers.{written(wanted.subject)}.oauth]"
             raise LoginFailed(f"this caller does not log in there by itself; add {place}")
         settings = own.oauth
-    if settings.grant in ("client_credentials", "token_exchange"):
+    if settings.grant not in ("authorization_code", "device"):
         raise LoginFailed(f"nobody logs in for {settings.grant}: the hub gets its tokens by itself")
     return over_http(reach.url), settings
 
@@ -127,11 +128,14 @@ class _Visit:
         self._url = url
         self._settings = settings
         self._known = known
+        self._prover: Prover | None = None
 
     async def made(self, show: Callable[[Shown], None]) -> Kept:
         place = await find_place(self._fetcher, self._url, self._settings)
         if self._known is not None and not _is_of(self._known, place):
             self._known = None  # what one is at one authorization server is nothing at another
+        if place.is_bound:
+            self._prover = Prover(ProofKey.make())
         scope = self._scope(place)
         is_device = self._wanted.is_device or self._settings.grant == "device"
         by = self._by_device if is_device else self._by_browser
@@ -144,6 +148,7 @@ class _Visit:
             place.resource,
             self._url,
             joined(scope, token.scope),
+            self._prover.key.text() if self._prover is not None and token.is_bound else "",
         )
 
     def _scope(self, place: Place) -> str:
@@ -157,7 +162,7 @@ class _Visit:
         return joined(scope, OFFLINE) if scope and is_offered and not self._settings.scope else scope
 
     def _endpoint(self, place: Place, client: Client) -> Endpoint:
-        return Endpoint(self._fetcher, place.server, client, self._settings, place.resource)
+        return Endpoint(self._fetcher, place.server, client, self._settings, place.resource, self._prover)
 
     async def _by_device(self, place: Place, scope: str, show: Callable[[Shown], None]) -> tuple[Client, Token]:
         known = None if self._known is None else self._known.client
@@ -174,7 +179,8 @@ class _Visit:
             client = await client_for(
                 self._fetcher, place.server, self._settings, await self._listen(callback), callback.address
             )
-            address = visit.address(place.server, client, place.resource, scope)
+            thumbprint = "" if self._prover is None else self._prover.key.thumbprint
+            address = visit.address(place.server, client, place.resource, scope, thumbprint)
             show(Shown(address))
             code = visit.code_in(await callback.answer(self._wanted.within), place.server)
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,20 +22,24 @@ from isthmus.config.contents import contents_of
 from isthmus.config.settings import Configuration
 from isthmus.core.access.tenants import Tenants
 from isthmus.core.crew import Crew
-from isthmus.faces.http.gate import Fields, Gate
+from isthmus.faces.http.gate import BASES, Fields, Gate, Request
 from isthmus.faces.oauth.challenges import Challenges, Shown
 from isthmus.faces.oauth.documents import OwnAddresses, Trusted
 from isthmus.faces.oauth.http import LIFETIME_SECONDS, OauthHttp
 from isthmus.identity import access_tokens
 from isthmus.identity.access_tokens import AccessTokens
-from isthmus.identity.issuers import Issuer, Issuers, OnProved
-from isthmus.identity.keys import KEY_LENGTH_MIN, credential_of, digest_of
+from isthmus.identity.issuers import Issuer, Issuers, OnProved, Unproven
+from isthmus.identity.keys import KEY_LENGTH_MIN, bound_of, credential_of, digest_of
+from isthmus.identity.proofs import PROOF_ALGORITHMS, Asked, Proofs
 from isthmus.model.callers import Caller, Unprovable
 from isthmus.transport.egress import Egress
 
 log = structlog.get_logger(__name__)
 
 assert LIFETIME_SECONDS == access_tokens.LIFETIME_SECONDS, "what is said of a token is true of it"
+
+_PROVED = "isthmus.proved"
+"""Where a request says that its proof was accepted, by its own list of headers."""
 
 FOLDER = "oauth"
 SECRET_FILE = "secret"  # noqa: S105 - its name
@@ -50,10 +54,13 @@ class Tokens:
         """`identities` asks here about credentials that are no keys, from now on."""
         self._configuration = configuration
         self.identities = identities
+        state = Path(configuration.hub.state)
+        self._proofs = Proofs(time.time, partial(secret_in, state))
         self._issuers = Issuers(())
+        self._refused: tuple[Fields, Unproven] | None = None
+        """The last request whose bound token was refused, and why: who sent it is told so at once."""
         self.on_proved: OnProved = self._issuers.on_proved
         """Hears of tokens of issuers that are good, for servers that are called in their owners' names."""
-        state = Path(configuration.hub.state)
         self._own = AccessTokens(partial(secret_in, state), identities.by_digest, time.time)
         self._keys: IssuerKeys | None = None
         self._port = configuration.hub.port
@@ -64,8 +71,9 @@ class Tokens:
         """Begin to fetch keys, have the gate say where tokens are to be had, and return the face that gives them."""
         self._keys = IssuerKeys(egress, crew)
         self._keys.follow(tuple(self._issuers))
-        gate.refuse = Challenges(self.address, self._explain).refuse
-        return OauthHttp(gate, self, self.address, self._trusted)
+        gate.refuse = Challenges(self.address, self._explain, self._proof_algorithms).refuse
+        gate.prove = self.prove
+        return OauthHttp(gate, self, self.address, self._trusted, PROOF_ALGORITHMS)
 
     def listen_at(self, port: int) -> None:
         """The hub's own address is known now."""
@@ -92,7 +100,7 @@ class Tokens:
         are_exchanged = any(server.credentials.are_exchanged for server in configuration.servers)
         for issuer in issuers:
             issuer.tells_rights = are_exchanged
-        self._issuers = Issuers(issuers)
+        self._issuers = Issuers(issuers, self._proofs)
         self._issuers.on_proved = self._proved
         if self._keys is not None:
             self._keys.follow(issuers)
@@ -114,6 +122,29 @@ class Tokens:
         """See `identity.verifying.Verifier`."""
         return self._issuers.knows(caller)
 
+    # -- tokens that are bound to a key (RFC 9449) -------------------------------------------------------------------
+
+    def prove(self, fields: Fields, request: Request) -> Caller | Unprovable | None:
+        """See `faces.http.gate.Prove`."""
+        shown = bound_of(fields)
+        if shown is None:
+            return None
+        token, proof = shown
+        path = request["raw_path"].decode("latin-1")
+        bases = request.get(BASES) or (self._addresses.base(fields),)
+        asked = Asked(proof, request["method"], [base + path for base in bases])
+        # One request may be looked at more than once. Whoever copies its scope copies the headers, too.
+        is_proved = request.get(_PROVED) is request["headers"]
+        found = self._issuers.bound_caller_of(token, asked, is_proved=is_proved)
+        if isinstance(found, Caller):
+            request[_PROVED] = request["headers"]
+            return self.identities.verified(found)
+        self._refused = (fields, found)
+        return Unprovable(found.reason) if found.is_issuer_away else None
+
+    def _proof_algorithms(self) -> Sequence[str]:
+        return PROOF_ALGORITHMS if self._configuration.issuers else ()
+
     # -- as who gives tokens -----------------------------------------------------------------------------------------
 
     def token_for(self, name: str | None, key: str) -> str | None:
@@ -127,6 +158,10 @@ class Tokens:
         return bool(self.identities.callers())
 
     def _explain(self, fields: Mapping[bytes, bytes]) -> Shown | None:
+        if bound_of(fields) is not None:
+            whose, why = self._refused or (None, UNASKED)
+            self._refused = None
+            return _shown(why if whose is fields else UNASKED, is_bound=True)
         credential = credential_of(fields)
         if credential is None:
             # Two that contradict each other, or one of another scheme, are as good as none.
@@ -134,11 +169,29 @@ class Tokens:
         unproven = self._issuers.refusal_of(credential)
         if unproven is None:
             return Shown(is_genuine=self._own.has_made(credential))
-        return Shown(unproven.reason, unproven.is_scope_missing, unproven.is_genuine, unproven.scopes)
+        return _shown(unproven)
 
     def _trusted(self) -> tuple[Trusted, ...]:
         settings = (issuer.settings for issuer in self._issuers)
-        return tuple(Trusted(each.issuer, each.audience, tuple(each.scopes)) for each in settings)
+        return tuple(
+            Trusted(each.issuer, each.audience, tuple(each.scopes), each.dpop != "optional") for each in settings
+        )
+
+
+UNASKED = Unproven("tokens that are bound to a key are not taken here")
+"""Why a bound token lets nobody in where no proof is looked at."""
+
+
+def _shown(unproven: Unproven, *, is_bound: bool = False) -> Shown:
+    return Shown(
+        unproven.reason,
+        unproven.is_scope_missing,
+        unproven.is_genuine,
+        unproven.scopes,
+        is_bound,
+        unproven.is_proof_wrong,
+        unproven.nonce,
+    )
 
 
 def _bound(tenants: Tenants, caller: Caller, *, is_claimed: bool) -> Caller | None:

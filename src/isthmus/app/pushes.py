@@ -15,8 +15,9 @@ from isthmus.core.ports.sealer import Sealer
 from isthmus.core.tasks.outbox import Letter, Outbox, Standing
 from isthmus.core.tasks.record import Owner, Recipient, Record
 from isthmus.credentials.kept import KeptSealer, kept_key
+from isthmus.credentials.push_signing import PushSigner
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.faces.a2a.pushing import Pushing, write_letters
+from isthmus.faces.a2a.pushing import Pushing
 from isthmus.model.callers import Caller
 from isthmus.transport.courier import HttpCourier
 from isthmus.transport.egress import Egress
@@ -35,7 +36,8 @@ class Pushes:
         self._running = running
         self._courier = HttpCourier(Egress(), running.crew, self._is_listed)
         chance = random.random  # noqa: S311 - spread, not secrecy
-        self.pushing = Pushing(running.tasks, self._courier, _trusts, _sealer(Path(running.configuration.hub.state)))
+        state = Path(running.configuration.hub.state)
+        self.pushing = Pushing(running.tasks, self._courier, _trusts, _sealer(state), PushSigner(state))
         self._outbox = Outbox(
             running.tasks, running.journal, self._courier, self._letters, running.crew, time.time, chance
         )
@@ -43,7 +45,7 @@ class Pushes:
             self._outbox.judge = Owners(identities).judge
 
     def _letters(self, recipient: Recipient, record: Record, mark: str) -> Sequence[Letter]:
-        return write_letters(self.pushing.opened(recipient, record.id), record, mark)
+        return self.pushing.letters(recipient, record, mark, time.time())
 
     def _is_listed(self, url: str) -> bool:
         return self._running.configuration.targets.trusts_url(url)

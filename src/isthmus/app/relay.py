@@ -9,10 +9,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from isthmus.app.collector import CrowdCollector
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
-from isthmus.app.relay_keys import Keys, NoTokens, Revocations
+from isthmus.app.relay_keys import Keys, KnownAgents, NoTokens, Revocations
 from isthmus.config.settings import Configuration
 from isthmus.faces.http.gate import Gate
 from isthmus.faces.relay.http import RelayHttp
@@ -21,6 +23,8 @@ from isthmus.faces.relay.settings import RelaySettings
 from isthmus.identity.relay import RelayTokens
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
+
+log = structlog.get_logger(__name__)
 
 RECHECK_SECONDS = 0.5
 """How long a token that was revoked or has expired may still keep a socket open."""
@@ -32,7 +36,7 @@ class Relay:
     def __init__(self, running: RunningHub, gate: Gate) -> None:
         """Raises: ConfigError if the key in the state folder is none."""
         self._running = running
-        state = Path(running.configuration.hub.state)
+        state = self._state = Path(running.configuration.hub.state)
         self._keys = Keys(state)
         self._revocations = Revocations(state, running.configuration.relay.tokens.revoked)
         self._tokens = self._read_with(running.configuration)
@@ -43,7 +47,20 @@ class Relay:
     def _read_with(self, configuration: Configuration) -> Tokens:
         settings = configuration.relay.tokens
         key = self._keys.key(settings.key)
-        return NoTokens() if key is None else RelayTokens(key, settings, time.time, self._revocations.has)
+        if key is None:
+            return NoTokens()
+        known = KnownAgents(self._state, configuration.relay.face.agents)
+        tokens = RelayTokens(key, settings, time.time, self._revocations.has, known)
+        if settings.compatible and (settings.compatible_agents != "known" or known()):
+            log.warning(
+                "the relay accepts tokens of the original kind, which can be spliced and never expire",
+                compatible_agents=settings.compatible_agents,
+                known=len(known()),
+                fix="set [relay] compatible = false once no device needs them",
+            )
+            if refused := tokens.spliceable():
+                log.warning("relay tokens are refused: tokens of other agents have all their parts", agents=refused)
+        return tokens
 
     async def start(self) -> None:
         """Remember who dialled in before, and look after tokens from now on."""

@@ -1,4 +1,4 @@
-"""What the relay's tokens rest on, in the state folder: the key that makes them, and those that were revoked.
+"""What the relay's tokens rest on, in the state folder: their key, those that were revoked, agents with original ones.
 
 The hub and the command line both work here, at the same time if need be, so that a token can be made or revoked
 whether or not the hub runs. No message quotes what is in these files.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from isthmus.app.secret_file import offer_secret
@@ -26,6 +27,8 @@ log = structlog.get_logger(__name__)
 FOLDER = "relay"
 KEY_FILE = "key"
 REVOKED_FILE = "revoked"
+ISSUED_FILE = "agents"
+"""Agents that the command line made a token of the original kind for, one JSON string a line."""
 
 NO_KEY = "中继密钥暂不可用"
 """Closes a socket while there is no key. It says nothing of the token, so that `isthmus dial` asks again later."""
@@ -152,14 +155,68 @@ def revoke(id: str, state: Path) -> None:
     """
     if not is_id(id):
         raise ValueError("an id must be as `isthmus token relay` printed it, not another text")
+    _append(state, revoked_file(state), id)
+
+
+def issued_file(state: Path) -> Path:
+    """Where agents are that have tokens of the original kind from the command line."""
+    return state / FOLDER / ISSUED_FILE
+
+
+def note_issued(agent: str, state: Path) -> None:
+    """Have a hub of this state folder accept the agent's token of the original kind, a running one too.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _append(state, issued_file(state), msgspec.json.encode(agent).decode())
+
+
+def _append(state: Path, file: Path, line: str) -> None:
     _make_folder(state)
-    descriptor = os.open(revoked_file(state), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         # With line ends on both sides: a line that was cut short before must not take this one with it.
-        os.write(descriptor, f"\n{id}\n".encode())
+        os.write(descriptor, f"\n{line}\n".encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class KnownAgents:
+    """Agents whose tokens of the original kind are accepted: configured ones, and those in the state folder's file."""
+
+    def __init__(self, state: Path, configured: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = issued_file(state)
+        self._configured = frozenset(configured)
+        self._clock = clock
+        self._known = self._configured
+        self._seen: tuple[int, ...] | None = None
+        self._next_look = float("-inf")
+        """After an error the file is left alone for a while."""
+
+    def __call__(self) -> frozenset[str]:
+        """All of them, as the file is now. While it cannot be read, those that were known stay."""
+        now = self._clock()
+        if now >= self._next_look:
+            # Looked at each time: a device may dial right after its token was issued, and this takes microseconds.
+            try:
+                seen = _look_of(self._file)
+                if seen != self._seen:
+                    self._known = self._configured | (frozenset() if seen is None else _agents_in(self._file))
+                    self._seen = seen
+            except (OSError, ValueError) as error:
+                log.error("the list of issued relay agents cannot be read", file=str(self._file), reason=str(error))
+                self._next_look = now + TRUST_SECONDS
+        return self._known
+
+
+def _agents_in(file: Path) -> frozenset[str]:
+    found: set[str] = set()
+    for line in contents_of(file, REVOKED_BYTES).splitlines():
+        with suppress(ValueError):  # cut short while it was written
+            found.add(msgspec.json.decode(line, type=str))
+    return frozenset(found)
 
 
 class Revocations:

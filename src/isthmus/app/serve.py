@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -31,17 +32,17 @@ from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.crew import Crew
+from isthmus.core.ports.journal import Probed
 from isthmus.core.tasks.record import Owner
-from isthmus.core.tasks.repeats import Untold
 from isthmus.core.tasks.retention import Retention
 from isthmus.faces.a2a.cards import AgentCards
 from isthmus.faces.a2a.desk import Desk
 from isthmus.faces.a2a.http import A2aHttp
 from isthmus.faces.a2a.pushing import Pushing
-from isthmus.faces.http.bodies import say
+from isthmus.faces.http.bodies import joined, say
 from isthmus.faces.http.brake import COMING_FROM
 from isthmus.faces.http.door import Door, DoorSettings
-from isthmus.faces.http.gate import Gate
+from isthmus.faces.http.gate import Fields, Gate
 from isthmus.faces.http.health import PATHS as HEALTH_PATHS
 from isthmus.faces.http.health import Health
 from isthmus.faces.http.turn import PEER, Arrival, Message, Receive, Send
@@ -59,7 +60,9 @@ from isthmus.faces.wellknown.http import WellKnown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
+from isthmus.storage.lists import ListFiles
 from isthmus.telemetry import logs
+from isthmus.telemetry.loop_lag import LoopMonitor
 from isthmus.transport.egress import Egress
 
 log = structlog.get_logger(__name__)
@@ -111,6 +114,8 @@ class Routes:
         self._well_known = well_known
         self._relay = relay
         self._oauth = oauth
+        self.preflight: Callable[[Fields], bytes | None] = lambda _: None
+        """How a browser is answered that asks what a page may send; see `Gate.preflight`."""
 
     def take(self, arrival: Arrival) -> bool:
         """Let the face that the path leads to answer a whole request at once, if it can."""
@@ -124,6 +129,9 @@ class Routes:
         """Serve one request."""
         COMING_FROM.set(scope["client"])
         path: str = scope["path"]
+        if scope["method"] == "OPTIONS" and (lines := self.preflight(joined(scope["headers"]))) is not None:
+            scope["extensions"][PEER].answer(204, lines, b"")
+            return
         if self._well_known is not None and self._well_known.is_at(path, scope["method"]):
             await self._well_known.serve(scope, receive, send)
             return
@@ -175,63 +183,67 @@ async def serve(
     gate = access.open(verifiers_of(configuration))
     signals = Signals()
     pins = DefinitionPins(configuration)
+    lists = ListFiles(Path(settings.state))
     journal = await open_journal(configuration)
     books = await open_audit(configuration, journal)
-    running = RunningHub(configuration, environment, journal, pins=pins, audit=None if books is None else books.audit)
+    audit = None if books is None else books.audit
+    running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
     pushes = Pushes(running, access.identities)
+    monitor = LoopMonitor()
     grpc: Service | None = None
-    has_told_all = False
     try:
         if books is not None:
             books.attach(running, gate, access.identities, pins)
-        untold = await _recover(running, access.identities, books)
+        await _recover(running, access.identities, books)
         mcp = McpHttp(running.dialogue(), gate)
         sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
         ports: list[int] = []
         agent = _agent(running, access.identities, pushes.pushing, gate, lambda: _address(settings, ports))
-        agent.desk.repeats.untold(untold)
         retention = Retention(running.tasks, journal, time.time, lambda: running.configuration.a2a.keep)
         running.crew.spawn("retention", retention.run())
         pushes.start()
         relay = await _relay(running, gate)
         # Not before servers that may dial in again are known: these tasks wait for them.
-        agent.desk.repeats.untold(running.tasks.resume())
-        rest = RestHttp(running.hub, gate, relay)
+        running.tasks.resume()
+        rest = RestHttp(running.hub, gate, relay, monitor.figures)
         shown = None if relay is None else relay.face
         well_known = _well_known(running, access.identities, gate)
         tokens.on_proved = running.logins.proved
         oauth = tokens.open(gate, running.crew, Egress())
-        routes = Routes(running.surface, mcp, rest, _by_path(running, sse), agent, well_known, shown, oauth)
+        routes = Routes(running.surface, mcp, rest, _by_path(running, sse, gate), agent, well_known, shown, oauth)
+        routes.preflight = gate.preflight
         door = _door(configuration, routes, (mcp, sse, agent), shown)
+        door.allow_pages(gate.cors_lines)
         grpc = await open_grpc(running, agent, gate)
         port = await door.open()
         ports.append(port)
         tokens.listen_at(port)
         access.follow(running, (mcp, sse, agent))
         spare_the_collector()
+        monitor.start()
         on_open(settings.host, port)
         if source is not None:
             change = partial(_change, running, access, tokens, agent, retention, relay)
             signals.reload_by(Reloader(running, source, change, books.reloaded if books is not None else None))
-        has_told_all = await _until_told(running, door, grpc, relay, signals)
+        await _until_told(running, door, grpc, relay, signals)
     finally:
-        await _close(running, signals, pushes, grpc, has_told_all=has_told_all)
+        monitor.close()
+        await _close(running, signals, pushes, grpc)
         await pins.aclose()
+        await lists.aclose()
         await close_audit(books, journal)
         # Not before: a signal that nobody takes would end the hub at once, and leave its servers or its journal behind.
         signals.close()
 
 
-async def _recover(running: RunningHub, identities: Identities, books: AuditLog | None) -> Sequence[Untold]:
-    """End the tasks that the last hub left unfinished; what is returned are messages whose senders may not know."""
+async def _recover(running: RunningHub, identities: Identities, books: AuditLog | None) -> None:
+    """End the tasks that the last hub left unfinished."""
     running.tasks.waits.find_caller = partial(_caller_of, identities)
-    untold = await running.tasks.perhaps_untold()
     lost = await running.tasks.recover()
     if books is not None:
         books.tasks_lost(lost)
     if lost:
         log.warning("tasks were on their way when the hub ended last time; they have failed", tasks=len(lost))
-    return (*untold, *lost)
 
 
 def _caller_of(identities: Identities, owner: Owner) -> Caller | None:
@@ -274,7 +286,8 @@ def _agent(
     desk = Desk(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
-    cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, gives_tokens)
+    token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731
+    cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, gives_tokens, token_urls)
     return A2aHttp(desk, gate, cards)
 
 
@@ -293,9 +306,10 @@ def _well_known(running: RunningHub, identities: Identities, gate: Gate) -> Well
     return WellKnown(running.hub, gate, cards, needs_key, lambda: running.configuration.a2a.name)
 
 
-def _by_path(running: RunningHub, sse: McpSse) -> dict[str, Face]:
+def _by_path(running: RunningHub, sse: McpSse, gate: Gate) -> dict[str, Face]:
     """The faces that are known by whole paths."""
-    health = Health(lambda: not running.hub.is_draining)
+    journal = running.journal
+    health = Health(running.hub, gate, lambda: isinstance(journal, Probed) and journal.is_failing)
     return {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
 
 
@@ -341,8 +355,8 @@ def _door_settings(configuration: Configuration) -> DoorSettings:
 
 async def _until_told(
     running: RunningHub, door: Door, grpc: Service | None, relay: Relay | None, signals: Signals
-) -> bool:
-    """Wait for a signal, then drain; a second signal ends the wait. Return whether all came to its end."""
+) -> None:
+    """Wait for a signal, then drain; a second signal ends the wait."""
     try:
         await signals.wait_for(1)
         log.info("shutting down: no new calls, waiting for those in flight", calls=running.calls())
@@ -352,17 +366,16 @@ async def _until_told(
         again = running.crew.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
-        has_told_all: bool = drain.done() and drain.exception() is None and drain.result()
+        running.tasks.leave_unsent()
         if running.calls():
             running.cancel_all("the hub is shutting down")
             await asyncio.sleep(LAST_WORDS_SECONDS)
     finally:
         await door.close()
-    return has_told_all
 
 
-async def _drain(running: RunningHub, door: Door, grpc: Service | None, relay: Relay | None) -> bool:
-    """Let requests come to their end, and tasks too, often answered long ago; return whether all of them did."""
+async def _drain(running: RunningHub, door: Door, grpc: Service | None, relay: Relay | None) -> None:
+    """Let requests come to their end, and tasks too, often answered long ago."""
     seconds = running.hub.limits.drain_seconds
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -371,28 +384,22 @@ async def _drain(running: RunningHub, door: Door, grpc: Service | None, relay: R
             running.tasks.give_up_waiting("the hub is shutting down")
             running.tasks.leave_waiting()
             running.hub.wait_no_more("the hub is shutting down")
-            has_drained = await door.drain(seconds)
+            await door.drain(seconds)
             running.tasks.give_up_waiting("the hub is shutting down")
             await running.tasks.until_idle()
             if relay is not None:
                 await relay.until_idle()
             if beside is not None:
                 await beside
-            return has_drained
-    return False
 
 
-async def _close(
-    running: RunningHub, signals: Signals, pushes: Pushes, grpc: Service | None, *, has_told_all: bool
-) -> None:
-    """End all that works on tasks; that these ended in good order is noted if everybody was told of theirs."""
+async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: Service | None) -> None:
+    """End all that works on tasks."""
     if grpc is not None:
         await grpc.close()
     pushes.close()
     await _end(running, signals)
     await pushes.aclose()
-    if has_told_all:
-        await running.tasks.close()
 
 
 async def _end(running: RunningHub, signals: Signals) -> None:

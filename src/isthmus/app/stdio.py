@@ -15,6 +15,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import structlog
 
@@ -26,6 +27,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.settings import Limits
 from isthmus.faces.mcp.stdio import McpStdio
 from isthmus.model.calls import Surface
+from isthmus.storage.lists import ListFiles
 from isthmus.storage.memory import MemoryJournal
 
 log = structlog.get_logger(__name__)
@@ -64,7 +66,10 @@ async def run_stdio(
     pins = DefinitionPins(configuration, is_lasting=False)
     journal = MemoryJournal()
     books = await open_audit(configuration, journal, NAME)
-    running = RunningHub(configuration, environment, journal, pins=pins, audit=None if books is None else books.audit)
+    audit = None if books is None else books.audit
+    # A hub whose only server is a running one shows what that shows.
+    lists = ListFiles(Path(configuration.hub.state)) if surface is None else None
+    running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
     try:
         if books is not None:
             books.follow(running, pins)
@@ -74,6 +79,8 @@ async def run_stdio(
     finally:
         await running.aclose()
         await pins.aclose()
+        if lists is not None:
+            await lists.aclose()
         await close_audit(books, journal)
         # Not before: a signal that nobody takes would end the hub at once, and leave its servers behind.
         for number in (signal.SIGTERM, signal.SIGINT):

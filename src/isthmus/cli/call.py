@@ -11,7 +11,7 @@ import msgspec
 
 from isthmus.cli import faults
 from isthmus.cli.arguments import arguments_of
-from isthmus.cli.documents import read_listing
+from isthmus.cli.documents import Offer, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.faults import Told
 from isthmus.cli.naming import choose
@@ -19,7 +19,7 @@ from isthmus.cli.opening import opened
 from isthmus.cli.output import harmless, say, write
 from isthmus.cli.progress import ProgressLine
 from isthmus.cli.reached import Asked, Reached
-from isthmus.cli.results import readable, readable_contents, readable_messages
+from isthmus.cli.results import readable, readable_contents, readable_messages, readable_value
 from isthmus.cli.sources import Own, Running
 from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Result
@@ -44,10 +44,22 @@ async def call_tool(source: Running | Own, wanted: Wanted, *, wait: float) -> Ex
         CommandFailed: there is no such hub or tool, an argument is wrong, or the call ended in a fault.
     """
     async with opened(source, wait=wait, name=wanted.name, is_to_call=True) as hub:
-        offer = choose(wanted.name, read_listing(await hub.list(TOOLS), TOOLS))
+        offer = await _chosen(hub, wanted.name)
         arguments = arguments_of(wanted.words, wanted.whole, offer.definition.get("inputSchema"), read_text)
         outcome = await _perform(hub, Asked("tool", offer.name, arguments))
     return _tell(outcome, offer.name, readable, is_json=wanted.is_json)
+
+
+async def _chosen(hub: Reached, name: str) -> Offer:
+    """The tool that is meant: a listed one, or the method of a server that lists none."""
+    try:
+        return choose(name, read_listing(await hub.list(TOOLS), TOOLS))
+    except CommandFailed:
+        server, _, method = name.partition(".")
+        told = read_servers(await hub.servers()) if method else []
+        if not any(each.name == server and each.unlisted for each in told):
+            raise
+        return Offer(name, server, {})
 
 
 async def write_prompt(source: Running | Own, wanted: Wanted, *, wait: float) -> Exit:
@@ -105,7 +117,8 @@ def _tell(outcome: Result | Told, name: str, in_words: Callable[[msgspec.Raw], s
     if is_json:
         write(bytes(outcome.payload).decode())
         return Exit.CALL_FAILED if outcome.is_error else Exit.WELL
-    return _tell_result(outcome, name, in_words(outcome.payload))
+    text = readable_value(outcome.payload) if outcome.is_bare else in_words(outcome.payload)
+    return _tell_result(outcome, name, text)
 
 
 def _tell_result(result: Result, name: str, text: str) -> Exit:

@@ -51,7 +51,7 @@ def access_of(configuration: Configuration) -> AccessMode:
     """
     has_keys = minted_keys(Path(configuration.hub.state)) is not None
     has_others = has_keys or bool(configuration.issuers) or bool(configuration.extensions.of("identity"))
-    return access_mode(configuration.hub, configuration.callers, has_others=has_others)
+    return access_mode(configuration.hub, configuration.callers, has_others=has_others, targets=configuration.targets)
 
 
 def _weighed(warnings: Sequence[Finding]) -> list[tuple[Weight, Finding]]:

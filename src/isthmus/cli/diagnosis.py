@@ -74,6 +74,7 @@ SHARED_URI = Code("ISD-303", "shared-uri", "read it by the name that is listed: 
 ODD_LIST = Code("ISD-401", "odd-list", "tell the server's author; everything else of it works")
 LIST_CUT = Code("ISD-402", "list-cut", "raise limits.tools_per_server if all of it is needed")
 NOT_CHECKED = Code("ISD-403", "schema-not-checked", "tell the server's author; the server makes its own check")
+UNLISTED = Code("ISD-404", "unlisted", "nothing, if callers know its methods; to have them listed, declare its tools")
 DISABLED = Code("ISD-501", "disabled", "take disabled out to use it")
 
 CODES: tuple[Code, ...] = tuple(code for code in list(globals().values()) if isinstance(code, Code))
@@ -113,7 +114,7 @@ _MCP_SIGNS = ("http 406", "event-stream", "session", "initializ", "protocol vers
 
 _POINTED_TO = re.compile(r"redirects to (\S+), which")
 
-_ELSEWHERE = (NO_ANSWER, NOT_CONNECTED, HTTP_ERROR, SLOW)
+_ELSEWHERE = (NO_ANSWER, NOT_CONNECTED, HTTP_ERROR, SLOW, UNLISTED)
 """What is not mended in a server's entry."""
 
 _RPC_MENDS = {
@@ -183,7 +184,7 @@ def of_server(patient: Patient, entry: Entry | None) -> list[Diagnosis]:
     if told is not None:
         code, text = told
         found.append(Diagnosis(code, patient.server, text, _mend(code, patient, entry)))
-    return [*found, *(_of_note(patient.server, note) for note in patient.notes)]
+    return [*found, *(_of_note(patient, note, entry) for note in patient.notes)]
 
 
 def _condition(patient: Patient, entry: Entry | None) -> tuple[Code, str] | None:
@@ -256,6 +257,8 @@ def _mend_address(code: Code, patient: Patient, reach: Reach) -> str:
         return f"write the address that it points to in {key}"
     if code is NO_LIST:
         return f"declare its tools, each as [servers.{patient.server}.tools.TOOL]"
+    if code is UNLISTED:
+        return f"declare its tools to have them listed, each as [servers.{patient.server}.tools.TOOL]"
     if isinstance(reach, SocketSettings) and code is WRONG_TRANSPORT:
         return "correct url: what answers there opens no WebSocket"
     if isinstance(reach, RpcSettings):
@@ -306,9 +309,13 @@ def of_arguments(entry: Entry) -> list[Diagnosis]:
     return [Diagnosis(TOLD_SECRET, entry.settings.name, text, f"in {entry.place}, {TOLD_SECRET.mend}")]
 
 
-def _of_note(server: str, note: str) -> Diagnosis:
-    code = LIST_CUT if "entries and was cut" in note else ODD_LIST
-    return Diagnosis(code, server, note, code.mend)
+def _of_note(patient: Patient, note: str, entry: Entry | None) -> Diagnosis:
+    if "it has no tools/list" not in note:
+        code = LIST_CUT if "entries and was cut" in note else ODD_LIST
+        return Diagnosis(code, patient.server, note, code.mend)
+    reach = None if entry is None else entry.settings.reach
+    code = WRONG_TRANSPORT if isinstance(reach, RpcSettings) and _is_mcp(note, reach) else UNLISTED
+    return Diagnosis(code, patient.server, note, _mend(code, patient, entry))
 
 
 # -- what servers offer, seen together -----------------------------------------------------------------------

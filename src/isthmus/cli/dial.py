@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from isthmus.cli.sources import refused as unusable
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.settings import Configuration, unfiled_settings
 from isthmus.config.variables import ENV_NAME, seen_from
-from isthmus.model.names import ServerName, parse_server_name
+from isthmus.model.names import ServerName, legal_server_name
 from isthmus.telemetry.logs import configure
 from isthmus.upstream.settings import HttpSettings, Reach, ServerSettings, StdioSettings
 
@@ -40,8 +39,6 @@ SERVER_ID_LENGTH_MAX = 64
 
 RUNNERS = frozenset({"bun", "bunx", "deno", "node", "npx", "pipx", "python", "python3", "run", "tsx", "uv", "uvx"})
 """Programs that only start others: what they start says what the server is."""
-
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def dial_hub(wanted: Wanted) -> Exit:
     configure("error" if is_watched else plan.configuration.hub.log_level, plan.configuration.hub.log_format)
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     try:
-        run_service(_run(plan, environment, is_watched=is_watched))
+        run_service(_run(plan, environment, is_watched=is_watched), plan.configuration.hub.state)
     except HubRefused as refused:
         raise _refused(plan.address, refused) from refused
     except ConfigError as error:
@@ -263,4 +260,4 @@ def name_of_url(url: str) -> str:
 
 def as_name(text: str) -> ServerName:
     """Return a text as the name that the server has here."""
-    return parse_server_name(_NOT_IN_NAMES.sub("-", text).strip("-")[:50] or "server")
+    return legal_server_name(text)

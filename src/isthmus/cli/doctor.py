@@ -35,6 +35,7 @@ from isthmus.cli.remote import RemoteHub
 from isthmus.cli.servers import spoken
 from isthmus.cli.sources import Own, Running, configuration_of
 from isthmus.config import codes
+from isthmus.config.environment import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import Standing
@@ -116,7 +117,12 @@ def _in_json(configuration: Configuration) -> dict[str, Any]:
 
 def _show_configuration(configuration: Configuration) -> None:
     if configuration.file is None:
-        write("configuration: no file found, so there are only the built-in tools")
+        rest = (
+            f"; servers are those of {MAP_VARIABLE}"
+            if configuration.servers
+            else ", so there are only the built-in tools"
+        )
+        write(f"configuration: no file found{rest}")
     else:
         write(f"configuration: {configuration.file}")
     for finding in configuration.warnings:

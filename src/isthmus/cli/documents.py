@@ -52,6 +52,8 @@ class ServerTold(msgspec.Struct, frozen=True):
     reason: str | None = None
     transport: str | None = None
     era: str | None = None
+    unlisted: bool = False
+    """It lists nothing, and its methods are called by name."""
     tools: int = 0
     prompts: int = 0
     resources: int = 0

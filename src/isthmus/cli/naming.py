@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from isthmus.cli.documents import Absence, Listing, Offer
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.config.settings import Configuration
-from isthmus.core.catalog.names import BUILTIN, Ambiguous, Pair, resolve, suggestions
+from isthmus.core.catalog.names import BUILTIN, Ambiguous, Pair, llm_form, resolve, suggestions
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.local import builtin_tools
@@ -64,7 +64,10 @@ def _pair(offer: Offer) -> Pair | None:
 
 
 def _unknown(name: str, offers: Sequence[Offer], absences: Mapping[str, Absence], shape: ListShape) -> CommandFailed:
-    server = name.partition(".")[0]
+    server, dot, _ = name.partition(".")
+    if not dot:  # perhaps a name that language models are given
+        fitting = [each for each in absences if name.startswith(llm_form((ServerName(each), FeatureName(""))))]
+        server = max(fitting, key=len, default="")
     if server in absences:
         gone = absences[server]
         why = gone.reason or f"it is {gone.state}"

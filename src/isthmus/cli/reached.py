@@ -22,7 +22,7 @@ from isthmus.cli.output import say
 from isthmus.cli.sources import Running, refused
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.settings import Limits
+from isthmus.core.settings import HARD_SECONDS_MAX, Limits
 from isthmus.faces.rest.listings import list_document, servers_document
 from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
 from isthmus.model.events import Event
@@ -203,7 +203,7 @@ def _tell_waiting(running: RunningHub) -> None:
 
 # -- standing before a running one ---------------------------------------------------------------------------
 
-REMOTE_LIMITS = Limits(call_seconds=600.0, tools_per_server=100_000)
+REMOTE_LIMITS = Limits(call_seconds=HARD_SECONDS_MAX, hard_seconds=HARD_SECONDS_MAX, tools_per_server=100_000)
 """The running hub sets its own limits, and lists the tools of all its servers; these only bound a defect."""
 
 

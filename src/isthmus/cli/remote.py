@@ -18,6 +18,7 @@ from isthmus.cli.faults import EXECUTED, Told, told_in
 from isthmus.cli.reached import Asked
 from isthmus.cli.sources import KEY_VARIABLE, Running
 from isthmus.core.crew import Crew
+from isthmus.model.calls import Kind
 from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress, parse_url
@@ -25,6 +26,7 @@ from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from isthmus.wire.mcp.requests import read_call_result
+from isthmus.wire.mcp.results import verbatim
 from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder, SseEvent
 
@@ -106,7 +108,7 @@ class RemoteHub:
                 reply = await self._call("GET", f"/v1/resources/read?{query}", asked, watch)
             case _:
                 raise NotImplementedError(asked.kind)
-        return self._outcome(reply)
+        return self._outcome(reply, asked.kind)
 
     async def aclose(self) -> None:
         """See `Reached`."""
@@ -132,19 +134,25 @@ class RemoteHub:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _outcome(self, reply: Reply | Lost) -> Result | Told:
+    def _outcome(self, reply: Reply | Lost, kind: Kind) -> Result | Told:
         if isinstance(reply, Lost):
             if reply.may_have_left:
                 return Told(f"Lost the hub during the call: {reply.reason}", "unknown", "lost")
             raise self._unreachable(reply.reason, EXECUTED["no"])
         if reply.status == OK and reply.event != "error":
-            return self._result(reply)
+            return self._result(reply, kind)
         told = None if reply.status in REFUSED else told_in(reply.body)
         if told is None:
             raise self._turned_away(reply)
         return told
 
-    def _result(self, reply: Reply) -> Result | Told:
+    def _result(self, reply: Reply, kind: Kind) -> Result | Told:
+        if kind == "tool":
+            try:
+                msgspec.json.decode(reply.body)
+            except msgspec.MsgspecError:
+                return Told("The hub gave an unusable answer", "unknown", "bad_reply")
+            return verbatim(reply.body)
         answer = read_call_result(reply.body)
         if answer is None:
             return Told("The hub gave an unusable answer", "unknown", "bad_reply")

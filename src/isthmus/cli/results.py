@@ -20,6 +20,12 @@ def readable(payload: msgspec.Raw) -> str:
     return "" if structured is None else msgspec.json.format(bytes(structured), indent=2).decode()
 
 
+def readable_value(payload: msgspec.Raw) -> str:
+    """Return the text to print for what a plain server returned: a text as it is, anything else as JSON."""
+    value = msgspec.json.decode(payload)
+    return value if isinstance(value, str) else msgspec.json.format(bytes(payload), indent=2).decode()
+
+
 def readable_messages(payload: msgspec.Raw) -> str:
     """Return the text to print for a prompt: each message under who says it."""
     members = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])

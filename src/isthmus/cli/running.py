@@ -10,8 +10,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
+from isthmus.app.leftovers import family_in
 from isthmus.app.privacy import keep_private
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.transport.descendants import claim_process
@@ -47,13 +50,17 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
     return await work
 
 
-def run_service(work: Coroutine[Any, Any, T]) -> T:
-    """Run what ends by itself when it is told to, and keep what it holds from other processes of the same user."""
+def run_service(work: Coroutine[Any, Any, T], state: str | None) -> T:
+    """Run what ends by itself when it is told to, and keep what it holds from other processes of the same user.
+
+    What a killed hub of the same state folder left running is ended first. Without a folder nothing is started.
+    """
     allow_descriptors()
     claim_process()
     if not os.environ.get(DEBUGGABLE_VARIABLE):
         keep_private()
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    family = nullcontext() if state is None else family_in(Path(state))
+    with family, asyncio.Runner(loop_factory=_fast_loop()) as runner:
         return runner.run(work)
 
 

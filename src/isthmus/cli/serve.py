@@ -15,6 +15,7 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import say
 from isthmus.cli.running import run_service
 from isthmus.cli.sources import configuration_of, home, refused
+from isthmus.config.environment import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.faces.http.door import DoorError
@@ -35,7 +36,8 @@ def serve_hub(file: Path | None, host: str | None, port: int | None, *, is_insec
     source = Source(file, os.environ, Path.cwd(), home(), host, port)
     try:
         opened = partial(_opened, configuration)
-        run_service(serve(configuration, os.environ, source, on_open=opened, is_insecure=is_insecure))
+        work = serve(configuration, os.environ, source, on_open=opened, is_insecure=is_insecure)
+        run_service(work, configuration.hub.state)
     except ConfigError as error:
         raise refused(error) from error
     except DoorError as error:
@@ -62,7 +64,10 @@ def warn(configuration: Configuration) -> None:
     for finding in configuration.warnings:
         log.warning("configuration", finding=str(finding))
     if configuration.file is None:
-        log.info("no configuration file found: only the built-in tools are served")
+        served = (
+            f"servers are those of {MAP_VARIABLE}" if configuration.servers else "only the built-in tools are served"
+        )
+        log.info(f"no configuration file found: {served}")
 
 
 def _opened(configuration: Configuration, host: str, port: int) -> None:

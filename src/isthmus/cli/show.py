@@ -18,6 +18,7 @@ from isthmus.config.extensions import GROUPS
 from isthmus.config.extensions import ROOT as EXTENSIONS
 from isthmus.config.findings import Place
 from isthmus.config.lines import Keys, keys_of, lines_of
+from isthmus.config.oauth import SECRET_KEYS
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration, Origin, RelayParts
 from isthmus.core.access.tenants import TenantSettings
@@ -237,7 +238,7 @@ def _of_oauth(oauth: OAuthSettings) -> dict[str, object]:
     """What of a login is not as usual; what is secret in it is hidden."""
     usual = OAuthSettings()
     told = {name: getattr(oauth, name) for name in _names(oauth) if getattr(oauth, name) != getattr(usual, name)}
-    hidden: dict[str, object] = {name: HIDDEN for name in ("client_secret", "private_key") if name in told}
+    hidden: dict[str, object] = {name: HIDDEN for name in SECRET_KEYS if name in told}
     return {"grant": oauth.grant, **told, **hidden}
 
 

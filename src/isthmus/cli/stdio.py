@@ -34,7 +34,8 @@ def serve_stdio(source: Running | Own) -> Exit:
         warn(configuration)
     output = take_stdout()
     try:
-        run_service(run_stdio(configuration, os.environ, files, surface=surface, stdin=STDIN, stdout=output))
+        work = run_stdio(configuration, os.environ, files, surface=surface, stdin=STDIN, stdout=output)
+        run_service(work, configuration.hub.state if isinstance(source, Own) else None)
     except ConfigError as error:
         raise refused(error) from error
     return Exit.WELL

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from isthmus.app.relay_keys import Revocations, key_file, relay_key, revoke
+from isthmus.app.relay_keys import KnownAgents, Revocations, key_file, note_issued, relay_key, revoke
 from isthmus.cli.addresses import (
     EVERY_ADDRESS,
     configured_origin,
@@ -49,6 +49,9 @@ WHY = {
     identity.NOT_READ: "it was made with this hub's key, and what it says cannot be used",
     identity.NO_AGENT: "it names no agent",
     identity.NOT_COMPATIBLE: "it is of the original's kind, which [relay] compatible = false refuses",
+    identity.UNKNOWN_AGENT: "it is of the original's kind, for an agent that is neither configured nor has such a token"
+    " from this hub (see [relay] compatible_agents)",
+    identity.SPLICEABLE: "its parts are all in tokens of other agents, so that anyone with those can make it",
     identity.FORGED: "it was not made with this hub's key, or was changed",
     identity.EXPIRED: "it has expired",
     identity.REVOKED: "it was revoked",
@@ -125,7 +128,7 @@ def _check(wanted: Wanted) -> None:
 def _minted(wanted: Wanted, configuration: Configuration, base: str) -> Minted:
     tokens = tokens_of(configuration)
     token = _compatible(wanted, tokens, configuration) if wanted.is_compatible else _own(wanted, tokens)
-    claim = tokens.prove(token)
+    claim = tokens_of(configuration).prove(token)  # which knows the agent by now
     assert isinstance(claim, Claim), "what was just made can be read"
     server = None if wanted.role == "device" else server_address(base, token, wanted.server_id)
     health = health_address(base, _key_of(configuration)) if wanted.has_health else None
@@ -147,9 +150,15 @@ def _compatible(wanted: Wanted, tokens: RelayTokens, configuration: Configuratio
         said = "this hub does not accept the original's tokens: [relay] compatible is false"
         raise CommandFailed(Exit.CONFIGURATION, said, "Leave --compatible out.")
     try:
-        return tokens.mint_compatible(wanted.agent)
+        token = tokens.mint_compatible(wanted.agent)
     except ValueError as error:
         raise _unnameable(error) from None
+    if wanted.agent not in configuration.relay.face.agents:
+        try:
+            note_issued(wanted.agent, _state(configuration))
+        except OSError as error:
+            raise _unusable(_state(configuration), error) from error
+    return token
 
 
 def _unnameable(error: ValueError) -> CommandFailed:
@@ -189,12 +198,18 @@ def _notes(wanted: Wanted, minted: Minted, configuration: Configuration) -> Iter
         yield "The relay is switched off: [relay] enabled is false."
     if wanted.is_compatible:
         yield "It opens both ends for ever, and cannot be revoked but by another key."
+        yield "Hubs with another state folder accept it only if they have [relay.agents] for this agent."
+        if refused := tokens_of(configuration).spliceable():
+            told = ", ".join(refused)
+            yield f"Refused from now on, because this and other tokens have all parts of theirs: tokens of {told}."
     if wanted.url is None and configuration.hub.public_url is None and configuration.hub.host in EVERY_ADDRESS:
         yield "The addresses are for this machine: say with --url how others reach the hub."
     if minted.xiaozhi is not None and not is_clean(minted.xiaozhi):
         yield "A xiaozhi server refuses its address, because the host or path has `key` or `call` in it."
     if wanted.has_health:
         yield "The health address holds the relay's key, which makes tokens of every agent: keep it secret."
+        if configuration.relay.tokens.compatible_agents == "known":
+            yield 'The tokens that a manager makes with it need [relay] compatible_agents = "md5".'
     elif wanted.role is None and not wanted.is_json:
         own = configuration.relay.tokens.key is not None
         where = "what [relay] key says" if own else f"in {key_file(_state(configuration)).absolute()}"
@@ -287,7 +302,8 @@ def tokens_of(configuration: Configuration) -> RelayTokens:
     """
     settings = configuration.relay.tokens
     revocations = Revocations(_state(configuration), settings.revoked)
-    return RelayTokens(_key_of(configuration), settings, time.time, revocations.has)
+    known = KnownAgents(_state(configuration), configuration.relay.face.agents)
+    return RelayTokens(_key_of(configuration), settings, time.time, revocations.has, known)
 
 
 def _key_of(configuration: Configuration) -> str:

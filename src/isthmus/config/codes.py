@@ -46,7 +46,7 @@ RENAMED = Code("ISC-208", "server-renamed", "give the server a name of letters, 
 LOOK_ALIKES = Code("ISC-210", "names-look-alike", "rename one of them")
 TAKEN_NAME = Code("ISC-211", "name-taken", "rename one of the two servers")
 MILLISECONDS = Code("ISC-212", "milliseconds", "nothing if that is meant; if not, write it in the unit of its client")
-CAPPED = Code("ISC-213", "timeout-capped", "ask for 600 seconds at most; longer work belongs to tasks")
+CAPPED = Code("ISC-213", "timeout-capped", "raise limits.hard_seconds if it needs longer")
 REPEATED_KEY = Code("ISC-214", "repeated-key", "take one of the two out")
 NOT_A_SERVER = Code("ISC-215", "not-a-server", "nothing: only that client can run it")
 

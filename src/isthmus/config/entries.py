@@ -19,6 +19,7 @@ from isthmus.config.dialects.steps import COMMON, RENAMED
 from isthmus.config.dialects.syntax import Surroundings, in_our_words, input_variable, inputs_used
 from isthmus.config.files import Document, located, program
 from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.model.names import server_name_with_digits
 
 DEPTH_MAX = 32
 """How deep an entry may nest: far more than any has, far less than what a walk through it could not stand."""
@@ -247,7 +248,13 @@ def _named(table: object) -> Iterator[tuple[str, str | int, object]]:
     for position, fields in enumerate(cast("list[object]", table)):
         name = fields.get("name") if isinstance(fields, dict) else None
         rest = {key: value for key, value in fields.items() if key != "name"} if isinstance(fields, dict) else fields
-        yield str(name) if isinstance(name, str) else f"server-{position + 1}", position, rest
+        yield name if isinstance(name, str) and name else _name_by_content(rest), position, rest
+
+
+def _name_by_content(fields: object) -> str:
+    """Return a name for an entry that has none: it stays the same when entries change places, or a key is replaced."""
+    known = {key: fields.get(key) for key in ("command", "args", "url")} if isinstance(fields, dict) else fields
+    return server_name_with_digits(json.dumps(known, default=str), stem="server")
 
 
 def _inputs(table: Mapping[str, object]) -> dict[str, Mapping[str, object]]:

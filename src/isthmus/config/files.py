@@ -50,11 +50,15 @@ class Document:
         A client's file lies in a hidden folder of the project that it is about; one in the home folder is about
         whichever project is open.
         """
-        if self.dialect.is_own:
-            return self.file.parent
-        hidden = next((folder for folder in self.file.parents if folder.name.startswith(".")), None)
+        if self.dialect.is_own or (self.file.parent == cwd and not _is_hidden(cwd)):
+            return self.file.parent  # a working folder may well be below a hidden one
+        hidden = next(filter(_is_hidden, self.file.parents), None)
         folder = self.file.parent if hidden is None else hidden.parent
         return cwd if cwd is not None and folder == home else folder
+
+
+def _is_hidden(folder: Path) -> bool:
+    return folder.name.startswith(".") and folder.name != ".."
 
 
 def find(named: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> Path | None:

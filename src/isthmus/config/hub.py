@@ -16,7 +16,7 @@ from isthmus.config.files import Document, located
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.settings import HubSettings
 from isthmus.config.tables import Reader, accepted, read_table
-from isthmus.core.settings import Limits
+from isthmus.core.settings import CALL_SECONDS, Limits
 
 _HUB_READERS: Mapping[str, Reader] = {
     "host": values.text,
@@ -77,8 +77,10 @@ def _rename(hub: dict[str, Any]) -> None:
 
 
 def _limits(read: Mapping[str, Any], call_seconds: float | None) -> Limits:
-    if call_seconds is None or "call_seconds" in read:
+    if "call_seconds" in read:
         return Limits(**read)
+    if call_seconds is None:
+        call_seconds = CALL_SECONDS
     limits = Limits(**{"call_seconds": 0.001, **read})  # so that only what the file has can be wrong here
     return replace(limits, call_seconds=min(call_seconds, limits.hard_seconds))
 

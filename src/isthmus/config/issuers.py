@@ -15,7 +15,7 @@ from isthmus.config.callers import ROOT as CALLERS
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
-from isthmus.identity.settings import ALGORITHMS, Algorithm, IssuerSettings
+from isthmus.identity.settings import ALGORITHMS, Algorithm, Binding, IssuerSettings
 from isthmus.model.callers import Grants
 
 ROOT = "issuers"
@@ -24,6 +24,7 @@ _KEYS = (
     "issuer",
     "audience",
     "jwks",
+    "token_url",
     "algorithms",
     "leeway",
     "tenant",
@@ -32,6 +33,7 @@ _KEYS = (
     "allow",
     "deny",
     "scopes",
+    "dpop",
 )
 
 
@@ -78,6 +80,7 @@ def _read_issuer(name: str, fields: object, public_url: str | None) -> IssuerSet
         issuer=_text("issuer", fields) or "",
         audience=_audience(fields.get("audience"), public_url),
         jwks=_text("jwks", fields),
+        token_url=_text("token_url", fields),
         algorithms=_algorithms(fields),
         leeway=values.number("leeway", fields.get("leeway", 30.0)),
         tenant=_printable("tenant", _text("tenant", fields) or DEFAULT_TENANT),
@@ -85,6 +88,7 @@ def _read_issuer(name: str, fields: object, public_url: str | None) -> IssuerSet
         name_claim=_text("name_claim", fields) or "sub",
         grants=Grants(patterns("allow", fields), patterns("deny", fields)),
         scopes=_scopes(fields),
+        dpop=cast("Binding", _text("dpop", fields) or "optional"),
     )
 
 

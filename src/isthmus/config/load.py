@@ -51,6 +51,7 @@ from isthmus.core.access.tenants import Tenants
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
 from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.upstream.targets.settings import TargetSettings
 
 AccessMode = Literal["open", "keys"]
 
@@ -255,6 +256,7 @@ def access_mode(
     *,
     has_others: bool = False,
     is_insecure: bool = False,
+    targets: TargetSettings | None = None,
 ) -> AccessMode:
     """Say who may call: whoever proves who they are, or, on loopback with no caller configured, every local program.
 
@@ -263,7 +265,18 @@ def access_mode(
 
     Raises:
         ConfigError: others can reach the hub and no caller is configured. It is never open to a network unasked.
+            Or `targets` are open to everybody, and somebody else than the programs of this machine may call.
     """
+    is_local = hub.is_loopback and not hub.is_published
+    if targets is not None and targets.open and (callers or has_others or not is_local):
+        raise ConfigError(
+            Place(None, "targets.open").finding(
+                "must be false unless the hub listens on loopback alone, without callers or a public_url",
+                value="true",
+                advice="give each caller that may name addresses a key and targets = true instead",
+                code=codes.BAD_VALUE,
+            )
+        )
     if callers or has_others:
         return "keys"
     if hub.is_loopback or is_insecure:

@@ -26,7 +26,7 @@ ROOT = "credentials"
 KEYS = frozenset({"oauth", "callers", "credentials"})
 """The keys of a server's entry that are read here."""
 
-SECRET_KEYS = frozenset({"client_secret", "private_key"})
+SECRET_KEYS = frozenset({"client_secret", "private_key", "identity_token", "idp_client_secret"})
 """What may be `env:NAME`, `file:PATH` or `keyring:NAME` in a login."""
 
 _READERS: Mapping[str, Reader] = {"key": values.text, "old_keys": values.texts}

@@ -31,6 +31,7 @@ _READERS: Mapping[str, Reader] = {
     "enabled": values.flag,
     "key": values.text,
     "compatible": values.flag,
+    "compatible_agents": values.text,
     "revoked": values.texts,
     "aggregate": values.text,
     "wait": values.number,

@@ -7,8 +7,8 @@ started or dialled. A broken entry becomes a finding and costs only itself. Call
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast, get_args
@@ -24,17 +24,18 @@ from isthmus.config.tool_rules import rules_of
 from isthmus.config.variables import Borrowed, Variables, read_env
 from isthmus.core.catalog.pins import PINNINGS, Pinning
 from isthmus.core.settings import Limits
-from isthmus.model.names import ServerName, parse_server_name
+from isthmus.model.names import ServerName, legal_server_name, server_name_with_digits
 from isthmus.transport.tls import tls_settings
 from isthmus.upstream.settings import TIMEOUT_SECONDS_MAX, Isolation, ServerSettings
 
 RESERVED = frozenset({"builtin"})
 """Names that the hub's own tools live under."""
 
-NAME_LENGTH_MAX = 50
-
 CA_BYTES_MAX = 1024 * 1024
 """Of a file of certificates; a system's whole collection is a quarter of it."""
+
+UNSAID_SECONDS_MAX = 600.0
+"""A timeout beyond this, in a format that does not say its unit, is taken for milliseconds."""
 
 _LITERAL = frozenset({"tools", "cache", EXTRA})
 """Keys in which a placeholder is text like any other: a schema may well hold one."""
@@ -69,13 +70,13 @@ class Roster:
     def add(self, entries: Iterable[Entry], reading: Reading) -> None:
         """Read entries; whoever came first keeps its name."""
         entries = list(entries)
-        wanted = {entry.name for entry in entries}
+        names = server_names((entry.name for entry in entries), taken=self.entries)
         for entry in entries:
             if entry.name in self.called:
                 self._tell_of_another(entry)
                 continue
-            name, told = _name(entry, taken={*self.servers, *wanted})
-            self.findings += told
+            name = names[entry.name]
+            self.findings += _told_of_name(entry, name)
             server, told = self._read(name, entry, reading)
             self.findings += told
             self.entries[name] = entry
@@ -152,24 +153,35 @@ def look_alikes(roster: Roster) -> list[Finding]:
 # -- names ---------------------------------------------------------------------------------------------------
 
 
-def _name(entry: Entry, taken: set[str]) -> tuple[ServerName, list[Finding]]:
-    """Return the name of an entry, mended if nobody could call it by its own."""
-    if entry.name not in RESERVED:
-        try:
-            return parse_server_name(entry.name), []
-        except ValueError:
-            pass
-    name = _mended(entry.name, taken)
+def server_names(wanted: Iterable[str], taken: Collection[str] = ()) -> dict[str, ServerName]:
+    """Return what servers are called, by their own names; those that cannot be used are made legal.
+
+    The order of the servers does not matter: a name that two of them would be given is neither's.
+    """
+    texts = set(wanted)
+    made = Counter(map(legal_server_name, texts))
+    barred = {*taken, *texts, *RESERVED, *(name for name, times in made.items() if times > 1)}
+    return {text: ServerName(text) if _is_legal(text) else _renamed(text, barred) for text in texts}
+
+
+def _is_legal(text: str) -> bool:
+    return text not in RESERVED and legal_server_name(text) == text
+
+
+def _renamed(text: str, barred: Collection[str]) -> ServerName:
+    name = legal_server_name(text)
+    while name in barred:
+        name, text = server_name_with_digits(text), f"{text} "
+    return name
+
+
+def _told_of_name(entry: Entry, name: ServerName) -> list[Finding]:
+    if name == entry.name:
+        return []
     why = "is what the hub's own tools live under" if entry.name in RESERVED else "cannot be a server's name"
     said = f"{why}, so the server is called {name}"
     advice = "use 1 to 50 letters, digits, _ and -"
-    return name, [entry.place.finding(said, advice="" if entry.name in RESERVED else advice, code=codes.RENAMED)]
-
-
-def _mended(text: str, taken: set[str]) -> ServerName:
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:NAME_LENGTH_MAX] or "server"
-    candidates = (stem, *(f"{stem[: NAME_LENGTH_MAX - 6]}-{number}" for number in range(2, len(taken) + 4)))
-    return ServerName(next(name for name in candidates if name not in taken | RESERVED))
+    return [entry.place.finding(said, advice="" if entry.name in RESERVED else advice, code=codes.RENAMED)]
 
 
 # -- one entry -----------------------------------------------------------------------------------------------
@@ -266,10 +278,10 @@ def _their_seconds(given: float, draft: _Draft) -> float:
         return limits.call_seconds
     if dialect.unit == "milliseconds":
         given /= 1000
-    elif dialect.unit == "unsaid" and given > TIMEOUT_SECONDS_MAX:
+    elif dialect.unit == "unsaid" and given > UNSAID_SECONDS_MAX:
         # Half of the programs that share this format count in milliseconds; nobody waits 1000 s for a tool.
         given /= 1000
-        said = f"is over {TIMEOUT_SECONDS_MAX:g} and so taken for milliseconds, {given:g} seconds"
+        said = f"is over {UNSAID_SECONDS_MAX:g} and so taken for milliseconds, {given:g} seconds"
         draft.findings.append(place.finding(said, code=codes.MILLISECONDS))
     if given > limits.hard_seconds:
         said = f"is {given:g} seconds, and no call may take more than {limits.hard_seconds:g}"

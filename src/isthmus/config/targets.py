@@ -14,6 +14,7 @@ ROOT = "targets"
 
 _READERS: Mapping[str, Reader] = {
     "allow": values.texts,
+    "open": values.flag,
     "headers": values.texts,
     "idle": values.number,
     "max": values.integer,

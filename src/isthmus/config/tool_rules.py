@@ -16,7 +16,7 @@ from isthmus.core.access.policy import check_tag
 from isthmus.core.catalog.rules import CACHE_SECONDS, EVERY, NO_RULES, Rules
 from isthmus.upstream.settings import DeclaredTool
 
-_CACHE_KEYS = ("tools", "ttl")
+CACHE_KEYS = ("tools", "ttl")
 _TOOL_KEYS = ("description", "input_schema", "inputSchema")
 
 
@@ -29,7 +29,7 @@ def rules_of(fields: Mapping[str, object], entry: Entry, findings: list[Finding]
     if not fields.keys() & {"include_tools", "exclude_tools", "defaults", "cache", "trusted", "tags"}:
         return NO_RULES
     cache = values.table("cache", fields.get("cache", {}))
-    findings += [entry.at("cache").unknown(key, _CACHE_KEYS) for key in cache if key not in _CACHE_KEYS]
+    findings += [entry.at("cache").unknown(key, CACHE_KEYS) for key in cache if key not in CACHE_KEYS]
     return Rules(
         only=_texts("include_tools", fields) if "include_tools" in fields else None,
         hidden=_texts("exclude_tools", fields),

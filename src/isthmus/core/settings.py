@@ -12,18 +12,35 @@ from dataclasses import dataclass, fields
 KIB = 1024
 MIB = 1024 * KIB
 
+CALL_SECONDS = 240.0
+"""How long a server may be silent about a call unless it is configured otherwise.
+
+Clients give up on a silent response themselves: the SDKs' HTTP clients (httpx as the Python SDK sets it, Node's fetch)
+after five minutes. The hub gives up a minute earlier, so that callers are told what happened and whether the tool ran.
+"""
+
+HARD_SECONDS = 3600.0
+"""How long a call may take in all. Tools that report progress, and agents, work for many minutes; a server that reports
+for ever gives its slot back after an hour."""
+
+HARD_SECONDS_MAX = 86_400.0
+"""What an operator may set `hard_seconds` to: work that takes longer than a day does not belong into a call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Every bound in one place; durations are seconds."""
 
-    call_seconds: float = 30.0
-    """How long a call may take unless its server is configured otherwise."""
-    hard_seconds: float = 600.0
-    """How long any call may take, whoever asked for more, and however long its caller thinks about what it is asked."""
+    call_seconds: float = CALL_SECONDS
+    """How long a server may be silent about a call: from its start, or from the last sign of life (progress, a log
+    line, an answered question, an agent's status update)."""
+    hard_seconds: float = HARD_SECONDS
+    """How long any call may take, whatever its server reports and however long its caller thinks about a question."""
     connect_seconds: float = 5.0
-    listing_seconds: float = 1.0
-    """How long a listing waits for servers whose first attempt to connect has not ended."""
+    listing_seconds: float = 25.0
+    """How long a listing waits for servers that were never seen and whose first attempt to connect has not ended. A
+    package runner that fetches its packages first takes ten seconds and more, and most clients list once. Some clients
+    give a server 30 s to start: one that hangs must not cost them all the others."""
     drain_seconds: float = 30.0
     """How long calls in flight may finish once the hub was told to stop."""
     lag_seconds: float = 10.0
@@ -87,7 +104,7 @@ _MINIMUMS = {
 }
 
 _MAXIMUMS = {
-    "hard_seconds": 600.0,
+    "hard_seconds": HARD_SECONDS_MAX,
     "breaker_share": 1.0,
     # Decoders recurse once per level; deeper input would meet the interpreter's own limit first.
     "depth": 512,

@@ -41,8 +41,8 @@ class Authorization:
         digest = hashlib.sha256(self.verifier.encode()).digest()
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
-    def address(self, server: ServerMetadata, client: Client, resource: str, scope: str) -> str:
-        """Where the person has to go.
+    def address(self, server: ServerMetadata, client: Client, resource: str, scope: str, thumbprint: str = "") -> str:
+        """Where the person has to go; with a `thumbprint`, the code is good only for who has that key (RFC 9449).
 
         Raises:
             LoginRefused: the authorization server has no such place, or does not bind codes to who asked for them.
@@ -60,6 +60,7 @@ class Authorization:
             "code_challenge_method": PKCE,
             "resource": resource,
             **({"scope": scope} if scope else {}),
+            **({"dpop_jkt": thumbprint} if thumbprint else {}),
         }
         mark = "&" if "?" in server.authorization_endpoint else "?"
         return f"{server.authorization_endpoint}{mark}{urlencode(asked)}"

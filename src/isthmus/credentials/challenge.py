@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 SCOPE_LENGTH_MAX = 1_000
 
-_SCHEME = re.compile(r"(?:^|,)\s*bearer\b", re.IGNORECASE)
+_SCHEME = re.compile(r"(?:^|,)\s*(?:bearer|dpop)\b", re.IGNORECASE)
+_DPOP = re.compile(r"(?:^|,)\s*dpop\b(?!\s*=)", re.IGNORECASE)
 _PARAMETER = re.compile(r'\b(resource_metadata|scope|error)\s*=\s*(?:"([^"\\]*)"|([^\s,"]+))', re.IGNORECASE)
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*")
 _ERROR = re.compile(r"[a-z_]{1,64}")
@@ -23,10 +24,12 @@ class Challenge:
     resource_metadata: str = ""
     scope: str = ""
     error: str = ""
+    wants_proof: bool = False
+    """Whether the server takes tokens that are bound to a key (RFC 9449)."""
 
 
 def read_challenge(header: str) -> Challenge:
-    """Read a WWW-Authenticate header; of several challenges, the one that asks for a bearer token."""
+    """Read a WWW-Authenticate header; of several challenges, from the first one on that asks for a token."""
     if (found := _SCHEME.search(header)) is None:
         return Challenge()
     told: dict[str, str] = {}
@@ -37,6 +40,7 @@ def read_challenge(header: str) -> Challenge:
         resource_metadata=told.get("resource_metadata", ""),
         scope=scope if len(scope) <= SCOPE_LENGTH_MAX and _SCOPE.fullmatch(scope) else "",
         error=error if _ERROR.fullmatch(error) else "",
+        wants_proof=_DPOP.search(header) is not None,
     )
 
 

@@ -39,7 +39,8 @@ def proof_of(client: Client, settings: OAuthSettings, server: ServerMetadata) ->
         pair = f"{quote(client.id, safe='')}:{quote(client.secret, safe='')}"
         return {}, {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
     secret = {"client_secret": client.secret} if method == POST else {}
-    return {"client_id": client.id, **secret}, {}
+    # With an assertion as the grant, a client need not be known at all (RFC 7521).
+    return {**({"client_id": client.id} if client.id else {}), **secret}, {}
 
 
 def _method(client: Client, settings: OAuthSettings, server: ServerMetadata) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from isthmus.credentials.challenge import Challenge, read_challenge
+from isthmus.credentials.dpop import ALGORITHM
 from isthmus.credentials.fetching import Fetched, Fetcher, FetchFailed, UrlRefused
 from isthmus.model.credentials import OAuthSettings
 
@@ -40,6 +41,8 @@ class ResourceMetadata(msgspec.Struct, frozen=True):
     resource: str
     authorization_servers: list[str] = []
     scopes_supported: list[str] = []
+    dpop_signing_alg_values_supported: list[str] = []
+    dpop_bound_access_tokens_required: bool = False
 
 
 class ServerMetadata(msgspec.Struct, frozen=True):
@@ -55,6 +58,12 @@ class ServerMetadata(msgspec.Struct, frozen=True):
     token_endpoint_auth_methods_supported: list[str] = []
     client_id_metadata_document_supported: bool = False
     authorization_response_iss_parameter_supported: bool = False
+    dpop_signing_alg_values_supported: list[str] = []
+
+    @property
+    def binds_tokens(self) -> bool:
+        """Whether it binds tokens to a key of the kind that the hub has (RFC 9449)."""
+        return ALGORITHM in self.dpop_signing_alg_values_supported
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -63,6 +72,8 @@ class Place(msgspec.Struct, frozen=True):
     server: ServerMetadata
     resource: str
     scope: str = ""
+    is_bound: bool = False
+    """Whether a token is to be bound to a key (RFC 9449)."""
 
 
 async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Place:
@@ -80,17 +91,49 @@ async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Pla
 async def _find(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Place:
     resource = settings.resource or without_fragment(url)
     if settings.token_endpoint:
-        return Place(_configured(settings), resource)
+        return Place(_configured(settings), resource, is_bound=settings.dpop == "always")
     if settings.issuer:
-        return Place(await _server(fetcher, settings.issuer, settings), resource)
+        server = await _server(fetcher, settings.issuer, settings)
+        # Only the server itself knows whether it takes bound tokens, and it is asked where that matters.
+        told = (await _challenge(fetcher, url))[0] if server.binds_tokens and settings.dpop == "auto" else Challenge()
+        return Place(server, resource, is_bound=_is_bound(settings, server, told, None))
     challenge, is_shut = await _challenge(fetcher, url)
     found = await _resource(fetcher, url, challenge)
     if found is None:
-        return Place(await _server_beside(fetcher, url, settings, is_shut=is_shut), resource, challenge.scope)
+        server = await _server_beside(fetcher, url, settings, is_shut=is_shut)
+        return Place(server, resource, challenge.scope, _is_bound(settings, server, challenge, None))
     scope = challenge.scope or " ".join(word for word in found.scopes_supported if _is_word(word))
-    return Place(
-        await _server_of(fetcher, found, settings), resource if settings.resource else found.resource or resource, scope
-    )
+    server = await _server_of(fetcher, found, settings)
+    named = resource if settings.resource else found.resource or resource
+    return Place(server, named, scope, _is_bound(settings, server, challenge, found))
+
+
+def _is_bound(
+    settings: OAuthSettings, server: ServerMetadata, challenge: Challenge, found: ResourceMetadata | None
+) -> bool:
+    """Whether to ask for a token that is bound to a key: as configured, else where both servers know such.
+
+    An authorization server that binds tokens may stand before servers that know bearer tokens only, and these would
+    refuse a bound one.
+    """
+    if settings.dpop != "auto":
+        return settings.dpop == "always"
+    if found is not None and found.dpop_bound_access_tokens_required:
+        return True
+    is_known = challenge.wants_proof or (found is not None and ALGORITHM in found.dpop_signing_alg_values_supported)
+    return is_known and server.binds_tokens
+
+
+async def find_issuer(fetcher: Fetcher, issuer: str) -> ServerMetadata:
+    """The metadata of an authorization server that the operator named.
+
+    Raises:
+        DiscoveryFailed: it has none that can be used.
+    """
+    try:
+        return await _server(fetcher, issuer, OAuthSettings())
+    except (UrlRefused, FetchFailed) as failed:
+        raise DiscoveryFailed(str(failed)) from failed
 
 
 def _configured(settings: OAuthSettings) -> ServerMetadata:
@@ -167,11 +210,12 @@ async def _server_of(fetcher: Fetcher, found: ResourceMetadata, settings: OAuthS
     refusals: list[str] = []
     for issuer in found.authorization_servers[:SERVERS_MAX]:
         try:
-            if settings.client_secret and not fetcher.is_named(issuer):
+            if settings.shows_secrets and not fetcher.is_named(issuer):
                 # Else any server could name one of its own, and have the secret sent there.
-                raise DiscoveryFailed(
-                    f"it names {issuer}, as any server could; set issuer to who gave the client_secret"
+                told = (
+                    "who gave the client_secret" if settings.client_secret else "the one that identity tokens are for"
                 )
+                raise DiscoveryFailed(f"it names {issuer}, as any server could; set issuer to {told}")
             return await _server(fetcher, issuer, settings)
         except (UrlRefused, FetchFailed, DiscoveryFailed) as failed:
             refusals.append(str(failed))

@@ -15,6 +15,7 @@ import msgspec
 
 from isthmus.credentials.clients import proof_of
 from isthmus.credentials.discovery import ServerMetadata
+from isthmus.credentials.dpop import SCHEME, USE_NONCE, Prover
 from isthmus.credentials.fetching import Fetched, Fetcher, FetchFailed
 from isthmus.credentials.tokens import TOKEN_LENGTH_MAX, Client, Token
 from isthmus.model.credentials import OAuthSettings
@@ -29,6 +30,10 @@ EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
 ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105 - the name of a kind
 SUBJECT_TYPE = "urn:ietf:params:oauth:token-type:jwt"
+JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a kind
+ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
+"""A company's word, signed by its identity provider, that somebody may have a token of another authorization server."""
 
 WORDS_LENGTH_MAX = 200
 SECRET_LENGTH_MIN = 8
@@ -58,6 +63,8 @@ class Endpoint:
     client: Client
     settings: OAuthSettings
     resource: str
+    prover: Prover | None = None
+    """Binds tokens to a key (RFC 9449); None has bearer tokens asked for."""
 
     async def by_client(self, scope: str) -> Token:
         """A token of the hub's own. Raises `GrantRefused`, `FetchFailed` or `UrlRefused`, as all of these do."""
@@ -87,17 +94,58 @@ class Endpoint:
         }
         return await self._token({**form, **_scope(scope), **self._audience()})
 
+    async def by_assertion(self, assertion: str, scope: str) -> Token:
+        """A token for somebody else's signed word (RFC 7523): of a workload's platform, or an identity provider."""
+        return await self._token({"grant_type": JWT_BEARER, "assertion": assertion, **_scope(scope)})
+
+    async def id_jag(self, identity_token: str, audience: str, scope: str) -> str:
+        """The identity provider's word that a person may have a token of another authorization server, the `audience`.
+
+        This endpoint is the identity provider's.
+        """
+        form = {
+            "grant_type": EXCHANGE,
+            "subject_token": identity_token,
+            "subject_token_type": ID_TOKEN,
+            "requested_token_type": ID_JAG,
+            "audience": audience,
+        }
+        said, secret = await self._posted({**form, **_scope(scope)})
+        if said.status != OK:
+            raise _refusal(said, secret)
+        return _read_grant(said)
+
     def _audience(self) -> dict[str, str]:
         return {"audience": self.settings.audience} if self.settings.audience else {}
 
     async def _token(self, form: Mapping[str, str]) -> Token:
+        said, secret = await self._posted(form)
+        if said.status != OK:
+            raise _refusal(said, secret)
+        token = _read(said, can_be_bound=self.prover is not None)
+        if self.settings.dpop == "always" and not token.is_bound:
+            raise GrantRefused("unsupported_token_type", "it gave a bearer token, and dpop is always wanted")
+        return token
+
+    async def _posted(self, form: Mapping[str, str]) -> tuple[Fetched, list[str]]:
+        """What the endpoint says to a form, and what of the form must not be repeated to anybody."""
+        said, secret = await self._post(form)
+        if self.prover is None or not self.prover.take_nonce(self.server.token_endpoint, said.headers):
+            return said, secret
+        if said.status in REFUSALS and _error(said).error == USE_NONCE:
+            # Nothing of it was spent (RFC 9449, section 8): once more, with the nonce that it named.
+            said, secret = await self._post(form)
+            self.prover.take_nonce(self.server.token_endpoint, said.headers)
+        return said, secret
+
+    async def _post(self, form: Mapping[str, str]) -> tuple[Fetched, list[str]]:
+        place = self.server.token_endpoint
         fields, headers = proof_of(self.client, self.settings, self.server)
         sent = {**form, "resource": self.resource, **fields}
-        said = await self.fetcher.post("the token endpoint", self.server.token_endpoint, sent, headers)
-        if said.status == OK:
-            return _read(said)
-        secret = [value for name, value in sent.items() if name not in _PUBLIC]
-        raise _refusal(said, [*secret, self.client.secret])
+        if self.prover is not None:
+            headers = {**headers, "dpop": self.prover.proof("POST", place)}
+        said = await self.fetcher.post("the token endpoint", place, sent, headers)
+        return said, [*(value for name, value in sent.items() if name not in _PUBLIC), self.client.secret]
 
 
 def _scope(scope: str) -> dict[str, str]:
@@ -112,20 +160,43 @@ class _Answer(msgspec.Struct):
     scope: str | None = None
 
 
-def _read(said: Fetched) -> Token:
+def _read(said: Fetched, *, can_be_bound: bool = False) -> Token:
     try:
         answer = msgspec.json.decode(said.body, type=_Answer)
         seconds = _life(answer.expires_in)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
         raise FetchFailed("the token endpoint's answer cannot be read") from None
-    if answer.token_type.lower() != "bearer":
+    kind = answer.token_type.lower()
+    if kind != "bearer" and not (kind == SCHEME and can_be_bound):
         raise GrantRefused("unsupported_token_type", "it is no bearer token")
     for text in (answer.access_token, answer.refresh_token or "-"):
-        if not (0 < len(text) <= TOKEN_LENGTH_MAX and text.isascii() and text.isprintable() and " " not in text):
+        if not is_token(text):
             raise FetchFailed("the token endpoint gave a token that no header can carry")
     now = time.time()
     until = None if seconds is None else now + seconds
-    return Token(answer.access_token, until, now, answer.refresh_token or "", answer.scope or "")
+    is_bound = kind == SCHEME
+    return Token(answer.access_token, until, now, answer.refresh_token or "", answer.scope or "", is_bound)
+
+
+class _Grant(msgspec.Struct):
+    access_token: str
+    issued_token_type: str = ""
+
+
+def _read_grant(said: Fetched) -> str:
+    try:
+        answer = msgspec.json.decode(said.body, type=_Grant)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise FetchFailed("the identity provider's answer cannot be read") from None
+    if answer.issued_token_type != ID_JAG or not is_token(answer.access_token):
+        # An access token, say, is not for the other authorization server to see.
+        raise GrantRefused("unsupported_token_type", "the identity provider gave something else than an ID-JAG")
+    return answer.access_token
+
+
+def is_token(text: str) -> bool:
+    """Whether a text has the form of a token."""
+    return 0 < len(text) <= TOKEN_LENGTH_MAX and text.isascii() and text.isprintable() and " " not in text
 
 
 def _life(said: float | str | None) -> float | None:
@@ -139,13 +210,17 @@ class _Error(msgspec.Struct):
     error_description: str = ""
 
 
+def _error(said: Fetched) -> _Error:
+    try:
+        return msgspec.json.decode(said.body, type=_Error)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Error()
+
+
 def _refusal(said: Fetched, secret: Sequence[str]) -> GrantRefused | FetchFailed:
     if said.status in PASSING or said.status >= SERVER_TROUBLE:
         return FetchFailed(f"the token endpoint answered HTTP {said.status}")
-    try:
-        told = msgspec.json.decode(said.body, type=_Error)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        told = _Error()
+    told = _error(said)
     if _CODE.fullmatch(told.error):
         return GrantRefused(told.error, _without(secret, told.error_description))
     is_refusal = said.status in REFUSALS
@@ -163,4 +238,6 @@ def _without(secret: Sequence[str], words: str) -> str:
     return "" if is_told else words[:WORDS_LENGTH_MAX]
 
 
-_PUBLIC = frozenset({"grant_type", "resource", "scope", "client_id", "subject_token_type", "requested_token_type"})
+_PUBLIC = frozenset(
+    {"grant_type", "resource", "scope", "client_id", "subject_token_type", "requested_token_type", "audience"}
+)

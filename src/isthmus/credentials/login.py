@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
+import stat
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -17,11 +19,13 @@ import msgspec
 import structlog
 
 from isthmus.core.crew import Crew
-from isthmus.credentials.discovery import DiscoveryFailed, Place, ServerMetadata, find_place
+from isthmus.core.ports.credentials import RequestSigner
+from isthmus.credentials.discovery import DiscoveryFailed, Place, ServerMetadata, find_issuer, find_place
+from isthmus.credentials.dpop import ProofKey, Prover
 from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
-from isthmus.credentials.grants import BEGINNING, Endpoint, GrantRefused
+from isthmus.credentials.grants import BEGINNING, Endpoint, GrantRefused, is_token
 from isthmus.credentials.subjects import SubjectTokens
-from isthmus.credentials.tokens import Client, Kept, Token
+from isthmus.credentials.tokens import TOKEN_LENGTH_MAX, Client, Kept, Token
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import ANYONE, OAuthSettings, Subject
 from isthmus.model.names import ServerName
@@ -97,6 +101,8 @@ class Login:
         self._token: Token | None = None
         self._kept: Kept | None = None
         self._place: Place | None = None
+        self._prover: Prover | None = None
+        """Has the key that tokens are bound to; None where they are bearer tokens."""
         self._want = ""
         """Why somebody has to log in."""
         self._trouble = ""
@@ -133,7 +139,20 @@ class Login:
         if self._token is None:
             return self._headers
         own = {name: value for name, value in self._headers.items() if name.lower() != "authorization"}
-        return {**own, "authorization": f"Bearer {self._token.access}"}
+        return {**own, "authorization": f"{'DPoP' if self._token.is_bound else 'Bearer'} {self._token.access}"}
+
+    @property
+    def signer(self) -> RequestSigner | None:
+        """See `core.ports.credentials.Credentials`."""
+        return self if self._token is not None and self._token.is_bound else None
+
+    def proof_for(self, method: str, url: str, authorization: str) -> str | None:
+        """See `core.ports.credentials.RequestSigner`: by the key of the login that there is now."""
+        return None if self._prover is None else self._prover.proof_for(method, url, authorization)
+
+    def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
+        """See `core.ports.credentials.RequestSigner`."""
+        return self._prover is not None and self._prover.wants_nonce(url, status, headers)
 
     # -- before a link is made ---------------------------------------------------------------------------------------
 
@@ -223,19 +242,28 @@ class Login:
         if kept is not None and kept.url != self._url:
             log.warning("a login is of another address than is configured", server=self.slot.server)
             return None
+        try:
+            _prover_of(kept)
+        except ValueError as error:
+            log.warning("a login cannot be read", server=self.slot.server, reason=str(error))
+            return None
         return kept
 
     def _take(self, kept: Kept | None) -> None:
+        if self._kept is None or kept is None or kept.proof_key != self._kept.proof_key:
+            self._prover = _prover_of(kept)  # else the nonces that it knows are still good
         self._kept = kept
         self._want = self._trouble = ""
         self._use(None if kept is None else kept.token)
 
     def _use(self, token: Token | None) -> None:
-        self._token = token
+        before, self._token = self._token, token
         self._is_spent = False
         self._failures = 0
         self.generation += 1
         self._plan()
+        if before is not None and token is not None and before.is_bound != token.is_bound:
+            self._logins.tell(self.slot)  # links that sign their requests, and others, are made anew
 
     def close(self) -> None:
         """Renew no more: another one takes its place, or none does."""
@@ -310,15 +338,42 @@ class Login:
             await self._refresh()
             return
         endpoint = await self._endpoint()
-        if self._subject is None:
-            self._use(await endpoint.by_client(self._settings.scope or self._scope()))
-            return
-        shown = self._logins.subjects.token_of(self._subject)
-        if shown is None:
+        grant, scope = self._settings.grant, self._settings.scope or self._scope()
+        if grant == "jwt_bearer":
+            self._use(await endpoint.by_assertion(self._identity_token(), scope))
+        elif grant == "enterprise_managed" and self._settings.has_identity_token:
+            self._use(await self._by_id_jag(endpoint, self._identity_token(), scope))
+        elif self._subject is None:
+            self._use(await endpoint.by_client(scope))
+        elif (shown := self._logins.subjects.token_of(self._subject)) is None:
             raise GrantRefused(
                 "no_token", "this caller has shown none since the server is there that could be exchanged"
             )
-        self._use(await endpoint.by_exchange(shown, self._settings.scope))
+        elif grant == "enterprise_managed":
+            self._use(await self._by_id_jag(endpoint, shown, scope))
+        else:
+            self._use(await endpoint.by_exchange(shown, self._settings.scope))
+
+    async def _by_id_jag(self, endpoint: Endpoint, identity_token: str, scope: str) -> Token:
+        """A token for what the company's identity provider gives for a person's identity token."""
+        settings = self._settings
+        if settings.idp_token_endpoint:
+            provider = ServerMetadata(issuer=settings.idp_issuer, token_endpoint=settings.idp_token_endpoint)
+        else:
+            provider = await find_issuer(endpoint.fetcher, settings.idp_issuer)
+        client = Client(settings.idp_client_id, settings.idp_client_secret)
+        # Without the settings, of which key and secret are for the other authorization server.
+        idp = Endpoint(endpoint.fetcher, provider, client, ANYONE, endpoint.resource)
+        audience = settings.audience or endpoint.server.issuer or endpoint.server.token_endpoint
+        return await endpoint.by_assertion(await idp.id_jag(identity_token, audience, scope), scope)
+
+    def _identity_token(self) -> str:
+        """What the operator has the hub present, as it is now. Raises `FetchFailed`."""
+        settings = self._settings
+        token = settings.identity_token or _read_token(settings.identity_token_file)
+        if not is_token(token):
+            raise FetchFailed(f"{settings.identity_token_file} holds no token")
+        return token
 
     async def _refresh(self) -> None:
         before = self._kept
@@ -333,7 +388,8 @@ class Login:
         if kept is None or not kept.token.refresh:
             return
         server = ServerMetadata(issuer=kept.issuer, token_endpoint=kept.token_endpoint)
-        endpoint = Endpoint(self._fetcher(), server, self._client(kept.client), self._settings, kept.resource)
+        client = self._client(kept.client)
+        endpoint = Endpoint(self._fetcher(), server, client, self._settings, kept.resource, self._prover)
         token = await endpoint.by_refresh(kept.token)
         if self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
             self._take(kept)
@@ -363,7 +419,11 @@ class Login:
         if self._place is None:
             self._place = await find_place(fetcher, self._url, self._settings)
         client = Client(self._settings.client_id, self._settings.client_secret)
-        return Endpoint(fetcher, self._place.server, client, self._settings, self._place.resource)
+        if not self._place.is_bound:
+            self._prover = None
+        elif self._prover is None:
+            self._prover = Prover(ProofKey.make(), self._logins.now)
+        return Endpoint(fetcher, self._place.server, client, self._settings, self._place.resource, self._prover)
 
     def _scope(self) -> str:
         return "" if self._place is None else self._place.scope
@@ -406,6 +466,24 @@ class Login:
         log.warning("login not renewed", server=self.slot.server, reason=why)
         if self._token is not None and self._token.is_good(self._logins.now()):
             self._renew_in(min(RETRY_SECONDS * 2 ** min(self._failures, 8), RETRY_SECONDS_MAX))
+
+
+def _prover_of(kept: Kept | None) -> Prover | None:
+    """What proves the requests of a kept login. Raises `ValueError` if its key cannot be read."""
+    return Prover(ProofKey.read(kept.proof_key)) if kept is not None and kept.proof_key else None
+
+
+def _read_token(path: str) -> str:
+    """The token in a file. Raises `FetchFailed`: the platform may only be about to write it."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise FetchFailed(f"{path} is not a file")
+        with open(path, "rb") as file:
+            return file.read(TOKEN_LENGTH_MAX + 2).decode("ascii").strip()
+    except OSError as error:
+        raise FetchFailed(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        return ""
 
 
 def _life(token: Token) -> float:

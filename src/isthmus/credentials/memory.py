@@ -11,6 +11,7 @@ class StaticCredentials:
     """Headers by server, as configured."""
 
     generation = 0
+    signer = None
 
     def __init__(self, headers: Mapping[ServerName, Mapping[str, str]]) -> None:
         self._headers = headers

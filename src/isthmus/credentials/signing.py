@@ -39,20 +39,24 @@ def assertion_of(id: str, pem: str, audience: str) -> str:
     claims = {"iss": id, "sub": id, "aud": audience, "jti": secrets.token_urlsafe(16)}
     times = {"iat": now, "exp": now + ASSERTION_SECONDS}
     if isinstance(key, rsa.RSAPrivateKey):
-        text = _unsigned("RS256", {**claims, **times})
-        signature = key.sign(text, padding.PKCS1v15(), hashes.SHA256())
-    else:
-        assert isinstance(key, ec.EllipticCurvePrivateKey)  # by `check_private_key`
-        text = _unsigned("ES256", {**claims, **times})
-        r, s = utils.decode_dss_signature(key.sign(text, ec.ECDSA(hashes.SHA256())))
-        signature = r.to_bytes(32) + s.to_bytes(32)
-    return f"{text.decode()}.{_base64(signature)}"
+        text = _unsigned({"alg": "RS256", "typ": "JWT"}, {**claims, **times})
+        return f"{text.decode()}.{in_base64(key.sign(text, padding.PKCS1v15(), hashes.SHA256()))}"
+    assert isinstance(key, ec.EllipticCurvePrivateKey)  # by `check_private_key`
+    return signed_es256(key, {"typ": "JWT"}, {**claims, **times})
 
 
-def _unsigned(algorithm: str, claims: Mapping[str, object]) -> bytes:
-    head = {"alg": algorithm, "typ": "JWT"}
-    return ".".join(_base64(json.dumps(part).encode()) for part in (head, claims)).encode()
+def signed_es256(key: ec.EllipticCurvePrivateKey, head: Mapping[str, object], claims: Mapping[str, object]) -> str:
+    """A JWT that is signed with a key of the curve P-256."""
+    text = _unsigned({"alg": "ES256", **head}, claims)
+    r, s = utils.decode_dss_signature(key.sign(text, ec.ECDSA(hashes.SHA256())))
+    return f"{text.decode()}.{in_base64(r.to_bytes(32) + s.to_bytes(32))}"
 
 
-def _base64(raw: bytes) -> str:
+def _unsigned(head: Mapping[str, object], claims: Mapping[str, object]) -> bytes:
+    parts = (json.dumps(part, separators=(",", ":")).encode() for part in (head, claims))
+    return ".".join(map(in_base64, parts)).encode()
+
+
+def in_base64(raw: bytes) -> str:
+    """Bytes as JWTs have them: base64url without padding."""
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()

@@ -30,6 +30,8 @@ class Token(msgspec.Struct, frozen=True):
     obtained_at: float = 0.0
     refresh: str = ""
     scope: str = ""
+    is_bound: bool = False
+    """Whether it is good only with a proof of the login's key (RFC 9449)."""
 
     def __repr__(self) -> str:
         return f"Token(expires_at={self.expires_at!r}, scope={self.scope!r})"
@@ -52,6 +54,8 @@ class Kept(msgspec.Struct, frozen=True):
     """The server's address when somebody logged in: a server that has moved elsewhere is not shown the token."""
     asked_scope: str = ""
     """What was asked for, beside what was granted."""
+    proof_key: str = ""
+    """The private key that its tokens are bound to, as PEM; empty where they are bearer tokens."""
 
     def __repr__(self) -> str:
         return f"Kept(issuer={self.issuer!r}, resource={self.resource!r}, token={self.token!r})"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from isthmus.identity.jwt import Key, KeySet, Token, looks_signed, read_token
+from isthmus.identity.proofs import Asked, Proofs
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller, Grants, Unprovable
 
@@ -56,6 +58,21 @@ class Unproven:
     """Those that would allow something."""
     is_genuine: bool = False
     """Its issuer signed it."""
+    is_proof_wrong: bool = False
+    """The token is good, and the proof that came with it is not (RFC 9449)."""
+    nonce: str = ""
+    """What the next proof must have, if this one lacked a good nonce."""
+
+
+class Bound(NamedTuple):
+    """A token that is good only with a proof of the key that it is bound to."""
+
+    caller: Caller
+    thumbprint: str
+    until: float
+    signer: Key
+    """The issuer's, which signed it."""
+    issuer: Issuer
 
 
 class Issuer:
@@ -83,12 +100,15 @@ class Issuer:
         self._fetched = -math.inf
         self._known: OrderedDict[bytes, tuple[Caller, float, Key]] = OrderedDict()
         """Callers by the digests of their tokens, until when, and the key that signed them."""
+        self._key_bound: OrderedDict[bytes, Bound] = OrderedDict()
+        """The same of tokens that are bound to a key of their owner's."""
         self._callers: OrderedDict[Caller, tuple[float, Key]] = OrderedDict()
 
     def take_keys(self, keys: KeySet) -> None:
         """Go by these from now on. What was signed with one that is not among them is good no more."""
         if gone := self._keys.gone_from(keys):
             self._known = OrderedDict(each for each in self._known.items() if each[1][2] not in gone)
+            self._key_bound = OrderedDict(each for each in self._key_bound.items() if each[1].signer not in gone)
             self._callers = OrderedDict(each for each in self._callers.items() if each[1][1] not in gone)
         self._keys = keys
         self._fetched = self._monotonic()
@@ -113,13 +133,18 @@ class Issuer:
         caller, until, _ = found
         return caller if self._now() < until and self.has_keys else None
 
+    def recall_bound(self, digest: bytes) -> Bound | None:
+        """The same of a token that is bound to a key."""
+        found = self._key_bound.get(digest)
+        return found if found is not None and self._now() < found.until and self.has_keys else None
+
     def good_until(self, digest: bytes) -> float:
         """When the token of this digest ceases to be good, in seconds since 1970; 0 if it is not known here."""
         found = self._known.get(digest)
         return 0.0 if found is None else found[1]
 
-    def look_at(self, token: Token, digest: bytes) -> Caller | Unproven:
-        """Who showed a token that says it is from here, or why nobody did."""
+    def look_at(self, token: Token, digest: bytes) -> Caller | Bound | Unproven:
+        """Who showed a token that says it is from here, or why nobody did; of a bound one, who would by a proof."""
         if not self.has_keys:
             return Unproven(f"the keys of {self.settings.name} are not there: {self.trouble}", is_issuer_away=True)
         keys = self._keys.for_token(token)
@@ -132,8 +157,23 @@ class Issuer:
         made = self._made_of(token.claims)
         if isinstance(made, Unproven):
             return replace(made, is_genuine=True)
-        self._remember(digest, made, float(token.claims["exp"]) + self.settings.leeway, key)
+        until = float(token.claims["exp"]) + self.settings.leeway
+        thumbprint = _thumbprint_in(token.claims)
+        if isinstance(thumbprint, Unproven):
+            return thumbprint
+        if thumbprint:
+            bound = self._key_bound[digest] = Bound(made, thumbprint, until, key, self)
+            if len(self._key_bound) > TOKENS_MAX:
+                self._key_bound.popitem(last=False)
+            return bound
+        if self.settings.dpop != "optional":
+            return Unproven("it is not bound to a key, as tokens of its issuer must be", is_genuine=True)
+        self._remember(digest, made, until, key)
         return made
+
+    def proved(self, bound: Bound) -> None:
+        """Somebody showed a bound token with a good proof."""
+        self._note(bound.caller, bound.until, bound.signer)
 
     def knows(self, caller: Caller) -> bool:
         """Whether this caller showed a token that is good still, or was until just now."""
@@ -144,6 +184,9 @@ class Issuer:
         self._known[digest] = (caller, until, key)
         if len(self._known) > TOKENS_MAX:
             self._known.popitem(last=False)
+        self._note(caller, until, key)
+
+    def _note(self, caller: Caller, until: float, key: Key) -> None:
         before = self._callers.pop(caller, None)
         # The token that lasts longest, by whichever key: what its owner has open lasts as long.
         self._callers[caller] = (until, key) if before is None or before[0] <= until else before
@@ -194,11 +237,17 @@ class Issuer:
         return Grants(tuple(dict.fromkeys((*own.allow, *added))), own.deny) if added else own
 
 
+UNPROVEN = Unproven("it is bound to a key: send it as Authorization: DPoP, with a proof (RFC 9449)", is_genuine=True)
+"""Why a bound token is not good as it is."""
+
+
 class Issuers:
     """All issuers of a hub; see `identity.verifying.Verifier`."""
 
-    def __init__(self, issuers: Sequence[Issuer]) -> None:
+    def __init__(self, issuers: Sequence[Issuer], proofs: Proofs | None = None) -> None:
+        """Without `proofs`, tokens that are bound to keys let nobody in."""
         self._issuers = {issuer.settings.issuer: issuer for issuer in issuers}
+        self._proofs = proofs
         self.on_proved: OnProved = _unheard
         self._refused: Mapping[bytes, Unproven] = {}
         """Why the last token was refused that was, by its digest: who sent it is told so at once."""
@@ -219,8 +268,33 @@ class Issuers:
             until = max(issuer.good_until(digest) for issuer in self._issuers.values())
             self.on_proved(looked, credential, until)
             return looked
-        self._refused = {digest: looked}
-        return Unprovable(looked.reason) if looked.is_issuer_away else None
+        refused = looked if isinstance(looked, Unproven) else UNPROVEN
+        self._refused = {digest: refused}
+        return Unprovable(refused.reason) if refused.is_issuer_away else None
+
+    def bound_caller_of(self, credential: bytes, asked: Asked, *, is_proved: bool) -> Caller | Unproven:
+        """Who showed a token that is bound to a key, with a proof of it; or why nobody did.
+
+        `is_proved` is of a request whose proof was accepted before: it may be looked at twice, and is used up then.
+        """
+        digest = hashlib.sha256(credential).digest()
+        looked = self._recall_bound(digest) or self._look_at(credential, digest)
+        if isinstance(looked, Unproven):
+            return looked
+        if not isinstance(looked, Bound) or self._proofs is None:
+            return Unproven("it is not bound to a key: send it as Authorization: Bearer", is_genuine=True)
+        if not is_proved:
+            wants_nonce = looked.issuer.settings.dpop == "nonce"
+            refused = self._proofs.check(asked, credential, looked.thumbprint, wants_nonce=wants_nonce)
+            if refused is not None:
+                return Unproven(refused.reason, is_genuine=True, is_proof_wrong=True, nonce=refused.nonce)
+            self.on_proved(looked.caller, credential, looked.until)
+            looked.issuer.proved(looked)
+        return looked.caller
+
+    def _recall_bound(self, digest: bytes) -> Bound | None:
+        found = (issuer.recall_bound(digest) for issuer in self._issuers.values())
+        return next((each for each in found if each is not None), None)
 
     def refusal_of(self, credential: bytes) -> Unproven | None:
         """Why a token of one of the issuers lets nobody in; None if it is not one of theirs, or does."""
@@ -230,19 +304,35 @@ class Issuers:
         if (refused := self._refused.get(digest)) is not None:
             return refused
         looked = self._look_at(credential, digest)
+        if isinstance(looked, Bound):
+            return UNPROVEN
         return looked if isinstance(looked, Unproven) else None
 
     def knows(self, caller: Caller) -> bool:
         """See `identity.verifying.Verifier`."""
         return any(issuer.knows(caller) for issuer in self._issuers.values())
 
-    def _look_at(self, credential: bytes, digest: bytes) -> Caller | Unproven:
+    def _look_at(self, credential: bytes, digest: bytes) -> Caller | Bound | Unproven:
         token = read_token(credential)
         if isinstance(token, str):
             return Unproven(token)
         issuer = self._issuers.get(token.issuer)
         # Which issuers are known is no secret: the metadata of the resource lists them.
         return Unproven("it is from another issuer") if issuer is None else issuer.look_at(token, digest)
+
+
+def _thumbprint_in(claims: Mapping[str, Any]) -> str | Unproven:
+    """The thumbprint of the key that a token is bound to; empty if to none that is known here."""
+    confirmation = claims.get("cnf")
+    if not isinstance(confirmation, Mapping) or "jkt" not in confirmation:
+        return ""
+    thumbprint = confirmation["jkt"]
+    if isinstance(thumbprint, str) and _THUMBPRINT.fullmatch(thumbprint):
+        return thumbprint
+    return Unproven("the key that it is bound to cannot be read", is_genuine=True)
+
+
+_THUMBPRINT = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def _unheard(caller: Caller, credential: bytes, until: float) -> None:

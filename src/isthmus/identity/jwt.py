@@ -3,12 +3,15 @@
 No network, no clock and no opinion on who may call: `identity.issuers` has these. What a token says of its own key
 (`jku`, `jwk`, `x5u`, `x5c`) is never looked at, and an algorithm belongs to a key: a token's header can only agree with
 it. There is no symmetric algorithm here, and none that signs nothing, so that neither can be chosen by mistake.
+
+A proof of possession (RFC 9449) is no token: it brings its key (`jwk`), and only says that its sender has that key.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -37,6 +40,8 @@ RSA_EXPONENT_BITS_MAX = 64
 
 _KINDS = ("jwt", "at+jwt", "application/at+jwt")
 """What a token may call itself. Others are made for another purpose, such as to say that somebody logged out."""
+
+PROOF_KIND = "dpop+jwt"
 
 _HASHES: Mapping[str, HashAlgorithm] = {"256": SHA256(), "384": SHA384(), "512": SHA512()}
 _CURVES: Mapping[str, tuple[ec.EllipticCurve, Algorithm]] = {
@@ -85,16 +90,24 @@ def looks_signed(credential: bytes) -> bool:
 
 def read_token(credential: bytes) -> Token | str:
     """Take a token apart, or say why it is none."""
+    parts = _parts_of(credential)
+    return parts if isinstance(parts, str) else _token_of(credential, *parts, _KINDS)
+
+
+def _parts_of(credential: bytes) -> tuple[bytes, bytes, bytes] | str:
     if len(credential) > TOKEN_BYTES_MAX:
         return f"it is longer than {TOKEN_BYTES_MAX} bytes"
     parts = credential.split(b".")
     if len(parts) != 3:
         return "it does not have three parts"
     try:
-        head, body, signature = (_from_base64(part) for part in parts)
+        return _from_base64(parts[0]), _from_base64(parts[1]), _from_base64(parts[2])
     except ValueError:
         return "a part of it is not base64url"
-    header = _header_of(head)
+
+
+def _token_of(credential: bytes, head: bytes, body: bytes, signature: bytes, kinds: Sequence[str]) -> Token | str:
+    header = _header_of(head, kinds)
     if isinstance(header, str):
         return header
     claims = _claims_of(body)
@@ -103,7 +116,7 @@ def read_token(credential: bytes) -> Token | str:
     return Token(header.alg, header.kid, claims, credential.rpartition(b".")[0], signature)
 
 
-def _header_of(text: bytes) -> _Header | str:
+def _header_of(text: bytes, kinds: Sequence[str]) -> _Header | str:
     members = _members_of(text)
     if members is None:
         return "its header is not a JSON object that has no member twice"
@@ -115,8 +128,8 @@ def _header_of(text: bytes) -> _Header | str:
         header = _read_header(text)
     except (ValueError, RecursionError):
         return "its header does not name an algorithm"
-    if header.typ is not None and header.typ.lower() not in _KINDS:
-        return "it is not an access token"
+    if header.typ is not None and header.typ.lower() not in kinds:
+        return "it is not an access token" if kinds is _KINDS else f"its typ is not {PROOF_KIND}"
     if header.kid is not None and len(header.kid) > KEY_ID_LENGTH_MAX:
         return "the id of its key is too long"
     return header
@@ -146,6 +159,70 @@ def _from_base64(text: bytes) -> bytes:
     if b"=" in text or base64.urlsafe_b64encode(content).rstrip(b"=") != text:
         raise ValueError("another spelling")
     return content
+
+
+# -- proofs --------------------------------------------------------------------------------------------------------
+
+
+class _ProofHeader(msgspec.Struct, frozen=True):
+    typ: str
+    jwk: msgspec.Raw
+
+
+_read_proof_header = msgspec.json.Decoder(_ProofHeader).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a proof says, which its key has signed; whose key that is, its thumbprint tells (RFC 7638)."""
+
+    claims: Mapping[str, Any]
+    thumbprint: str
+
+
+def read_proof(proof: bytes, algorithms: Sequence[Algorithm]) -> Proof | str:
+    """Take a proof apart and check its signature by the key that it brings; or say what is wrong with it."""
+    parts = _parts_of(proof)
+    if isinstance(parts, str):
+        return parts
+    token = _token_of(proof, *parts, (PROOF_KIND,))
+    if isinstance(token, str):
+        return token
+    try:
+        header = _read_proof_header(parts[0])
+    except (ValueError, RecursionError):
+        return f"its header does not have the typ {PROOF_KIND} and a jwk"
+    if token.algorithm not in algorithms:
+        return f"its alg is not one of {', '.join(algorithms)}"
+    members = _members_of(bytes(header.jwk))
+    if members is None or members.keys() & _PRIVATE_MEMBERS:
+        return "its jwk is not a public key"
+    key = _key_of(header.jwk, [each for each in algorithms if each == token.algorithm])
+    if key is None:
+        return "its jwk is not a key for its alg"
+    if not key.has_signed(token):
+        return "its signature is not its key's"
+    return Proof(token.claims, _thumbprint_of(_read_jwk(header.jwk)))
+
+
+_PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
+
+
+def _thumbprint_of(jwk: _Jwk) -> str:
+    """The digest of a key's required members, in their order (RFC 7638)."""
+    match jwk.kty:
+        case "RSA":
+            members = {"e": jwk.e, "kty": jwk.kty, "n": jwk.n}
+        case "EC":
+            members = {"crv": jwk.crv, "kty": jwk.kty, "x": jwk.x, "y": jwk.y}
+        case _:
+            members = {"crv": jwk.crv, "kty": jwk.kty, "x": jwk.x}
+    return base64url(hashlib.sha256(msgspec.json.encode(members)).digest())
+
+
+def base64url(raw: bytes) -> str:
+    """Bytes as JWTs have them, without padding."""
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------

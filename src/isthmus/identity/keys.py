@@ -128,9 +128,28 @@ def credential_of(fields: Mapping[bytes, bytes]) -> bytes | None:
         if token and b" " not in token:
             return token  # as nearly everybody sends it
     api_key = fields.get(b"x-api-key")
+    if api_key is not None and authorization is not None and is_bound(authorization):
+        return None
     key = _one_of(_token_of(authorization), None if api_key is None else api_key.strip())
     # An empty value is no key, and one with a space in it is nobody's: a list of two, for instance.
     return key if key and b" " not in key else None
+
+
+def bound_of(fields: Mapping[bytes, bytes]) -> tuple[bytes, bytes] | None:
+    """Return the token that a request shows as `Authorization: DPoP`, and its proof (RFC 9449); None if it shows none.
+
+    What is missing or there twice is no proof, of which whoever checks it says so.
+    """
+    authorization = fields.get(b"authorization", b"")
+    if not is_bound(authorization) or b"x-api-key" in fields:
+        return None
+    token = authorization.strip()[5:].strip()
+    return (token, fields.get(b"dpop", b"")) if token and b" " not in token else None
+
+
+def is_bound(authorization: bytes) -> bool:
+    """Whether a header shows a token that is bound to a key."""
+    return authorization.lstrip()[:5].lower() == b"dpop "
 
 
 def _token_of(authorization: bytes | None) -> bytes | None:

@@ -3,6 +3,10 @@
 There are two kinds. The original's are an agent's id under AES, for both ends and for ever. Ours (`isr1.`) are signed
 and say for whom, for which end and until when. Neither is ever put into a message: why a token is refused is told in
 the original's words, with which its socket is closed. The face asks `RelayTokens`, the command line mints.
+
+The original's tokens have no MAC: every block of 16 bytes is encrypted for itself, so blocks of two tokens can be
+joined to a third. `RelayTokens` therefore accepts only spellings that the original programs write, only for known
+agents, and only tokens with a block that no other known agent's token has.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ import binascii
 import hashlib
 import hmac
 import itertools
+import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
 from urllib.parse import quote, quote_plus
 
 import msgspec
@@ -35,6 +41,8 @@ NOT_DECRYPTED = "token解密失败"
 NOT_READ = "token数据格式错误"
 NO_AGENT = "无对应agentId"
 NOT_COMPATIBLE = "不接受兼容token"
+UNKNOWN_AGENT = "未登记的agentId"
+SPLICEABLE = "token可由其他token拼成"
 FORGED = "token无效"
 EXPIRED = "token已过期"
 REVOKED = "token已撤销"
@@ -54,7 +62,13 @@ _ATTEMPTS = 48
 _ID_FORM = re.compile(rf"[0-9a-f]{{{2 * _ID_BYTES},{2 * _ID_BYTES + 2}}}")
 _AES_SIZES = (16, 24, 32)
 _BLOCK_BITS = 128
+_BLOCK_BYTES = 16
+_MD5_FORM = re.compile(r"[0-9a-f]{32}")
 _REFUSED_WORDS = ("key", "call")
+
+CompatibleAgents: TypeAlias = Literal["known", "md5", "any"]
+"""Whose tokens of the original kind are accepted. `known`: agents that are configured, or that the command line made
+such a token for. `md5`: those, and ids as a manager makes them. `any`: every agent, so that tokens can be spliced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +79,14 @@ class TokenSettings:
     """Makes and checks tokens; None has one made and kept in the state folder."""
     compatible: bool = True
     """Whether the original's tokens are accepted, which have no role, no expiry and no proof of who made them."""
+    compatible_agents: CompatibleAgents = "known"
     revoked: tuple[str, ...] = ()
     """Ids of tokens that are good no more."""
 
     def __post_init__(self) -> None:
+        if self.compatible_agents not in get_args(CompatibleAgents):
+            choices = ", ".join(get_args(CompatibleAgents))
+            raise ValueError(f"compatible_agents must be one of {choices}, not {str(self.compatible_agents)[:40]!r}")
         if self.key is not None:
             _check_key(self.key)
         for position, id in enumerate(self.revoked):
@@ -132,8 +150,14 @@ class RelayTokens:
     """Makes tokens under one key, and reads those made under it. No text, whatever it holds, makes `read` raise."""
 
     def __init__(
-        self, key: str, settings: TokenSettings, now: Callable[[], float], is_revoked: Callable[[str], bool]
+        self,
+        key: str,
+        settings: TokenSettings,
+        now: Callable[[], float],
+        is_revoked: Callable[[str], bool],
+        known_agents: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
+        """`known_agents` gives the agents that the original's tokens may name; it is asked for each such token."""
         _check_key(key)
         raw = key.encode()
         self._cipher = Cipher(algorithms.AES(_aes_key(raw)), modes.ECB())  # noqa: S305 - the original's choice
@@ -144,6 +168,10 @@ class RelayTokens:
         self._settings = settings
         self._now = now
         self._is_revoked = is_revoked
+        self._known_agents = known_agents
+        self._owners_of: frozenset[str] = frozenset()
+        self._owners: dict[bytes, str | None] = {}
+        self._minted_before: dict[str, bytes] = {}
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +190,7 @@ class RelayTokens:
 
     def is_valid(self, claim: Claim) -> bool:
         """Whether a token that was good is still: neither expired nor revoked, nor of a key or a kind given up."""
-        is_taken = bool(claim.id) or self._settings.compatible
+        is_taken = bool(claim.id) or (self._settings.compatible and self._is_known(claim.agent))
         return is_taken and claim.under == self._mark and self._ended(claim) is None
 
     def is_key(self, text: str) -> bool:
@@ -204,7 +232,9 @@ class RelayTokens:
                 check_name("agentId", name)
         except (ValueError, RecursionError):
             return NOT_READ
-        return Claim(name, under=self._mark) if name else NO_AGENT
+        if not name:
+            return NO_AGENT
+        return self._unfit(name, document.encode()) or Claim(name, under=self._mark)
 
     def _decrypted(self, token: str) -> str:
         """The text of an original's token. Raises: ValueError."""
@@ -215,6 +245,55 @@ class RelayTokens:
         padded = decryptor.update(_from_base64(token.strip("\r\n\t").replace(" ", "+"))) + decryptor.finalize()
         remover = PKCS7(_BLOCK_BITS).unpadder()
         return (remover.update(padded) + remover.finalize()).decode()
+
+    # -- splicing ----------------------------------------------------------------------------------------------------
+
+    def _unfit(self, agent: str, document: bytes) -> str | None:
+        """Why a document is refused though the key decrypts it: its token may be made of other tokens' blocks."""
+        if document not in _documents(agent) and document != self._minted(agent):
+            return NOT_READ
+        mode = self._settings.compatible_agents
+        if mode == "any":
+            return None
+        if mode == "md5" and _is_md5(agent) and document == _java_document(agent):
+            return None  # another agent's id is out of reach: its middle block is 64 bits of a hash
+        if agent not in self._known_agents():
+            return UNKNOWN_AGENT
+        return None if self._has_own_block(agent, document) else SPLICEABLE
+
+    def _is_known(self, agent: str) -> bool:
+        mode = self._settings.compatible_agents
+        return mode == "any" or (mode == "md5" and _is_md5(agent)) or agent in self._known_agents()
+
+    def spliceable(self) -> list[str]:
+        """Known agents whose token is refused, because tokens of other known agents have all its blocks."""
+        if self._settings.compatible_agents == "any":
+            return []
+        return sorted(agent for agent in self._known_agents() if not self._has_own_block(agent, self._minted(agent)))
+
+    def _has_own_block(self, agent: str, document: bytes) -> bool:
+        """Whether a block of this document is in no token of another known agent: it cannot be made of those then."""
+        known = self._known_agents() | {agent}
+        if known != self._owners_of:
+            self._owners = {}
+            for each in known:
+                spellings = (*_documents(each), self._minted(each))
+                for block in {block for spelling in spellings for block in _blocks(spelling)}:
+                    self._owners[block] = None if block in self._owners else each
+            self._owners_of = known
+        return any(self._owners[block] == agent for block in _blocks(document))
+
+    def _minted(self, agent: str) -> bytes:
+        """The document to give out: as Python writes it, with as many blanks as its token needs for devices."""
+        if (known := self._minted_before.get(agent)) is not None:
+            return known
+        plain = _documents(agent)[0]
+        # Blanks before the document change every block of it, blanks behind it the last one.
+        blanked = (b" " * (n % 16) + plain + b" " * (n // 16) for n in itertools.count())
+        minted = next(document for document in blanked if is_clean(f"?token={self._encrypted(document)}&"))
+        if agent in self._known_agents():
+            self._minted_before[agent] = minted
+        return minted
 
     # -- making ------------------------------------------------------------------------------------------------------
 
@@ -242,22 +321,45 @@ class RelayTokens:
         """Make a token as the original does, always the same for one agent; devices take an address with it.
 
         Raises:
-            ValueError: the agent cannot be one.
+            ValueError: the agent cannot be one, or its token could be made of other agents' tokens.
         """
         check_name("agent", agent)
-        document = b'{"agentId":%s}' % msgspec.json.encode(agent)
-        # Blanks before the document change every block of it, blanks behind it the last one.
-        tokens = (self._encrypted(b" " * (n % 16) + document + b" " * (n // 16)) for n in itertools.count())
-        return next(token for token in tokens if is_clean(f"?token={token}&"))
+        document = self._minted(agent)
+        if self._settings.compatible_agents != "any" and not self._has_own_block(agent, document):
+            raise ValueError(f"agent must have a name whose token cannot be made of other agents', not {agent!r}")
+        return self._encrypted(document)
 
     def _encrypted(self, document: bytes) -> str:
-        padder = PKCS7(_BLOCK_BITS).padder()
         encryptor = self._cipher.encryptor()
-        sealed = encryptor.update(padder.update(document) + padder.finalize()) + encryptor.finalize()
-        return base64.b64encode(sealed).decode()
+        return base64.b64encode(encryptor.update(_padded(document)) + encryptor.finalize()).decode()
 
     def _signature(self, signed: str) -> str:
         return _to_base64(hmac.digest(self._signing, signed.encode(), hashlib.sha256))
+
+
+def _documents(agent: str) -> tuple[bytes, ...]:
+    """What tokens of this agent say, as the original programs write it: with a blank or not, escaped or not."""
+    plain, escaped = msgspec.json.encode(agent), json.dumps(agent).encode()
+    return b'{"agentId":%s}' % plain, _java_document(agent), b'{"agentId":%s}' % escaped, b'{"agentId": %s}' % escaped
+
+
+def _java_document(agent: str) -> bytes:
+    return b'{"agentId": %s}' % msgspec.json.encode(agent)
+
+
+def _padded(document: bytes) -> bytes:
+    padder = PKCS7(_BLOCK_BITS).padder()
+    return padder.update(document) + padder.finalize()
+
+
+def _is_md5(agent: str) -> bool:
+    return _MD5_FORM.fullmatch(agent) is not None
+
+
+def _blocks(document: bytes) -> Iterator[bytes]:
+    """What is encrypted at a time; the same key makes the same of the same."""
+    padded = _padded(document)
+    return (padded[at : at + _BLOCK_BYTES] for at in range(0, len(padded), _BLOCK_BYTES))
 
 
 def _aes_key(raw: bytes) -> bytes:

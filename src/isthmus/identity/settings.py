@@ -14,6 +14,10 @@ Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS5
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 """All that a token may be signed with: none is symmetric, and none signs nothing."""
 
+Binding: TypeAlias = Literal["optional", "required", "nonce"]
+"""Whether an issuer's tokens must be bound to a key (RFC 9449), and proofs have a nonce of the hub's. A token that is
+bound is always wanted with a proof."""
+
 LEEWAY_SECONDS_MAX = 60.0
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -33,6 +37,8 @@ class IssuerSettings:
     """Tokens must be made for one of these."""
     jwks: str | None = None
     """Where its keys are; None has that looked up at the issuer."""
+    token_url: str | None = None
+    """Where it gives tokens for client credentials, as AgentVault's card says."""
     algorithms: tuple[Algorithm, ...] = ALGORITHMS
     leeway: float = 30.0
     """How far its clock may be off, in seconds."""
@@ -44,6 +50,7 @@ class IssuerSettings:
     """What everybody with a token may call."""
     scopes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What a token's scopes add to that."""
+    dpop: Binding = "optional"
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -51,6 +58,8 @@ class IssuerSettings:
         _check_address("issuer", self.issuer, may_have_query=False)
         if self.jwks is not None:
             _check_address("jwks", self.jwks, may_have_query=True)
+        if self.token_url is not None:
+            _check_address("token_url", self.token_url, may_have_query=True)
         if not self.audience or not all(each.strip() for each in self.audience):
             raise ValueError("audience must name whom tokens are made for, not nobody")
         if not self.algorithms:
@@ -60,6 +69,8 @@ class IssuerSettings:
                 raise ValueError(f"algorithms.{position} must be one of {', '.join(ALGORITHMS)}, not {each!r}")
         if not 0 <= self.leeway <= LEEWAY_SECONDS_MAX:
             raise ValueError(f"leeway must be 0 to {LEEWAY_SECONDS_MAX:g} seconds, not {self.leeway:g}")
+        if self.dpop not in get_args(Binding):
+            raise ValueError(f"dpop must be one of {', '.join(get_args(Binding))}, not {self.dpop!r}")
         for scope in self.scopes:
             if _SCOPE.fullmatch(scope) is None:
                 raise ValueError(f"scopes must have names without spaces, not {scope!r}")

@@ -22,6 +22,7 @@ from isthmus.core.catalog.names import (
     Ambiguous,
     Pair,
     canonical,
+    llm_aliases,
     llm_form,
     llm_forms,
     llm_table,
@@ -38,9 +39,9 @@ from isthmus.library.errors import (
     ToolUnreachableError,
 )
 from isthmus.library.permissions import check_user, grants_of, has_all, policy_of, restricted_words
-from isthmus.model.calls import Surface
+from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Feature
-from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.names import FeatureName, ServerName, without_accents
 from isthmus.upstream.signatures import PERMISSIONS
 
 ANY_SERVER = "mcp"
@@ -58,9 +59,23 @@ T = TypeVar("T")
 class Entry:
     """A tool: its full name, the pair behind it, and how a `Call` names it."""
 
-    __slots__ = ("_feature", "_is_trusted", "_llm_name_of", "exposed", "full_name", "name", "server", "surface")
+    __slots__ = (
+        "_feature",
+        "_is_trusted",
+        "_llm_name_of",
+        "exposed",
+        "full_name",
+        "is_unlisted",
+        "name",
+        "server",
+        "surface",
+    )
 
-    def __init__(self, route: Route, surface: Surface, llm_name_of: Callable[[str], str]) -> None:
+    def __init__(
+        self, route: Route, surface: Surface, llm_name_of: Callable[[str], str], *, is_unlisted: bool = False
+    ) -> None:
+        self.is_unlisted = is_unlisted
+        """It is a method of a server without a list: for those who may use all of that server."""
         self._feature: Feature = route.feature
         self._is_trusted = route.is_trusted
         self._llm_name_of = llm_name_of
@@ -148,8 +163,17 @@ class Entry:
 class Catalog:
     """All tools of a service; `missing` are servers that did not come, and why."""
 
-    def __init__(self, tables: Mapping[Surface, Mapping[str, Route]], missing: Mapping[str, str] | None = None) -> None:
-        """`tables` are routes by the surface on which a call finds them; of the same full name the first holds."""
+    def __init__(
+        self,
+        tables: Mapping[Surface, Mapping[str, Route]],
+        missing: Mapping[str, str] | None = None,
+        find_unlisted: Callable[[str], Route | None] | None = None,
+    ) -> None:
+        """`tables` are routes by the surface on which a call finds them; of the same full name the first holds.
+
+        `find_unlisted` finds methods of servers without a list, by their full names.
+        """
+        self._find_unlisted = find_unlisted
         entries: dict[str, Entry] = {}
         for surface, routes in tables.items():
             for route in routes.values():
@@ -174,9 +198,19 @@ class Catalog:
         if namespace:
             return self._resolve_in(namespace, name)
         entry = self.entries.get(name) or self._resolved.get(name)
-        if entry is None:
+        if entry is not None:
+            return entry
+        try:
             entry = self._resolved[name] = self._search(name)
+        except ToolNotFoundError:
+            if (entry := self._unlisted(name)) is None:
+                raise
         return entry
+
+    def _unlisted(self, full_name: str) -> Entry | None:
+        """A method of a server without a list; not kept, since a program may name any number of them."""
+        route = None if self._find_unlisted is None else self._find_unlisted(full_name)
+        return None if route is None else Entry(route, EVERYTHING, self._llm_name_of, is_unlisted=True)
 
     def resolve_for(self, user: UserContext | None, name: str, namespace: str | None = None) -> Entry:
         """The same for a user, who is told of nothing that is not this user's to use.
@@ -214,6 +248,8 @@ class Catalog:
                 return entry
         if namespace == ANY_SERVER:
             return self.resolve(f"{ANY_SERVER}.{name}")
+        if (unlisted := self._unlisted(f"{namespace}.{name}")) is not None:
+            return unlisted
         raise self._unknown(name if name.startswith(f"{namespace}.") else f"{namespace}.{name}")
 
     def _named(self, name: str, within: str) -> Iterator[Entry | None]:
@@ -289,14 +325,16 @@ class Catalog:
         return {**names, **{name: name for name in said.difference(names.values())}}
 
     def _llm_name_of(self, full_name: str) -> str:
-        return self._llm_names[full_name]
+        # A method that nobody lists has none, and a program that called it by one would not find it.
+        return self._llm_names.get(full_name, full_name)
 
     @cached_property
     def _by_llm_name(self) -> dict[str, Entry]:
-        return {self._llm_names[full_name]: entry for full_name, entry in self.entries.items()}
+        by_name = {self._llm_names[full_name]: entry for full_name, entry in self.entries.items()}
+        return {**by_name, **{alias: by_name[name] for alias, name in llm_aliases(by_name).items()}}
 
     def by_llm_name(self, llm_name: str) -> Entry | None:
-        """The tool that a language model was told has this name; no other form counts."""
+        """The tool that a language model was told has this name, or a model wrote with underscores for its hyphens."""
         return self._by_llm_name.get(llm_name)
 
     # -- permissions -----------------------------------------------------------------------------------------------
@@ -330,6 +368,8 @@ def check_name(name: object) -> None:
 
 
 def _covers(policy: Policy, entry: Entry) -> bool:
+    if entry.is_unlisted:
+        return policy.may_use_all_of(entry.server)
     # A tool of no known server is granted by the whole of its name, which is written as a server's.
     return policy.allows(entry.server or ServerName(entry.full_name), entry.name)
 
@@ -358,8 +398,13 @@ def _may_be_meant(full_name: str, words: frozenset[object]) -> bool:
 
     That cannot be taken apart again: it is denied wherever it could hold what is, which may be more than was meant.
     """
-    parts = (_ILLEGAL.sub("_", str(word)).strip("_").removeprefix("mcp_") for word in words)
-    return any(f"_{part}_" in f"_{full_name}_" if part else True for part in parts)
+    parts = (_as_identifier(str(word)).strip("_").removeprefix("mcp_") for word in words)
+    name = _as_identifier(full_name)
+    return any(f"_{part}_" in f"_{name}_" if part else True for part in parts)
+
+
+def _as_identifier(name: str) -> str:
+    return _ILLEGAL.sub("_", without_accents(name))
 
 
 def names_of(server: str, name: str, full_name: str, llm_name: str) -> set[str]:

@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 
 class ToolStatus(StrEnum):
@@ -132,7 +132,8 @@ class ToolRequest:
     session_context: SessionContext | None = None
     execution_context: ExecutionContext | None = None
     timeout: float | None = None
-    """Seconds; the server's own limit holds when it is shorter."""
+    """Seconds that the whole call may take: progress does not extend it. Silence ends a call earlier, as configured for
+    the server."""
     metadata: dict[str, Any] = field(default_factory=dict, repr=False)
     """`headers`: of the user's, which may be secrets, so that they are not shown."""
     session_id: str | None = None
@@ -175,6 +176,7 @@ def text_of(content: list[dict[str, Any]]) -> str:
 
 
 ChunkType: TypeAlias = Literal["data", "progress", "log", "complete", "error"]
+CHUNK_TYPES: tuple[str, ...] = get_args(ChunkType)
 
 
 @dataclass(slots=True)
@@ -184,6 +186,9 @@ class ToolStreamChunk:
     `progress` has `{"progress", "total", "message"}`, `log` has `{"level", "logger", "data"}`, `data` what the tool
     returned. The last has `is_final`: `complete` with the same as `ToolResult.result_data`, or `error` with
     the message; both have the whole `ToolResult` as `metadata["result"]`.
+
+    Raises:
+        ValueError: `chunk_type` is none of these.
     """
 
     tool_name: str
@@ -193,6 +198,10 @@ class ToolStreamChunk:
     sequence_id: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
     timestamp: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __post_init__(self) -> None:
+        if self.chunk_type not in CHUNK_TYPES:
+            raise ValueError(f"chunk_type must be one of {', '.join(CHUNK_TYPES)}, not {self.chunk_type!r}")
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Dispatcher:
             session_id: what servers are told as the conversation.
             headers: sent to those servers that are configured to receive them.
             needs_approval: which calls are not executed unless `dispatch` is told that they are approved.
-            timeout: seconds that a call may take.
+            timeout: seconds that a whole call may take; progress does not extend it.
             on_event: told of progress and logs while a tool runs.
 
         Raises:

@@ -7,34 +7,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 import structlog
 
 from isthmus.app.hub import RunningHub
-from isthmus.config.files import home_folder, located
+from isthmus.config.dialects.dialect import STANDARD
+from isthmus.config.files import Document, home_folder, located
 from isthmus.config.findings import ConfigError
+from isthmus.config.imports import Around
 from isthmus.config.load import load
+from isthmus.config.merging import roster_of
+from isthmus.config.servers import server_names
 from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
-from isthmus.core.catalog.names import BUILTIN
+from isthmus.core.catalog.names import Ambiguous, Pair, llm_aliases, llm_table, resolve
 from isthmus.core.catalog.pins import WITHHOLDING
 from isthmus.core.catalog.view import Route
-from isthmus.core.settings import Limits
+from isthmus.core.settings import HARD_SECONDS_MAX, Limits
 from isthmus.library.catalog import Catalog, Entry
 from isthmus.library.contracts import ToolResult, UserContext
-from isthmus.library.errors import ConfigurationError, ToolError
+from isthmus.library.errors import AmbiguousToolError, ConfigurationError, ToolError
 from isthmus.library.permissions import UNRESTRICTED
 from isthmus.library.questions import Questions
 from isthmus.library.results import fault_of
 from isthmus.library.servers import MCPServerConfig
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.faults import UnknownTool
-from isthmus.model.names import ServerName
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.settings import AuditMode
 from isthmus.upstream.registered import REGISTRY
@@ -55,7 +59,12 @@ FACE = "library"
 SETTLE_SECONDS = 120.0
 """How long a service waits for first attempts to connect; each has a shorter limit of its own."""
 
-ATTACHED = Limits(call_seconds=600.0, tools_per_server=100_000, listing_seconds=SETTLE_SECONDS)
+ATTACHED = Limits(
+    call_seconds=HARD_SECONDS_MAX,
+    hard_seconds=HARD_SECONDS_MAX,
+    tools_per_server=100_000,
+    listing_seconds=SETTLE_SECONDS,
+)
 """A running hub has its own limits, and lists the tools of all its servers; these only bound a defect."""
 
 
@@ -68,6 +77,8 @@ class Plan:
     """Where its tools are found."""
     required: bool = False
     """Whether it is nothing without its one server, a running hub."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Servers that were given and cannot be used, and why."""
 
 
 def plan_of(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str | None, key: str | None) -> Plan:
@@ -87,7 +98,8 @@ def plan_of(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str |
         return Plan(_patient(Configuration(None, _unaudited(unfiled_settings()))))
     if isinstance(given, Mapping):
         table = _table(given)
-        return Plan(_patient(Configuration(None, _settings(table), tuple(_servers(table)))))
+        servers, failures = _servers(table)
+        return Plan(_patient(Configuration(None, _settings(table), tuple(servers))), failures=failures)
     return Plan(_patient(_audited_if_said(_loaded(_file(given)))))
 
 
@@ -157,7 +169,9 @@ def _audited_if_said(configuration: Configuration) -> Configuration:
     return replace(configuration, hub=_unaudited(configuration.hub))
 
 
-_KNOWN = ("enable_mcp", "mcp_servers", "audit", "state")
+_KNOWN = ("enable_mcp", "mcp_servers", "mcpServers", "servers", "inputs", "audit", "state")
+_NAMED = ("mcpServers", "servers", "mcp_servers")
+"""Under which servers may be by their names, as in a file."""
 
 
 def _table(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -182,32 +196,74 @@ def _settings(table: Mapping[str, Any]) -> HubSettings:
     return replace(usual, audit=audit or usual.audit, state=folder)
 
 
-def _servers(table: Mapping[str, Any]) -> list[ServerSettings]:
-    is_enabled, servers = table.get("enable_mcp", True), table.get("mcp_servers", ())
+def _servers(table: Mapping[str, Any]) -> tuple[list[ServerSettings], dict[str, str]]:
+    """The servers of a dictionary, and why some of them cannot be used: each of these costs only itself.
+
+    Raises:
+        ConfigurationError: where servers should be is something else.
+    """
+    is_enabled, listed = table.get("enable_mcp", True), table.get("mcp_servers", ())
     if not isinstance(is_enabled, bool):
         raise ConfigurationError(f"enable_mcp must be True or False, not {is_enabled!r}")
-    if isinstance(servers, str | Mapping) or not hasattr(servers, "__iter__"):
-        raise ConfigurationError(f"mcp_servers must be a list of servers, not {type(servers).__name__}")
-    found = [MCPServerConfig.of(server).settings() for server in servers] if is_enabled else []
-    _check_names(found)
-    return found
+    if isinstance(listed, str) or not hasattr(listed, "__iter__"):
+        raise ConfigurationError(f"mcp_servers must be a list of servers, not {type(listed).__name__}")
+    if not is_enabled:
+        return [], {}
+    found: dict[str, ServerSettings] = {}
+    failures: dict[str, str] = {}
+    for name, place, server in (*_listed_servers(listed), *_named_servers(table)):
+        if isinstance(server, ServerSettings) and name not in found:
+            found[name] = server
+            continue
+        why = server if isinstance(server, str) else f"another server is called {name!r}, too: give it another name"
+        log.warning("server left out", server=name, reason=why)
+        failures[place if name in found or name in failures else name] = why
+    return list(found.values()), failures
+
+
+Read: TypeAlias = tuple[str, str, ServerSettings | str]
+"""What a server is called, where it was given, and how it is reached or why it cannot be used."""
+
+
+def _listed_servers(listed: Iterable[Any]) -> Iterator[Read]:
+    given = [] if isinstance(listed, Mapping) else list(listed)
+    own = [server.get("name") if isinstance(server, Mapping) else None for server in given]
+    names = server_names(name for name in own if isinstance(name, str))
+    for position, (server, name) in enumerate(zip(given, own, strict=True)):
+        place = f"mcp_servers[{position}]"
+        called = names[name] if isinstance(name, str) else None
+        if called is not None and called != name:
+            log.warning("server renamed", name=name, server=called)
+        try:
+            settings = MCPServerConfig.of(server if called is None else {**server, "name": called}).settings()
+            yield settings.name, place, settings
+        except ConfigurationError as error:
+            yield called or place, place, str(error)
+
+
+def _named_servers(table: Mapping[str, Any]) -> Iterator[Read]:
+    """Those that are there by their names, read as those of an `mcp.json` in this program's folder."""
+    for key in _NAMED:
+        servers = table.get(key)
+        if servers is None or (key == "mcp_servers" and not isinstance(servers, Mapping)):
+            continue
+        if not isinstance(servers, Mapping):
+            raise ConfigurationError(f"{key} must be a dictionary of servers by name, not {type(servers).__name__}")
+        here = Path.cwd()
+        document = Document(here / "mcp.json", {"mcpServers": dict(servers), "inputs": table.get("inputs")}, STANDARD)
+        roster = roster_of(document, Around(os.environ, here, home_folder()))
+        for finding in roster.findings:
+            log.warning("configuration", finding=str(replace(finding, file=None)))
+        for name, entry in roster.entries.items():
+            below = f"{entry.place.path}."
+            told = [str(replace(each, file=None)) for each in roster.findings if f"{each.path}.".startswith(below)]
+            yield name, f"{key}.{entry.name}", roster.servers.get(name, "; ".join(told))
 
 
 def _check_keys(table: Mapping[str, Any]) -> None:
-    if "mcpServers" in table or "servers" in table:
-        raise ConfigurationError("servers by name belong into a file: give its path, or list them under mcp_servers")
     odd = [str(key) for key in table if key not in _KNOWN]
     if odd:
         raise ConfigurationError(f"{', '.join(odd)} is unknown here; known: {', '.join(_KNOWN)}")
-
-
-def _check_names(servers: list[ServerSettings]) -> None:
-    names = [server.name for server in servers]
-    for name in names:
-        if name == BUILTIN:
-            raise ConfigurationError(f"a server cannot be called {BUILTIN}: the hub's own tools are")
-        if names.count(name) > 1:
-            raise ConfigurationError(f"two servers are called {name!r}: give one of them another name")
 
 
 def _pins_of(configuration: Configuration) -> DefinitionPins | None:
@@ -332,7 +388,7 @@ class Engine:
         standings = self.running.hub.snapshot.standings.values()
         missing = [standing for standing in standings if standing.state not in ("ready", "disabled")]
         told = {str(standing.server): standing.reason or f"it is {standing.state}" for standing in missing}
-        return {**_broken(self._plan.configuration), **told}
+        return {**_broken(self._plan.configuration), **self._plan.failures, **told}
 
     def unreached(self) -> str | None:
         """Why the hub elsewhere is not there, without which this one is nothing; None if it is, or there is none."""
@@ -360,12 +416,14 @@ class Engine:
         if self.known is None:
             self._registered = self.running.functions.version
             tables: dict[Surface, Mapping[str, Route]] = {}
-            tables[self._plan.surface] = self.running.hub.snapshot.view(UNRESTRICTED, self._plan.surface).routes
+            view = self.running.hub.snapshot.view(UNRESTRICTED, self._plan.surface)
+            tables[self._plan.surface] = view.routes
             if self.is_attached:
                 tables[EVERYTHING] = self._own_functions()
             # A hub elsewhere has said what it has before anybody asked, and is no server of any tool.
             missing = self._failures_behind() if self.is_attached else self._own_failures()
-            self._catalog = Catalog(tables, missing)
+            # Of another hub's unlisted servers nothing is known here.
+            self._catalog = Catalog(tables, missing, None if self.is_attached else view.find_unlisted)
         assert self._catalog is not None
         return self._catalog
 
@@ -378,6 +436,28 @@ class Engine:
         """Prompts or resources, by the names that they go by here."""
         view = self.running.hub.snapshot.view(UNRESTRICTED, self._plan.surface)
         return list((view.prompts if kind == "prompts" else view.resources).values())
+
+    def prompt_named(self, name: str) -> str:
+        """What a prompt goes by here that is meant by a name of any form; the name itself if no prompt has it.
+
+        Raises:
+            AmbiguousToolError: several prompts have it.
+        """
+        exposed = [route.exposed for route in self.features("prompts")]
+        if name in exposed:
+            return name
+        pairs: dict[Pair, str] = {}
+        for full in exposed:
+            server, _, prompt = full.partition(".")
+            pairs[ServerName(server), FeatureName(prompt)] = full
+        try:
+            pair = resolve(name, pairs)
+        except Ambiguous as several:
+            raise AmbiguousToolError(name, several.candidates) from None
+        if pair is not None:
+            return pairs[pair]
+        by_llm_name = {llm_name: pairs[each] for each, llm_name in llm_table(pairs).items()}
+        return by_llm_name.get(llm_aliases(by_llm_name).get(name, name), name)
 
     @property
     def surface(self) -> Surface:

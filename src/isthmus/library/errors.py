@@ -100,7 +100,7 @@ class UnresolvedToolsError(LibraryError, LookupError):
     """Several names at once that are no tool's; `problems` has each with its own error."""
 
     def __init__(self, problems: Mapping[str, ToolError]) -> None:
-        super().__init__(" ".join(str(problem) for problem in problems.values()))
+        super().__init__("\n".join(str(problem) for problem in problems.values()))
         self.problems = dict(problems)
 
 

@@ -21,7 +21,7 @@ from isthmus.config.imports import Around
 from isthmus.config.merging import roster_of
 from isthmus.config.servers import Roster
 from isthmus.core.settings import Limits
-from isthmus.library.servers import TIMEOUT_SECONDS_MAX, MCPServerConfig
+from isthmus.library.servers import TIMEOUT_SECONDS, TIMEOUT_SECONDS_MIN, MCPServerConfig
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import HttpSettings, ServerSettings, SocketSettings, StdioSettings
 
@@ -31,8 +31,8 @@ FILE_VARIABLE = "EXCELMANUS_MCP_CONFIG"
 FILE_NAME = "mcp.json"
 HOME_FILE = ".excelmanus/mcp.json"
 ROOT = "mcpServers"
-TIMEOUT_SECONDS_MIN = 1.0
-LIMITS = Limits(hard_seconds=TIMEOUT_SECONDS_MAX)
+LIMITS = Limits(call_seconds=TIMEOUT_SECONDS)
+"""What holds for entries that say nothing: those of an agent have another default than those of a hub."""
 
 
 class MCPConfigLoader:
@@ -45,7 +45,7 @@ class MCPConfigLoader:
         Looked for are what `EXCELMANUS_MCP_CONFIG` names, `config_path`, `mcp.json` in the workspace, and
         `~/.excelmanus/mcp.json`. What had to be left out is a WARNING in the log, a file that cannot be read an ERROR.
         """
-        workspace = Path(workspace_root)
+        workspace = Path(workspace_root).absolute()
         file = next(_existing(config_path, workspace), None)
         if file is None:
             return []
@@ -62,7 +62,7 @@ class MCPConfigLoader:
             log.error("MCP servers must be in a table under %s, not in %s.", ROOT, type(data).__name__)
             return []
         try:
-            return _configs_of(Document(Path(FILE_NAME), dict(data), STANDARD), _around(Path()))
+            return _configs_of(Document(Path.cwd() / FILE_NAME, dict(data), STANDARD), _around(Path.cwd()))
         except ConfigError as error:
             log.error("There are no MCP servers: %s", error)
             return []
@@ -82,7 +82,7 @@ def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
     """The files that there are, the first choice first; of one that was named and is not there, or is none, tell."""
     for source, path in ((FILE_VARIABLE, os.environ.get(FILE_VARIABLE)), ("config_path", named)):
         if path:
-            file = located(str(path), Path(), home_folder())
+            file = located(str(path), Path.cwd(), home_folder())
             if _is_file(file):
                 yield file
             else:
@@ -102,16 +102,15 @@ def _is_file(path: Path) -> bool:
 
 
 def _around(workspace: Path) -> Around:
-    return Around(os.environ, workspace.absolute(), home_folder())
+    return Around(os.environ, workspace, home_folder())
 
 
 def _configs_of(document: Document, around: Around) -> list[MCPServerConfig]:
-    # Our own file may ask for what a hub grants, and is refused what none does; others' timeouts are cut while read.
-    limits = None if document.dialect.is_own else LIMITS
-    roster = roster_of(_in_seconds(_with_servers_only(document)), around, limits)
+    roster = roster_of(_in_seconds(_with_servers_only(document)), around, LIMITS)
     for finding in (*document.warnings, *roster.findings):
         log.warning("%s", finding)
-    found = (_config(name, settings, roster) for name, settings in roster.servers.items())
+    folder = str(document.base(around.home, around.cwd))
+    found = (_config(name, settings, roster, folder) for name, settings in roster.servers.items())
     return [config for config in found if config is not None]
 
 
@@ -132,7 +131,7 @@ def _in_seconds(document: Document) -> Document:
     return replace(document, dialect=replace(document.dialect, unit="seconds"))
 
 
-def _config(name: ServerName, settings: ServerSettings, roster: Roster) -> MCPServerConfig | None:
+def _config(name: ServerName, settings: ServerSettings, roster: Roster, folder: str) -> MCPServerConfig | None:
     if settings.disabled:
         log.info("MCP server %s is disabled, and is left out.", name)
         return None
@@ -146,7 +145,7 @@ def _config(name: ServerName, settings: ServerSettings, roster: Roster) -> MCPSe
                 command=command,
                 args=list(args) if "args" in written else None,
                 env=dict(env) if "env" in written or env else None,
-                cwd=cwd,
+                cwd=cwd or folder,  # where relative paths among its arguments begin, too
                 url=_idle(written, "url"),
                 timeout=timeout,
                 base=settings,
@@ -183,7 +182,7 @@ def _carried(reach: HttpSettings | SocketSettings) -> tuple[str, tuple[str, ...]
 
 
 def _timeout(name: ServerName, settings: ServerSettings) -> float:
-    seconds = float(min(max(settings.timeout, TIMEOUT_SECONDS_MIN), TIMEOUT_SECONDS_MAX))
+    seconds = float(max(settings.timeout, TIMEOUT_SECONDS_MIN))
     if seconds != settings.timeout:
         log.warning("MCP server %s has a timeout of %g seconds: %g are used.", name, settings.timeout, seconds)
     return int(seconds) if seconds.is_integer() else seconds

@@ -1,7 +1,7 @@
 """The tools of one agent under the names that its language model knows: its own functions, and those of MCP servers.
 
 Any thread may read it while another one changes it: MCP tools come and go by themselves (`library.manager`). What is
-called is looked up by name; no name is ever taken apart.
+called is looked up by name; no name is ever taken apart. A tool whose name has hyphens is found by underscores, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 from weakref import WeakSet
 
+from isthmus.core.catalog.names import llm_aliases
 from isthmus.library.errors import LibraryError, ToolExecutionError, ToolNotFoundError, ToolRegistryError
 from isthmus.library.forms import OpenAIMode, ToolDef
 
@@ -45,8 +46,9 @@ class ToolRegistry:
         return list(self._tools)
 
     def get(self, name: str) -> ToolDef | None:
-        """The tool of this name, if there is one."""
-        return self._tools.get(name)
+        """The tool of this name, if there is one; underscores may stand for the hyphens of its name."""
+        tools = self._tools
+        return tools.get(name) or tools.get(llm_aliases(tools).get(name, ""))
 
     def original_of(self, name: str) -> tuple[str, str]:
         """The server of a tool, and what that calls it.
@@ -60,7 +62,7 @@ class ToolRegistry:
         return origin
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tools
+        return isinstance(name, str) and self.get(name) is not None
 
     def __iter__(self) -> Iterator[ToolDef]:
         return iter(self._tools.values())
@@ -100,8 +102,8 @@ class ToolRegistry:
             ToolNotFoundError: there is none of this name.
         """
         with self._lock:
-            self._find(name)
-            self._tools = {known: tool for known, tool in self._tools.items() if known != name}
+            gone = self._find(name)
+            self._tools = {known: tool for known, tool in self._tools.items() if tool is not gone}
 
     def exchange(self, gone: Iterable[ToolDef], come: Iterable[ToolDef]) -> list[ToolDef]:
         """Take tools out and put others in, at once for whoever reads; return those whose names others have."""
@@ -142,7 +144,7 @@ class ToolRegistry:
             raise _failure(tool, error) from error
 
     def _find(self, name: str) -> ToolDef:
-        tool = self._tools.get(name)
+        tool = self.get(name)
         if tool is None:
             raise ToolNotFoundError(name, get_close_matches(str(name), self._tools, SUGGESTIONS_MAX))
         return tool

@@ -25,6 +25,7 @@ from isthmus.library.contracts import (
 from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError, ToolUnreachableError
 from isthmus.model.faults import BadArguments, CallerFault, Fault, ServerError, UnknownTool
 from isthmus.model.outcomes import Outcome, Result
+from isthmus.wire.mcp.results import as_tool_result
 
 INVALID_PARAMS = -32602
 """What a server answers to arguments that it does not want."""
@@ -86,6 +87,16 @@ class _Answer(msgspec.Struct):
 
 _ANSWER = msgspec.json.Decoder(_Answer)
 
+_MEMBERS = frozenset({"content", "structuredContent", "isError", "resultType", "ttlMs", "cacheScope", "_meta"})
+"""What a tool's result may have in MCP."""
+
+
+def _has_other_members(answer: _Answer, outcome: Result) -> bool:
+    """Whether a server of MCP returned an object of its own in the place of content."""
+    if answer.structuredContent is not msgspec.UNSET:
+        return False
+    return not _MEMBERS.issuperset(msgspec.json.decode(outcome.payload, type=dict[str, msgspec.Raw]))
+
 
 def result_from(
     request: ToolRequest,
@@ -100,7 +111,10 @@ def result_from(
     if isinstance(outcome, Fault):
         return _failed(request, payload_of(outcome, is_of_hub=is_of_hub), name, namespace, seconds)
     try:
-        answer = _ANSWER.decode(outcome.payload)
+        is_bare = outcome.is_bare
+        answer = _ANSWER.decode((as_tool_result(outcome) if is_bare else outcome).payload)
+        if is_bare or (not answer.content and _has_other_members(answer, outcome)):  # the value itself, whatever it is
+            answer.structuredContent = msgspec.json.decode(outcome.payload)
     except (msgspec.MsgspecError, RecursionError) as error:
         why = ErrorPayload(ErrorCode.TOOL_EXECUTION, f"{name} gave an unusable answer: {error}", "yes", "bad_reply")
         return _failed(request, why, name, namespace, seconds)

@@ -6,11 +6,17 @@ clients and the registry; what comes out is the hub's own `ServerSettings`, whos
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
-from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.config import values
+from isthmus.config.files import home_folder, located, program
+from isthmus.config.servers import server_names
+from isthmus.config.tool_rules import CACHE_KEYS
+from isthmus.core.catalog.rules import CACHE_SECONDS, NO_RULES, Rules
+from isthmus.core.settings import Limits
 from isthmus.library.errors import ConfigurationError
 from isthmus.model.names import parse_server_name
 from isthmus.upstream.settings import (
@@ -22,7 +28,10 @@ from isthmus.upstream.settings import (
     StdioSettings,
 )
 
-TIMEOUT_SECONDS_MAX = 300
+TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS_MIN = 1.0
+TIMEOUT_SECONDS_MAX = Limits().hard_seconds
+"""A longer one would be in vain: no call of a hub takes longer."""
 
 TRANSPORTS: dict[str, str] = {
     "stdio": "stdio",
@@ -55,7 +64,7 @@ class MCPServerConfig:
     """Its address; `url` is the same."""
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     timeout: float = 30
-    """Seconds that a call may take, 1 to 300."""
+    """Seconds that a call may take: at least 1, at most what a hub lets any call take."""
     transport: str | None = None
     """`stdio`, `http` or `sse`; without it, what the other fields say, and of an address whichever it speaks."""
     command: str | None = None
@@ -69,6 +78,9 @@ class MCPServerConfig:
     """The same."""
     user_headers: Sequence[str] = ()
     """Names of headers that may be sent on for a user, if a request has them; without a name none is."""
+    cache: dict[str, Any] | None = None
+    """`{"tools": [...], "ttl": seconds}`: tools whose results are given again, for 60 seconds unless it says otherwise;
+    `*` means all of them."""
     trusted: bool = False
     """Whether what the server says of its own tools is believed, such as that one destroys nothing."""
     base: ServerSettings | None = field(default=None, repr=False, compare=False)
@@ -79,7 +91,7 @@ class MCPServerConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | MCPServerConfig) -> MCPServerConfig:
-        """One of a dictionary with the same keys.
+        """One of a dictionary with the same keys. A `name` that no server can have is made legal, as in a file.
 
         Raises:
             ConfigurationError: a key is missing, unknown or has a value that cannot be used.
@@ -97,7 +109,8 @@ class MCPServerConfig:
             )
         if "name" not in given:
             raise ConfigurationError("a server must have a name")
-        return cls(**given)
+        name = given["name"]
+        return cls(**{**given, "name": server_names([name])[name] if isinstance(name, str) else name})
 
     def settings(self) -> ServerSettings:
         """The same for a hub.
@@ -112,13 +125,25 @@ class MCPServerConfig:
                 self._reach(),
                 timeout=float(self.timeout),
                 secrets=self._secrets(),
-                rules=Rules(is_trusted=True) if self.trusted else NO_RULES,
+                rules=self._rules(),
             )
             return settings if self.base is None else _completed(settings, self.base)
         except ConfigurationError:
             raise
         except ValueError as error:
             raise ConfigurationError(f"server {self.name!r}: {error}") from None
+
+    def _rules(self) -> Rules:
+        if not self.trusted and not self.cache:
+            return NO_RULES
+        cache = values.table("cache", self.cache or {})
+        if odd := [key for key in cache if key not in CACHE_KEYS]:
+            raise ValueError(f"cache must have only {' and '.join(CACHE_KEYS)}, not {values.shown(odd[0])}")
+        return Rules(
+            cached=values.texts("cache.tools", cache.get("tools", [])),
+            cache_seconds=values.number("cache.ttl", cache.get("ttl", CACHE_SECONDS)),
+            is_trusted=self.trusted,
+        )
 
     def _reach(self) -> Reach:
         way = self._way()
@@ -134,7 +159,11 @@ class MCPServerConfig:
         if way == "stdio":
             if not self.command:
                 raise ConfigurationError(f"server {self.name!r}: command is missing, which stdio needs")
-            return StdioSettings(self.command, tuple(self.args or ()), dict(self.env or {}), self.cwd)
+            # Seen from this program's folder, whatever the server's own is: as in a file, from the file's folder.
+            here = Path.cwd() if self.cwd or "/" in self.command else Path()  # there may be none
+            home = home_folder()
+            cwd = str(located(self.cwd, here, home)) if self.cwd else self.cwd
+            return StdioSettings(program(self.command, here, home), tuple(self.args or ()), dict(self.env or {}), cwd)
         address = self._address()
         if address is None:
             raise ConfigurationError(f"server {self.name!r}: endpoint (or url) is missing, or else a command")
@@ -173,8 +202,11 @@ def _completed(settings: ServerSettings, base: ServerSettings) -> ServerSettings
         # Of how a server is reached, the era alone has no field here.
         reach = replace(known, **{each.name: getattr(reach, each.name) for each in fields(reach) if each.name != "era"})
     secrets = settings.secrets | base.secrets
-    is_trusted = settings.rules.is_trusted or base.rules.is_trusted
-    rules = replace(base.rules, is_trusted=True) if is_trusted else base.rules
+    said, rules = settings.rules, base.rules
+    if said.is_trusted:
+        rules = replace(rules, is_trusted=True)
+    if said.cached:
+        rules = replace(rules, cached=said.cached, cache_seconds=said.cache_seconds)
     return replace(base, name=settings.name, reach=reach, timeout=settings.timeout, secrets=secrets, rules=rules)
 
 
@@ -191,14 +223,15 @@ def _check_types(config: MCPServerConfig) -> None:
         _check_texts(key, getattr(config, key))
     for key in ("args", "user_headers"):
         given = getattr(config, key)
-        if given is not None and (isinstance(given, str) or not all(isinstance(each, str) for each in given)):
+        is_list = isinstance(given, Iterable) and not isinstance(given, str)
+        if given is not None and not (is_list and all(isinstance(each, str) for each in given)):
             raise ValueError(f"{key} must be a list of texts")
 
 
 def _check_timeout(timeout: object) -> None:
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not is_number or not 1 <= timeout <= TIMEOUT_SECONDS_MAX:  # type: ignore[operator]  # it is a number by then
-        raise ValueError(f"timeout must be 1 to {TIMEOUT_SECONDS_MAX} seconds, not {timeout!r}")
+    if not is_number or not TIMEOUT_SECONDS_MIN <= timeout <= TIMEOUT_SECONDS_MAX:  # type: ignore[operator]
+        raise ValueError(f"timeout must be {TIMEOUT_SECONDS_MIN:g} to {TIMEOUT_SECONDS_MAX:g} seconds, not {timeout!r}")
 
 
 def _check_texts(key: str, given: object) -> None:

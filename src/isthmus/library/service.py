@@ -63,12 +63,26 @@ LOG_LEVEL: LogLevel = "debug"
 
 _encode = msgspec.json.Encoder().encode
 
+NOTHING_SAID = (None, None, None)
+"""Of what to begin with: no configuration, no hub, no key."""
+
 
 class ToolService:
     """The tools of any number of MCP servers, and of this program."""
 
-    def __init__(self, *, questions: Questions | None = None) -> None:
-        """Nothing is connected before `initialize`; `questions` says who answers what servers ask back."""
+    def __init__(
+        self,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        hub: str | None = None,
+        key: str | None = None,
+        questions: Questions | None = None,
+    ) -> None:
+        """Nothing is read or connected before `initialize` or `async with`, which take what is given here.
+
+        `questions` says who answers what servers ask back.
+        """
+        self._given = (config, hub, key)
         self._questions = questions
         self._profile = questions.profile if questions is not None else NOTHING
         self._owner: Owner | None = None
@@ -89,14 +103,18 @@ class ToolService:
         """Connect; return when each server has connected or failed. See `failures` for the latter.
 
         Args:
-            config: `{"enable_mcp": True, "mcp_servers": [...]}`, by itself or under `"tool_service"`; or the path of an
-                `isthmus.toml` or `mcp.json`; or nothing, for the built-in tools and those of `@tool`. Calls are in an
-                audit log if it says `audit` or `state` (in a file, of `[hub]`).
+            config: `{"enable_mcp": True, "mcp_servers": [...]}`, by itself or under `"tool_service"`, or
+                `{"mcpServers": {...}}`; or the path of an `isthmus.toml` or `mcp.json`; or nothing, for the built-in
+                tools and those of `@tool`. Calls are in an audit log if it says `audit` or `state` (in a file, of
+                `[hub]`).
             hub: instead, the address of a running hub.
             key: what that hub knows this program by.
 
+        What the service was made with need not be said again.
+
         Raises:
-            ConfigurationError: what was given cannot be used, or the running hub cannot be reached.
+            ConfigurationError: what was given cannot be used, was given already when the service was made, or the
+                running hub cannot be reached. A single server that cannot be used is one of `failures`.
             ServiceClosedError: it was inherited by a fork, and is open in the process that it is of.
         """
         plan, owner = self._planned(config, hub, key)
@@ -109,7 +127,12 @@ class ToolService:
 
     def _planned(self, config: Any, hub: str | None, key: str | None) -> tuple[Plan, Owner]:
         use_standard_logging()
-        plan = plan_of(config, hub, key)
+        said = (config, hub, key)
+        if NOTHING_SAID not in (said, self._given):
+            raise ConfigurationError(
+                "what to begin with was given already when this was made: leave it out of `initialize`"
+            )
+        plan = plan_of(*(self._given if said == NOTHING_SAID else said))
         if self.is_inherited and self._engine is not None:
             self._open_engine()  # which says what to do instead
         self._owner = Owner.shared() if self._engine is None else self._owner
@@ -433,11 +456,15 @@ class ToolService:
         return contents
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """A prompt written out: `description` and `messages`.
+        """A prompt written out: `description` and `messages`. It is named as tools are, in full or in short.
 
         Raises:
+            AmbiguousToolError: several prompts have this short name.
             ToolExecutionError: it cannot be had; its `result` says why.
         """
+        owner, engine = self._open_engine()
+        if isinstance(name, str):
+            name = await owner.fetch(engine.prompt_named, name)
         return await self._asked("prompt", name, arguments or {})
 
     async def _described(self, kind: Literal["prompts", "resources"], key: str) -> list[dict[str, Any]]:
@@ -460,10 +487,6 @@ class ToolService:
         return BlockingToolService(service=self)
 
 
-NOTHING_SAID = (None, None, None)
-"""Of what to begin with: no configuration, no hub, no key."""
-
-
 class BlockingToolService:
     """`ToolService` for threads: every method stands still until it is done."""
 
@@ -483,8 +506,7 @@ class BlockingToolService:
         """
         if service is not None and any(given is not None for given in (config, hub, key, questions)):
             raise ConfigurationError("give a service or what to make one of, not both: a service has its own")
-        self.service = service if service is not None else ToolService(questions=questions)
-        self._given = (config, hub, key)
+        self.service = service if service is not None else ToolService(config, hub=hub, key=key, questions=questions)
 
     def initialize(
         self,
@@ -493,17 +515,8 @@ class BlockingToolService:
         hub: str | None = None,
         key: str | None = None,
     ) -> None:
-        """See `ToolService`; what this was made with need not be said again.
-
-        Raises:
-            ConfigurationError: also if both say something.
-        """
-        said = (config, hub, key)
-        if NOTHING_SAID not in (said, self._given):
-            raise ConfigurationError(
-                "what to begin with was given already when this was made: leave it out of `initialize`"
-            )
-        plan, owner = self.service._planned(*(self._given if said == NOTHING_SAID else said))
+        """See `ToolService`."""
+        plan, owner = self.service._planned(config, hub, key)
         opened: list[Engine] = []
         try:
             owner.wait(self.service._open(plan, opened))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypedDict, Unpack
 
 from isthmus.library.contracts import AgentConfig, ExecutionContext, SessionContext, TaskRequest, UserContext
-from isthmus.library.errors import UnresolvedToolsError
+from isthmus.library.errors import ToolNotFoundError, UnresolvedToolsError
 from isthmus.library.resolver import listed, resolve_all
 from isthmus.library.running import HasCatalog, only_service
 
@@ -18,6 +18,9 @@ DENIED = "denied_tools"
 """The member of a task's metadata that has the full names of tools which its user may not use.
 
 A name that several tools have, none of them the user's to use, is there as it was given."""
+
+MISSING = "missing_tools"
+"""The member of a task's metadata that has names which no tool has, as they were given, if that was asked for."""
 
 
 class TaskFields(TypedDict, total=False):
@@ -45,10 +48,13 @@ class TaskEngine:
         self._service = tool_service
         self._agent_config = agent_config
 
-    async def create_task_request(self, *, tool_names: Iterable[str], **task: Unpack[TaskFields]) -> TaskRequest:
+    async def create_task_request(
+        self, *, tool_names: Iterable[str], report_missing: bool = False, **task: Unpack[TaskFields]
+    ) -> TaskRequest:
         """A task with these tools and, after them, those that its agent always has.
 
-        Tools that the user may not use are left out, and named in `metadata["denied_tools"]`.
+        Tools that the user may not use are left out, and named in `metadata["denied_tools"]`. With `report_missing`,
+        names that no tool has are left out as well, and are in `metadata["missing_tools"]`.
 
         Raises:
             UnresolvedToolsError: names that are no tool's, or several tools'; `problems` has each.
@@ -64,8 +70,11 @@ class TaskEngine:
         defaults = request.agent_config.available_tools if request.agent_config else []
         names = [*listed(tool_names), *listed(defaults or [])]
         resolution = resolve_all(await self._service.catalog(), names, request.user_context)
-        if resolution.unknown:
+        missing = [name for name, error in resolution.unknown.items() if isinstance(error, ToolNotFoundError)]
+        if resolution.unknown.keys() - (missing if report_missing else ()):
             raise UnresolvedToolsError(resolution.unknown)
+        if missing:
+            request.metadata[MISSING] = missing
         request.available_tools = resolution.tools
         if resolution.denied:
             request.metadata[DENIED] = list(dict.fromkeys(denied.name for denied in resolution.denied.values()))
@@ -73,7 +82,11 @@ class TaskEngine:
 
 
 async def create_task_request(
-    *, tool_names: Iterable[str], tool_service: HasCatalog | None = None, **task: Unpack[TaskFields]
+    *,
+    tool_names: Iterable[str],
+    tool_service: HasCatalog | None = None,
+    report_missing: bool = False,
+    **task: Unpack[TaskFields],
 ) -> TaskRequest:
     """The same without an engine; without a service, with the only one that this process has initialized.
 
@@ -81,4 +94,5 @@ async def create_task_request(
         UnresolvedToolsError: as above.
         ServiceClosedError: no service was given, and there is none, or several.
     """
-    return await TaskEngine(tool_service or only_service()).create_task_request(tool_names=tool_names, **task)
+    engine = TaskEngine(tool_service or only_service())
+    return await engine.create_task_request(tool_names=tool_names, report_missing=report_missing, **task)

@@ -51,8 +51,8 @@ class Call(msgspec.Struct, frozen=True):
     URI. `arguments` is a JSON object as text; to complete an argument, it is that argument, and of a method it is the
     parameters, without their `_meta`.
     `meta` and `extra` are members that travel to the server untouched: the caller's `_meta` without the
-    keys a protocol owns, and request members this hub does not know. `timeout` is what the caller can wait,
-    in seconds; the server's own limit applies when it is shorter.
+    keys a protocol owns, and request members this hub does not know. `timeout` is how long the
+    whole call may take, in seconds: signs of life extend the server's timeout, and never this one.
     """
 
     caller: Caller
@@ -85,6 +85,12 @@ class Call(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
     """What the caller wants told by HTTP headers beside the call. A server receives of them those that it is
     configured to, and what is told to none is dropped. They may be secrets."""
+    shares_link: bool = False
+    """Its conversation is an A2A context. Many of these make one call only, so that a new one does not get a link of
+    its own; it keeps the link of its first call."""
+
+    request_id: msgspec.Raw | None = None
+    """What the caller calls this request: the id on the wire, where the server is this caller's alone."""
 
     def __repr__(self) -> str:
         """Everything but the headers."""

@@ -9,14 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Literal, NamedTuple, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from isthmus.model.relay import DEFAULT_TENANT
 
-Grant: TypeAlias = Literal["authorization_code", "device", "client_credentials", "token_exchange"]
-"""How the hub comes by a token: a person logs in, in a browser here or on another device; the hub itself does; or
-it exchanges what each caller has shown (RFC 8693)."""
+Grant: TypeAlias = Literal[
+    "authorization_code", "device", "client_credentials", "token_exchange", "jwt_bearer", "enterprise_managed"
+]
+"""How the hub comes by a token: a person logs in, in a browser here or on another device; the hub itself does; it
+exchanges what each caller has shown (RFC 8693); it presents a workload's identity token (RFC 7523); or it exchanges an
+employee's identity token at the company's identity provider for a grant to the server's authorization server."""
+
+Dpop: TypeAlias = Literal["auto", "always", "never"]
+"""Whether tokens are bound to a key of the hub (RFC 9449); `auto` does so where both servers know how."""
 
 URL_LENGTH_MAX = 2_000
 """Longer ones are no addresses that anybody would have to visit."""
@@ -63,14 +70,35 @@ class OAuthSettings:
     """Where a login may lead besides public https addresses: `http://localhost:9000`, `http://localhost:*`."""
     redirect_port: int = 0
     """Where a browser comes back to on this machine; 0 takes a free one."""
+    dpop: Dpop = "auto"
+    identity_token: str = field(default="", repr=False)
+    """The signed token to present for `jwt_bearer`, or to exchange for `enterprise_managed`."""
+    identity_token_file: str = ""
+    """A file that holds it instead, read for every request: platforms replace such files while the hub runs."""
+    idp_issuer: str = ""
+    """The company's identity provider, for `enterprise_managed`."""
+    idp_token_endpoint: str = ""
+    idp_client_id: str = ""
+    """What the hub is there, which need not be its `client_id` at the server's authorization server."""
+    idp_client_secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if self.grant not in get_args(Grant):
             raise ValueError(f"grant must be one of {', '.join(get_args(Grant))}, not {self.grant!r}")
-        for key in ("issuer", "token_endpoint", "authorization_endpoint", "device_endpoint", "resource"):
+        if self.dpop not in get_args(Dpop):
+            raise ValueError(f"dpop must be one of {', '.join(get_args(Dpop))}, not {self.dpop!r}")
+        for key in (
+            "issuer",
+            "token_endpoint",
+            "authorization_endpoint",
+            "device_endpoint",
+            "resource",
+            "idp_issuer",
+            "idp_token_endpoint",
+        ):
             _check_url(key, getattr(self, key), ("http", "https"))
         _check_url("client_metadata", self.client_metadata, ("https",))
-        for key in ("client_id", "audience"):
+        for key in ("client_id", "audience", "idp_client_id"):
             if getattr(self, key) and _VISIBLE.fullmatch(getattr(self, key)) is None:
                 raise ValueError(f"{key} must be one line of plain text, not another one")
         if self.scope and _SCOPE.fullmatch(self.scope) is None:
@@ -82,6 +110,7 @@ class OAuthSettings:
         if not 0 <= self.redirect_port <= 65535:
             raise ValueError(f"redirect_port must be 0 to 65535, not {self.redirect_port}")
         self._check_client()
+        self._check_identity_token()
 
     def _check_client(self) -> None:
         if self.client_secret and self.private_key:
@@ -93,15 +122,55 @@ class OAuthSettings:
         if self.grant == "token_exchange" and not (self.issuer or self.token_endpoint):
             # Else a server could name an authorization server of its own, and have callers' tokens sent there.
             raise ValueError("issuer must be given, or token_endpoint, for token_exchange, not left out")
+        if self.grant == "enterprise_managed":
+            if not (self.idp_issuer or self.idp_token_endpoint):
+                raise ValueError(
+                    "idp_issuer must be given, or idp_token_endpoint, for enterprise_managed, not left out"
+                )
+            if not self.idp_client_id:
+                raise ValueError("idp_client_id must be given for enterprise_managed, not left out")
+            if self.is_for_each and not (self.client_secret or self.private_key):
+                # The server is listed in the hub's own name.
+                raise ValueError("client_secret must be given where callers' own tokens are exchanged, not left out")
+
+    def _check_identity_token(self) -> None:
+        if self.identity_token and self.identity_token_file:
+            raise ValueError("identity_token must be left out beside identity_token_file, not given as well")
+        if self.identity_token and (_VISIBLE.fullmatch(self.identity_token) is None or " " in self.identity_token):
+            raise ValueError("identity_token must be one word, as tokens are, not another text")
+        if self.identity_token_file and not PurePath(self.identity_token_file).is_absolute():
+            # Not from the folder of whichever file: it is opened long after that was read.
+            raise ValueError(f"identity_token_file must be an absolute path, not {self.identity_token_file!r}")
+        if self.grant == "jwt_bearer" and not self.has_identity_token:
+            raise ValueError("identity_token_file must be given, or identity_token, for jwt_bearer, not left out")
+        if self.has_identity_token and self.grant not in ("jwt_bearer", "enterprise_managed"):
+            raise ValueError(f"identity_token must be left out for {self.grant}, not given")
+
+    @property
+    def has_identity_token(self) -> bool:
+        """Whether the operator says which identity token the hub presents."""
+        return bool(self.identity_token or self.identity_token_file)
 
     @property
     def is_for_each(self) -> bool:
         """Whether every caller has a token of its own."""
-        return self.grant == "token_exchange"
+        return self.grant == "token_exchange" or (self.grant == "enterprise_managed" and not self.has_identity_token)
+
+    @property
+    def shows_secrets(self) -> bool:
+        """Whether a token endpoint is sent what would let its owner pretend to be the hub elsewhere."""
+        return bool(self.client_secret) or self.grant in ("jwt_bearer", "token_exchange")
 
     def allows(self, scheme: str, host: str, port: int) -> bool:
         """Whether the operator lets a login lead there, wherever that is."""
-        named = (self.issuer, self.token_endpoint, self.authorization_endpoint, self.device_endpoint)
+        named = (
+            self.issuer,
+            self.token_endpoint,
+            self.authorization_endpoint,
+            self.device_endpoint,
+            self.idp_issuer,
+            self.idp_token_endpoint,
+        )
         return any(_is_at(place, scheme, host, port) for place in (*named, *self.origins) if place)
 
 

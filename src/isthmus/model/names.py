@@ -7,7 +7,9 @@ server's name from outside, chiefly `config`, parses it once here and passes the
 
 from __future__ import annotations
 
+import hashlib
 import re
+import unicodedata
 from typing import NewType
 
 ServerName = NewType("ServerName", str)
@@ -17,7 +19,11 @@ FeatureName = NewType("FeatureName", str)
 """What a server itself calls something it offers: a tool's or prompt's name (which may contain dots), a resource's
 URI, a template of URIs."""
 
-_SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")
+SERVER_NAME_LENGTH_MAX = 50
+
+_SERVER_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{SERVER_NAME_LENGTH_MAX}}}")
+_NOT_IN_SERVER_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_DIGITS = 6
 
 
 def parse_server_name(text: str) -> ServerName:
@@ -30,3 +36,43 @@ def parse_server_name(text: str) -> ServerName:
     if _SERVER_NAME.fullmatch(text) is None:
         raise ValueError(f"a server name must be 1 to 50 of A-Z a-z 0-9 _ - (no dot), not {text!r}")
     return ServerName(text)
+
+
+def legal_server_name(text: str) -> ServerName:
+    """Return the name of a server that calls itself `text`: `My files` becomes `My-files`, `Café` becomes `Cafe`.
+
+    A name that loses letters or its end gets digits of the whole text, because what is left may say nothing and may be
+    the same for others. `天气` becomes `server-` and digits, each time the same, whatever other servers there are.
+    """
+    if _SERVER_NAME.fullmatch(text) is not None:
+        return ServerName(text)
+    stem = _stem(text)
+    is_whole = bool(stem) and len(stem) <= SERVER_NAME_LENGTH_MAX and not loses_letters(text)
+    return ServerName(stem) if is_whole else server_name_with_digits(text)
+
+
+def server_name_with_digits(text: str, *, stem: str | None = None) -> ServerName:
+    """Return a legal name that ends in digits of `text`; without a `stem`, it begins with what is legal in `text`."""
+    stem = (_stem(text) if stem is None else stem)[: SERVER_NAME_LENGTH_MAX - _DIGITS - 1].rstrip("-") or "server"
+    return ServerName(f"{stem}-{digits_of(text)[:_DIGITS]}")
+
+
+def _stem(text: str) -> str:
+    return _NOT_IN_SERVER_NAMES.sub("-", without_accents(text)).strip("-")
+
+
+def without_accents(text: str) -> str:
+    """Return `text` with plain letters where it has accents or another width."""
+    if text.isascii():
+        return text
+    return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+
+
+def loses_letters(text: str) -> bool:
+    """Whether `text` has letters or digits that ASCII does not have, not even without accents."""
+    return not text.isascii() and any(each.isalnum() and not each.isascii() for each in without_accents(text))
+
+
+def digits_of(*parts: str) -> str:
+    """Return hex digits that tell these texts from others, the same in every process."""
+    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()

@@ -11,7 +11,7 @@ from isthmus.model.names import ServerName
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What the server answered: the whole result object as JSON text, unread but for two members.
+    """What the server answered: the whole result as JSON text, unread but for two members.
 
     `is_error` repeats the result's own `isError`: the tool ran and said no, which is still a result. `is_typed`
     says that the object has a `resultType`, as results have since 2026-07-28 and must not have had before.
@@ -27,6 +27,9 @@ class Result(msgspec.Struct, frozen=True):
     """It is no end: this server asks something, and goes on when the caller comes back with the answers."""
     task_of: ServerName | None = None
     """It may name a task, by the id that this server gave it."""
+    is_bare: bool = False
+    """The payload is any JSON value that a plain JSON-RPC server returned, and not a result of MCP. Frontends pass it
+    on unchanged; only where the protocol has no room for it, `wire.mcp.results.as_tool_result` converts it."""
 
 
 Outcome: TypeAlias = Result | Fault

@@ -138,11 +138,6 @@ class MemoryJournal:
         rest = found if after is None else [each for each in found if _age(each) > _age(after)]
         return _some(rest, limit)
 
-    async def newest(self, kind: str, states: Collection[str]) -> float | None:
-        """See `core.ports.journal.Journal`."""
-        found = self._oldest(kind, states)
-        return found[-1].at if found else None
-
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """See `core.ports.journal.Journal`."""
         found = [each for each in self._oldest(kind, states) if each.at < before][:limit]

@@ -31,7 +31,7 @@ from isthmus.storage.errors import StateInUse, StateUnusable
 from isthmus.storage.log_postgres import LogWriter
 from isthmus.storage.pages import read_token, write_token
 from isthmus.storage.settings import StorageSettings
-from isthmus.storage.verdicts import settle, tell_all
+from isthmus.storage.verdicts import PROBE_BYTES, WriteProbe, settle, tell_all
 
 log = structlog.get_logger(__name__)
 
@@ -150,10 +150,6 @@ ALL_IN = FITTING.format(
     limit="$6",
     bytes="$7",
 )
-NEWEST = """
-SELECT max(newest) FROM unnest($2::text[]) AS wanted,
-LATERAL (SELECT max(at) AS newest FROM documents WHERE kind = $1 AND state = wanted) AS each
-"""
 LATEST = "SELECT at, content FROM entries WHERE kind = $1 AND owner = $2 ORDER BY number DESC LIMIT $3"
 LOG_ROWS = "SELECT number, at, content, digest FROM audit WHERE number > $1 ORDER BY number LIMIT $2"
 
@@ -215,6 +211,7 @@ class PostgresJournal:
         self._in_hand: Sequence[Work] = ()
         self._wake = asyncio.Event()
         self._log: LogWriter | None = None
+        self._probe = WriteProbe(lambda done: self._take(Work(done, deed=_try)))
         self._writer: asyncio.Task[None] | None = None
         self._readers = asyncpg.create_pool(
             min_size=0,
@@ -267,6 +264,11 @@ class PostgresJournal:
         connection, self._connection = self._connection, None
         if connection is not None:
             await _close(connection)
+
+    @property
+    def is_failing(self) -> bool:
+        """See `core.ports.journal.Probed`."""
+        return not self._is_closed and (self._connection is None or self._probe.is_failing)
 
     # -- the connection that writes ----------------------------------------------------------------------------------
 
@@ -400,6 +402,8 @@ class PostgresJournal:
             verdicts = await self._write_batch(self._in_hand)
             works, self._in_hand = self._in_hand, ()
             tell_all(zip((work.done for work in works), verdicts, strict=True))
+            if "refused" in verdicts or "unknown" in verdicts:
+                self._probe.suspect()
 
     def _batch(self) -> list[Work]:
         """The works that can be written together: none of them writes what another one does."""
@@ -506,11 +510,6 @@ class PostgresJournal:
         place = (float("-inf"), b"", b"") if after is None else (after.at, _bytes(after.owner), _bytes(after.id))
         return _some(await self._ask(ALL_IN, kind, list(states), *place, limit, pages.PAGE_BYTES))
 
-    async def newest(self, kind: str, states: Collection[str]) -> float | None:
-        """See `core.ports.journal.Journal`."""
-        newest: float | None = (await self._ask(NEWEST, kind, list(states)))[0][0]
-        return newest
-
     async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
         """See `core.ports.journal.Journal`."""
         rows = await self._ask(LATEST, kind, _bytes(owner), limit)
@@ -596,6 +595,13 @@ async def _add(entries: Sequence[Entry], connection: Connection) -> bool:
     await _count(connection, ADD, *zip(*rows, strict=True))
     for kind, owner in {(kind, owner) for kind, owner, _, _ in rows}:
         await _count(connection, TRIM, kind, owner, ENTRIES_KEPT)
+    return True
+
+
+async def _try(connection: Connection) -> bool:
+    """Write something that leaves nothing behind."""
+    await _add([Entry("probe", "", 0.0, msgspec.Raw(bytes(PROBE_BYTES)))], connection)
+    await connection.execute("DELETE FROM entries WHERE kind = 'probe'")
     return True
 
 

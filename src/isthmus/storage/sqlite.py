@@ -30,7 +30,7 @@ from isthmus.storage.errors import StateInUse
 from isthmus.storage.gathering import Gathering
 from isthmus.storage.log_sqlite import AT_ONCE_MAX, LogWriter
 from isthmus.storage.pages import fitting, read_token, write_token
-from isthmus.storage.verdicts import settle, tell_all
+from isthmus.storage.verdicts import PROBE_BYTES, WriteProbe, settle, tell_all
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +80,6 @@ DELETE FROM entries WHERE kind = :kind AND owner = :owner AND number <= (
 """
 COLUMNS = 'kind, owner, id, version, at, body, "group", state'
 ONE = f"SELECT {COLUMNS} FROM documents WHERE rowid = ?"  # noqa: S608 - our own words
-NEWEST = "SELECT max(at) FROM documents WHERE kind = ? AND state = ?"
 # Whoever changed the file may have left anything there: SQLite keeps a text in the place of bytes.
 LOG_ROWS = """
 SELECT number, CAST(at AS REAL), CAST(content AS BLOB), CAST(digest AS BLOB) FROM audit
@@ -126,6 +125,7 @@ class SqliteJournal:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._log: LogWriter | None = None
+        self._probe = WriteProbe(lambda done: self._take(Work(done, _try)))
         self._queue: SimpleQueue[list[Work] | None] = SimpleQueue()
         self._gathering: Gathering[Work] = Gathering(self._queue.put, BATCH_MAX)
         with ExitStack() as opened:
@@ -139,6 +139,11 @@ class SqliteJournal:
         self._reader = ThreadPoolExecutor(1, "journal reader")
         self._writer = threading.Thread(target=self._write_on, name="journal writer", daemon=True)
         self._writer.start()
+
+    @property
+    def is_failing(self) -> bool:
+        """See `core.ports.journal.Probed`."""
+        return self._probe.is_failing and not self._is_closed
 
     # -- writing, on the loop ----------------------------------------------------------------------------------------
 
@@ -327,6 +332,8 @@ class SqliteJournal:
         try:
             told = [(work.done, verdict) for work, verdict in zip(works, verdicts, strict=True)]
             self._loop.call_soon_threadsafe(tell_all, told)
+            if "refused" in verdicts or "unknown" in verdicts:
+                self._loop.call_soon_threadsafe(self._probe.suspect)
         except RuntimeError:
             return  # the loop is closed: nobody is left to hear
 
@@ -378,12 +385,6 @@ class SqliteJournal:
             values += [after.at, after.owner, after.id]
         found, _ = await self._some(where, "at, owner, id", values, limit)
         return found
-
-    async def newest(self, kind: str, states: Collection[str]) -> float | None:
-        """See `core.ports.journal.Journal`."""
-        # One state after the other: the index says of each at once which is its newest.
-        rows = await self._run(lambda: [self._reading.execute(NEWEST, (kind, each)).fetchone() for each in states])
-        return max((at for (at,) in rows if at is not None), default=None)
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
         """See `core.ports.journal.Journal`."""
@@ -459,6 +460,13 @@ def _add(entries: Sequence[Entry], connection: sqlite3.Connection) -> bool:
     for entry in entries:
         connection.execute(ADD, (entry.kind, entry.owner, entry.at, bytes(entry.content)))
         connection.execute(TRIM, {"kind": entry.kind, "owner": entry.owner, "kept": ENTRIES_KEPT})
+    return True
+
+
+def _try(connection: sqlite3.Connection) -> bool:
+    """Write something that leaves nothing behind."""
+    added = connection.execute(ADD, ("probe", "", 0.0, bytes(PROBE_BYTES)))
+    connection.execute("DELETE FROM entries WHERE number = ?", (added.lastrowid,))
     return True
 
 

@@ -1,15 +1,54 @@
-"""Telling those who wait what became of their writes. Used by the journals that outlast the process."""
+"""Telling those who wait what became of their writes, and finding out whether the store takes any.
+
+Used by the journals that outlast the process.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from isthmus.core.ports.journal import OnVerdict, Verdict
 
 log = structlog.get_logger(__name__)
+
+PROBE_SECONDS = 1.0
+"""How often it is tried whether a store that refused a write takes one again."""
+
+PROBE_BYTES = 16 * 1024
+"""The length of what is written then, and taken away with the same transaction: a disk with less is full."""
+
+
+class WriteProbe:
+    """Whether a journal can be written. A write that fails may be odd by itself, so that one of our own is tried then.
+
+    On the event loop only. `write` has to write something and to tell what became of it.
+    """
+
+    def __init__(self, write: Callable[[OnVerdict], None]) -> None:
+        self.is_failing = False
+        self._write = write
+        self._is_trying = False
+
+    def suspect(self) -> None:
+        """A write failed: try another one."""
+        if not self._is_trying:
+            self._is_trying = True
+            self._write(self._hear)
+
+    def _hear(self, verdict: Verdict) -> None:
+        self._is_trying = False
+        was_failing, self.is_failing = self.is_failing, verdict in ("refused", "unknown")
+        if self.is_failing:
+            self._is_trying = True
+            asyncio.get_running_loop().call_later(PROBE_SECONDS, self._try_again)
+        elif was_failing:
+            log.info("the journal is written again")
+
+    def _try_again(self) -> None:
+        self._write(self._hear)
 
 
 def settle(kept: asyncio.Future[Verdict], verdict: Verdict) -> None:

@@ -207,14 +207,13 @@ class StrictWitness:
         return (self._now(), call, None, None, 0.0, False, id)
 
     def begin(self, inflight: InFlight, send: Callable[[InFlight], None]) -> None:
-        """Write that it begins, and send it once that is kept; a task may have done so in its own commit."""
+        """Write that it begins, and send it once that is kept; a task does so in its own commit, when it is sent."""
         exchange = inflight.exchange
         if isinstance(exchange, Noting):
-            is_noted, exchange.is_begun_noted = exchange.is_begun_noted, False
-            id = exchange.noted_as
-            if is_noted:
+            if exchange.notes_begin:
                 send(inflight)
                 return
+            id = exchange.noted_as
         else:
             self._count += 1
             self._begun[inflight] = id = f"{self._run}-{self._count}"
@@ -234,7 +233,6 @@ class StrictWitness:
         id = self._begun.pop(inflight, "")
         was_sent, exchange = inflight.link is not None, inflight.exchange
         if isinstance(exchange, Noting):
-            exchange.is_begun_noted = False  # it was refused before it came to be sent, perhaps
             exchange.note((self._now(), inflight.call, server, outcome, seconds, was_sent, id or exchange.noted_as))
             inflight.tell(outcome)
             return

@@ -4,10 +4,13 @@ Those whose parents still live are found below it. One that was forked twice int
 parent, and belongs to the system's first process: it is known by a mark that every process inherits and that outlasts
 the start of another program with another environment. The mark is the limit on file locks, which Linux keeps for each
 process and has not looked at since 2.4.25. A program may lower it on purpose; who runs such ones needs a container.
+
+The upper bits of a mark are the number of the hub's run, its family: `app.leftovers` ends by it what a killed hub left.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import signal
@@ -28,7 +31,13 @@ ROUNDS_MAX: Final = 10
 
 _RLIMIT_LOCKS: Final = 10
 _MARKS: Final = 1 << 62
+_SERIAL_BITS: Final = 24
+"""Of a mark, which tell one child of a hub from another; those above are its family."""
+_FAMILIES_MIN: Final = 1 << 20
+"""With fewer to choose from, as below several hubs, two could have the same."""
 _is_claimed = False
+_family: int | None = None
+_serials = itertools.count()
 
 
 def descendants(pid: int) -> list[int]:
@@ -61,6 +70,63 @@ def claim_process() -> None:
     _is_claimed = True
 
 
+def begin_family() -> int | None:
+    """Choose the number by which marks of this process begin from now on; None where there can be none."""
+    global _family  # noqa: PLW0603 - as above
+    if sys.platform != "linux":
+        return None
+    _, most = resource.getrlimit(_RLIMIT_LOCKS)
+    families = (_MARKS if most == resource.RLIM_INFINITY else min(most, _MARKS)) >> _SERIAL_BITS
+    _family = None if families < _FAMILIES_MIN else 1 + secrets.randbelow(families - 1)
+    return _family
+
+
+def end_marked(family: int) -> set[int]:
+    """Kill every process with a mark of this family, except those that this one runs below; returns which."""
+    ended: set[int] = set()
+    spared = _lineage()
+    for _ in range(ROUNDS_MAX):
+        found = {pid for pid in _pids() if _family_of(pid) == family} - spared - ended
+        if not found:
+            break
+        for pid in found:
+            with suppress(OSError):  # it has ended meanwhile
+                _kill_if_of(family, pid)
+        ended |= found
+    return ended
+
+
+def _kill_if_of(family: int, pid: int) -> None:
+    """By a handle: the number may be another process's by now, which is looked at once more."""
+    handle = os.pidfd_open(pid)
+    try:
+        if _family_of(pid) == family:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    finally:
+        os.close(handle)
+
+
+def _family_of(pid: int) -> int | None:
+    mark = _mark_of(pid)
+    return None if mark is None or not 0 < mark < _MARKS else mark >> _SERIAL_BITS
+
+
+def _lineage() -> set[int]:
+    """This process and those above it."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid and pid not in found:
+        found.add(pid)
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            pid = next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
+    return found
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
 @contextmanager
 def marking() -> Iterator[int | None]:
     """Choose a mark for what is started within, None where there can be none; see `settle_mark`."""
@@ -85,6 +151,8 @@ def _mark_below(most: int) -> int | None:
     """A mark under this limit. A hub that is itself a marked process may only lower it, and must not give its own."""
     if sys.platform == "linux" and most == resource.RLIM_INFINITY:
         most = _MARKS
+    if _family is not None and (mark := (_family << _SERIAL_BITS) + next(_serials) % (1 << _SERIAL_BITS)) < most:
+        return mark
     return None if most <= 1 else 1 + secrets.randbelow(most - 1)
 
 
@@ -100,7 +168,7 @@ def marked(chosen: int | None) -> list[int]:
     """Every process with that mark."""
     if chosen is None:
         return []
-    return [pid for name in os.listdir("/proc") if name.isdecimal() and _mark_of(pid := int(name)) == chosen]
+    return [pid for pid in _pids() if _mark_of(pid) == chosen]
 
 
 def _mark_of(pid: int) -> int | None:

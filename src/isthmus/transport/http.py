@@ -14,17 +14,20 @@ import asyncio
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final, cast
 
 from isthmus.core.crew import Crew
+from isthmus.core.ports.credentials import RequestSigner
 from isthmus.transport.cork import Cork
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, Origin
 from isthmus.transport.http_connection import Connection, Lost, Sink, Ticket
 
-__all__ = ["HttpClient", "Lost", "Sink", "Ticket", "header_lines", "request_head"]
+__all__ = ["HttpClient", "Lost", "Sink", "Ticket", "client_for", "header_lines", "request_head"]
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_AUTHORIZATION: Final = re.compile(rb"\r\nauthorization: ([^\r]*)\r\n", re.IGNORECASE)
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 
 
@@ -224,3 +227,141 @@ class HttpClient:
             connection.close()
         if self._idle:
             self._sweep_later()
+
+
+# -- requests that are signed one by one ---------------------------------------------------------------------------
+
+REFUSAL_BYTES_MAX: Final = 64 * 1024
+"""How much of a refusal's body is read to keep the connection; of a longer one the connection is closed."""
+
+
+def client_for(
+    signer: RequestSigner | None,
+    origin: Origin,
+    egress: Egress,
+    crew: Crew,
+    *,
+    is_configured: bool,
+    limit: int,
+    connect_seconds: float,
+) -> HttpClient:
+    """The client of a link: one that signs each request, where the token in it needs a proof."""
+    client = HttpClient if signer is None else partial(SigningClient, signer)
+    return client(origin, egress, crew, is_configured=is_configured, limit=limit, connect_seconds=connect_seconds)
+
+
+class SigningClient(HttpClient):
+    """Adds to every request the proof that the hub holds the key of the token in it (RFC 9449).
+
+    A server may refuse a proof because it wants a nonce in it. That request did not run, and is sent once more.
+    """
+
+    def __init__(
+        self,
+        signer: RequestSigner,
+        origin: Origin,
+        egress: Egress,
+        crew: Crew,
+        *,
+        is_configured: bool = False,
+        limit: int = 64,
+        connect_seconds: float = 5.0,
+        idle_seconds: float = 4.0,
+    ) -> None:
+        super().__init__(
+            origin,
+            egress,
+            crew,
+            is_configured=is_configured,
+            limit=limit,
+            connect_seconds=connect_seconds,
+            idle_seconds=idle_seconds,
+        )
+        self.signer = signer
+
+    def send(self, head: bytes, body: bytes | None, sink: Sink) -> Ticket:
+        """See `HttpClient`."""
+        return _SignedTicket(self, head, body, sink)
+
+    def send_signed(self, head: bytes, body: bytes | None, sink: Sink) -> Ticket:
+        """Send a request with a new proof, if the token in it needs one."""
+        shown = _AUTHORIZATION.search(head)
+        authorization = shown[1].decode("latin-1") if shown else ""
+        proof = self.signer.proof_for(head.partition(b" ")[0].decode("ascii"), self.url_of(head), authorization)
+        lines = b"" if proof is None else header_lines({"dpop": proof})
+        return super().send(head + lines, body, sink)
+
+    def url_of(self, head: bytes) -> str:
+        """Where a request with this head goes."""
+        return f"{self.origin}{head.split(b' ', 2)[1].decode('ascii')}"
+
+
+class _SignedTicket(Ticket):
+    """One request of a `SigningClient`, and the sink of its replies: a refusal for want of a nonce stays here."""
+
+    __slots__ = ("_body", "_client", "_head", "_inner", "_is_refused", "_is_second", "_refusal_bytes")
+
+    def __init__(self, client: SigningClient, head: bytes, body: bytes | None, sink: Sink) -> None:
+        super().__init__(client, b"", sink)
+        self._client = client
+        self._head = head
+        self._body = body
+        self._is_refused = False
+        """The server wants another proof, and has not run the request."""
+        self._is_second = False
+        self._refusal_bytes = 0
+        self._inner = client.send_signed(head, body, self)
+
+    @property
+    def may_have_left(self) -> bool:
+        """See `Ticket`."""
+        return not self._is_refused and self._inner.may_have_left
+
+    @property
+    def has_boarded(self) -> bool:
+        """See `Ticket`."""
+        return self._inner.has_boarded
+
+    def abort(self) -> None:
+        """See `Ticket`."""
+        self._sink = None
+        self._inner.abort()
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """See `Sink`."""
+        wants_nonce = self._client.signer.wants_nonce(self._client.url_of(self._head), status, headers)
+        if wants_nonce and not self._is_second:
+            self._is_refused = True
+        elif self._sink is not None:
+            self._sink.on_head(status, headers)
+
+    def on_body(self, chunk: bytes) -> None:
+        """See `Sink`."""
+        if not self._is_refused:
+            if self._sink is not None:
+                self._sink.on_body(chunk)
+            return
+        self._refusal_bytes += len(chunk)
+        if self._refusal_bytes > REFUSAL_BYTES_MAX:
+            self._inner.abort()
+            self._send_again()
+
+    def on_end(self) -> None:
+        """See `Sink`."""
+        if self._is_refused:
+            self._send_again()
+        else:
+            super().end()
+
+    def on_lost(self, lost: Lost) -> None:
+        """See `Sink`."""
+        if self._is_refused:
+            self._send_again()
+        elif (sink := self._sink) is not None:
+            self._sink = None
+            sink.on_lost(lost)
+
+    def _send_again(self) -> None:
+        self._is_refused, self._is_second = False, True
+        if self._sink is not None:
+            self._inner = self._client.send_signed(self._head, self._body, self)

@@ -34,11 +34,15 @@ __all__ = [
 
 
 class HandshakeFailed(Exception):
-    """Whoever is there did not open a WebSocket; nothing was sent on it. `status` is the answer's, if it was one."""
+    """Whoever is there did not open a WebSocket; nothing was sent on it.
 
-    def __init__(self, reason: str, status: int | None = None) -> None:
+    `status` and `headers` are the answer's, if it was one; header names in lower case.
+    """
+
+    def __init__(self, reason: str, status: int | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(reason)
         self.status = status
+        self.headers = headers or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,8 @@ class DialledSocket(SocketChannel):
         error = self._client.handshake_exc
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
-            failed = HandshakeFailed(f"it answered HTTP {status} instead of opening a WebSocket", status)
+            headers = {name.lower(): value for name, value in error.response.headers.raw_items()}
+            failed = HandshakeFailed(f"it answered HTTP {status} instead of opening a WebSocket", status, headers)
         else:
             failed = HandshakeFailed(reason)
         self._opened.set_exception(failed)

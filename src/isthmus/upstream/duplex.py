@@ -45,6 +45,9 @@ class Sent:
 
     __slots__ = ("id", "waiter")
 
+    wire_id: bytes | None = None
+    """The caller's own id, where that is the request's; only some kinds have that."""
+
     def __init__(self, id: int, waiter: Waiter) -> None:
         self.id = id
         self.waiter = waiter
@@ -148,7 +151,8 @@ class DuplexLink(BaseLink, Generic[S]):
             return
         if self._has_gone(sent):
             self._stray(inflight)
-            self._say_of(sent, jsonrpc.notification(CANCELLED, cancelled_params(str(sent.id).encode(), reason)))
+            id = sent.wire_id or str(sent.id).encode()
+            self._say_of(sent, jsonrpc.notification(CANCELLED, cancelled_params(id, reason)))
             self._end_run(inflight)
         self._take_back(sent)
 
@@ -163,7 +167,7 @@ class DuplexLink(BaseLink, Generic[S]):
 
     def read(self, text: bytes) -> None:
         """Take one message of the server."""
-        message = jsonrpc.decode(text, max_depth=self.limits.depth)
+        message = jsonrpc.decode(text, max_depth=self.limits.depth, max_values=None)
         match message:
             case Response(id=id):
                 if (sent := self._answered(id)) is not None:

@@ -34,6 +34,7 @@ from isthmus.model.questions import Profile
 from isthmus.upstream.backoff import Backoff
 from isthmus.upstream.circles import circle_in, notes_on
 from isthmus.upstream.following import Following
+from isthmus.upstream.known_lists import KnownLists
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.loudness import Loudness
@@ -42,6 +43,8 @@ from isthmus.upstream.pool import Pool
 from isthmus.upstream.settings import Carrier, Era, HttpSettings, NamedSettings, ServerSettings
 from isthmus.upstream.variants import Variants
 from isthmus.upstream.vetting import Vetted, is_shown
+from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
+from isthmus.wire.mcp.lists import TOOLS
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +84,8 @@ LOGIN_LOOK_SECONDS = 2.0
 
 UNAUTHORIZED = 401
 
+RECALLED = "it is starting; what it listed last is shown, and calls wait for it"
+
 LOOK_AGAIN_SECONDS = 1.0
 """A server that works and does not answer is doubted at most this often."""
 
@@ -95,7 +100,16 @@ class Keeper:
     absent: ServerState = "retrying"
     """How a server stands that was lost."""
 
-    def __init__(self, hub: Hub, crew: Crew, lane: Lane, settings: ServerSettings, connect: Connect) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        crew: Crew,
+        lane: Lane,
+        settings: ServerSettings,
+        connect: Connect,
+        lists: KnownLists | None = None,
+    ) -> None:
+        """Without `lists` nothing is known of a server before it answers, and nothing is remembered."""
         self.lane = lane
         self.settings = settings
         self.is_hidden = False
@@ -105,6 +119,9 @@ class Keeper:
         self._hub = hub
         self._crew = crew
         self._connect = connect
+        self._lists = lists
+        self._holds_calls = False
+        """Whether calls wait for the first attempt."""
         self._backoff = Backoff()
         self._era: Era = settings.reach.era
         self._carrier: Carrier | None = None
@@ -130,6 +147,7 @@ class Keeper:
         """Keep the server up until cancelled, or until it is lost while it is leaving."""
         unwatch = self._hub.levels.watch(self._loudness.changed)
         try:
+            await self._recall()
             while not self.is_leaving:
                 self._is_shut_out = False
                 await self._attempt()
@@ -142,6 +160,29 @@ class Keeper:
             self._variants.close()
             if self._pool is not None:
                 await self._pool.aclose()
+
+    async def _recall(self) -> None:
+        """Show what the server listed last until it has answered, and let calls wait for it meanwhile."""
+        known = None if self._lists is None or self.is_hidden else await self._lists.recall(self.settings)
+        if known is None:
+            return
+        await self._hub.review.prepare(known.listing.everything())
+        if self.is_hidden or self.is_leaving:
+            return
+        self._listing = known.listing
+        self._holds_calls = True
+        self.lane.grace = self.lane.hard_seconds  # the first attempt ends long before that
+        self._stand(reason=RECALLED, is_recalled=True, abilities=known.abilities, **self._offer())
+
+    def _remember(self, link: BaseLink) -> None:
+        if self._lists is not None:
+            self._lists.keep(self.settings, self._listing, link.abilities())
+
+    def _stop_holding(self) -> None:
+        """The first attempt has ended: calls are sent, or told why not, from now on."""
+        if self._holds_calls:
+            self._holds_calls = False
+            self.lane.end_grace()
 
     def _further_links(self) -> Pool | None:
         """Links that not everybody shares; None if the server can have no other than its one."""
@@ -161,6 +202,11 @@ class Keeper:
         """Be ready for the callers of whoever keeps the server now."""
         self._variants.inherit(before._variants)
 
+    @property
+    def initialize_result(self) -> msgspec.Raw | None:
+        """What the server said when it was greeted, as the result of `initialize`, where its link keeps that."""
+        return None if self._link is None else self._link.initialize_result
+
     async def ready(self, within: float) -> None:
         """Wait until its first attempt has ended, and a moment for what it lists to single callers."""
         await asyncio.wait({self.tried}, timeout=within)
@@ -176,8 +222,9 @@ class Keeper:
 
     def crashed(self, error: BaseException) -> None:
         """A defect in the keeper itself: say so instead of looking merely slow."""
+        self._stop_holding()
         self.lane.detach("a defect in the hub stopped it; see the log", is_failure=True)
-        self._stand(state="stopped", reason=f"a defect in the hub: {error}", is_settled=True)
+        self._stand(state="stopped", reason=f"a defect in the hub: {error}", is_settled=True, is_recalled=False)
 
     def leave(self) -> None:
         """Tell who still waits that the hub goes; the link is closed when `run` is cancelled."""
@@ -248,7 +295,7 @@ class Keeper:
         if self._carrier is not None:
             return (self._carrier,)
         if isinstance(reach, NamedSettings):
-            return [carrier for carrier, _ in reach.ways]
+            return list(dict.fromkeys(carrier for carrier, _ in reach.ways))
         return ("http", "sse") if reach.carrier == "auto" else (reach.carrier,)
 
     async def _attempt_by(self, carrier: Carrier) -> None:
@@ -301,6 +348,10 @@ class Keeper:
         await self._hub.review.prepare(listing.everything())
         if link.lost.done():
             raise NotConnected(link.server, link.lost.result())
+        if listing.is_unlisted and self._hub.review.withholds(self.settings.name):
+            # Where changed tools are withheld, a server must not get round that by no longer listing them.
+            words = f"it has no {TOOLS.method}: declare its tools in the configuration, so that they can be approved"
+            raise ServerError(link.server, METHOD_NOT_FOUND, words)
         return listing
 
     async def _vet(self, link: BaseLink) -> None:
@@ -314,6 +365,7 @@ class Keeper:
         if not link.can_ask:  # what some were listed was by a server that is not as it was
             self._variants.forget()
         self._link = link
+        gone = {tool.name for tool in self.standing.tools} - {tool.name for tool in self._listing.tools}
         self._stand(
             state="ready",
             reason=None,
@@ -322,8 +374,12 @@ class Keeper:
             era=link.dialect.version,
             carrier=link.carrier,
             is_settled=True,
+            is_recalled=False,
             **self._offer(),
         )
+        self.lane.refuse_tools(gone)  # calls may have waited for what it listed in an earlier run
+        self._stop_holding()
+        self._remember(link)
         self._attach(link)  # not before: calls that waited may be for tools that are withheld now
         self._vary_from(link)
         self._tell_ready(link)
@@ -341,6 +397,7 @@ class Keeper:
         """
         if (why := circle_in(link.hubs, self._hub.id)) is not None:
             self._listing = Listing()
+            self._remember(link)
             self._stand(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
             raise ConnectFailed(why)
 
@@ -575,6 +632,7 @@ class Keeper:
                 self._is_doubtful = True
         else:
             self._stand(state="ready", reason=None, **self._offer())
+            self._remember(link)
             if self._listing != before:
                 self._variants.doubt({*due} - weary)  # which nobody has announced to anybody
         self._plan_refresh()
@@ -607,12 +665,13 @@ class Keeper:
         detail = None if last_words is None else self.settings.redact(last_words)
         if reason != self.standing.reason:
             log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)
+        self._stop_holding()
         self.lane.detach(reason, is_failure=True, login=login)
         self._variants.close()
         if not self.is_hidden:
             self._hub.subscriptions.attach(self.settings.name, None)
         state: ServerState = "login" if self._is_shut_out else self.absent
-        self._stand(state=state, reason=reason, detail=detail, is_settled=True)
+        self._stand(state=state, reason=reason, detail=detail, is_settled=True, is_recalled=False)
 
     def _offer(self) -> dict[str, object]:
         """What the last listing changes in the server's standing."""
@@ -624,6 +683,7 @@ class Keeper:
             "prompts": listing.prompts,
             "resources": listing.resources,
             "templates": listing.templates,
+            "is_unlisted": listing.is_unlisted,
             "notes": (*listing.all_notes(), *notes_on(hubs)),
             "variants": self._variants.offers(listing, abilities),
             "hubs": hubs,

@@ -17,6 +17,7 @@ from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.ports.exchange import Aside
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Place
+from isthmus.model.calls import Call
 from isthmus.model.events import Log, LogLevel, Progress
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
@@ -62,6 +63,14 @@ NOT_MODERN = (400, 404, 405, 406, 415)
 """HTTP answers to the probe that an earlier server gives to what it does not know."""
 
 REFUSED_VERSION = -32022
+
+OWN_IDS = 1_000_000_000
+"""From here on a link counts that is one caller's alone, so that its own ids are none that the caller would use. Ids of
+callers between this and its double are replaced."""
+
+ID_BYTES_MAX = 256
+SAFE_INTEGER_MAX = 2**53 - 1
+"""Bounds for ids of callers: not every server gives back exactly what is longer or larger."""
 
 EARLY_MAX = 10
 EARLY_SECONDS = 2.0
@@ -157,6 +166,12 @@ class BaseLink(ABC):
 
     takes_methods = False
     """Whether its server can be asked for any method of MCP, and not for tools alone."""
+
+    is_callers_own = False
+    """Whether only one caller uses the server: then its requests keep their ids, and its greeting is kept for it."""
+
+    initialize_result: msgspec.Raw | None = None
+    """What the server said when it was greeted, as the result of `initialize`; kept only where `is_callers_own`."""
 
     vet: Callable[[], Awaitable[None]] | None = None
     """Looks anew at what the server lists, before calls go on to a server that had to be greeted anew."""
@@ -286,9 +301,30 @@ class BaseLink(ABC):
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def next_id(self) -> int:
-        """Ids towards a server are the link's own, whatever the callers' are."""
+        """Ids towards a server are the link's own, whatever the callers' are; but see `callers_id`."""
         self._last_id += 1
         return self._last_id
+
+    def belong_to_one_caller(self) -> None:
+        """From now on only one caller's calls are sent here."""
+        self.is_callers_own = True
+        self._last_id = OWN_IDS
+
+    def callers_id(self, call: Call, used: Iterable[bytes | None]) -> bytes | None:
+        """The id under which the caller wants a call sent; None if it is to be one of the link's own.
+
+        It is the link's own on a link that others use too, and while another request of the same id is on its way.
+        """
+        if call.request_id is None or not self.is_callers_own or len(memoryview(call.request_id)) > ID_BYTES_MAX:
+            return None
+        try:
+            id = msgspec.json.decode(call.request_id, type=int | str)
+        except msgspec.MsgspecError:
+            return None
+        if isinstance(id, int) and (OWN_IDS <= id < 2 * OWN_IDS or abs(id) > SAFE_INTEGER_MAX):
+            return None
+        written = msgspec.json.encode(id)
+        return None if written in used else written
 
     async def ask(self, method: str, params: bytes, within: float = ASK_SECONDS) -> msgspec.Raw:
         """Ask and wait for the result.
@@ -364,7 +400,10 @@ class BaseLink(ABC):
         except (ServerError, BadReply):
             pass  # an error, silence, or an answer no modern server gives: ask the earlier way
         self.is_probing = False
-        return None if answer is None else modern.read_discovery(answer)
+        discovery = None if answer is None else modern.read_discovery(answer)
+        if self.is_callers_own and answer is not None and discovery is not None:
+            self.initialize_result = msgspec.Raw(modern.as_welcome(answer))
+        return discovery
 
     async def _probe(self, within: float) -> msgspec.Raw:
         """Ask a server to say what it is, a second time if it refuses the version and names it as one of its own."""
@@ -391,6 +430,8 @@ class BaseLink(ABC):
         self.dialect = LegacyDialect(welcome.protocolVersion)
         self.capabilities = welcome.capabilities
         self.hubs = read_hubs(welcome.meta)
+        if self.is_callers_own:
+            self.initialize_result = answer.copy()
         self._welcomed(answer, welcome)
         self._notify("notifications/initialized", None)
 

@@ -22,7 +22,7 @@ from isthmus.model.questions import NOTHING, Profile
 from isthmus.upstream.dialect import Dialect
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, read_list
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, array_of, read_list
 from isthmus.wire.mcp.missing import MISSING_MAX
 
 PAGES_MAX = 1_000
@@ -61,6 +61,8 @@ class Listing(msgspec.Struct, frozen=True):
     notes: dict[Topic, tuple[str, ...]] = {}
     ttl_seconds: dict[Topic, float] = {}
     """How long the server says that a list stays as it is."""
+    is_unlisted: bool = False
+    """It is a plain JSON-RPC server without a list: its methods are called by name."""
     missing: Mapping[str, str] = {}
     """Servers behind it, if it is a hub, whose tools are not there, and why."""
 
@@ -71,6 +73,35 @@ class Listing(msgspec.Struct, frozen=True):
     def all_notes(self) -> tuple[str, ...]:
         """What there is to say of all lists."""
         return tuple(note for notes in self.notes.values() for note in notes)
+
+
+def written_lists(listing: Listing) -> bytes:
+    """The four lists as members of a JSON object, without its braces; entries as their servers wrote them."""
+    lists: tuple[tuple[ListShape, tuple[Feature, ...]], ...] = (
+        (TOOLS, listing.tools),
+        (PROMPTS, listing.prompts),
+        (RESOURCES, listing.resources),
+        (TEMPLATES, listing.templates),
+    )
+    entries = ((shape, array_of(jsonrpc.render(each.definition) for each in features)) for shape, features in lists)
+    return b",".join(b'"%b":%b' % (shape.member.encode(), array) for shape, array in entries)
+
+
+def read_lists(server: ServerName, body: bytes) -> Listing:
+    """The lists in a JSON object that `written_lists` is in. Raises `ValueError` if they are damaged."""
+    return Listing(
+        _read_features(TOOLS, Tool, server, body),
+        _read_features(PROMPTS, Prompt, server, body),
+        _read_features(RESOURCES, Resource, server, body),
+        _read_features(TEMPLATES, Template, server, body),
+    )
+
+
+def _read_features(shape: ListShape, kind: type[F], server: ServerName, body: bytes) -> tuple[F, ...]:
+    page = read_list(shape, body)
+    if isinstance(page, str):
+        raise ValueError(page)
+    return tuple(kind.of(server, FeatureName(name), definition) for name, definition in page.entries)
 
 
 def offered(listing: Listing, abilities: frozenset[Ability]) -> Offer:

@@ -1,5 +1,8 @@
 """Links that not everybody shares: one for each caller, for each call, or for those who can be asked the same.
 
+A conversation (an MCP session, an A2A context, a session of a program) keeps the link of its first call until it ends
+or makes no call for an hour: the process behind the link may have state that it relies on.
+
 To the lane, a pool is a link: a call that comes finds its own, or waits until that is made. Every link of a pool
 belongs to the pool and is closed by it; the keeper's own link, on which the server is listed, is not in it.
 """
@@ -20,6 +23,7 @@ from isthmus.core.crew import Crew
 from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.core.watch.tasks import Place
 from isthmus.model.callers import Caller
+from isthmus.model.calls import Call
 from isthmus.model.credentials import Subject
 from isthmus.model.events import Log
 from isthmus.model.faults import Fault, NotConnected, Overloaded, UnknownTool
@@ -32,8 +36,14 @@ from isthmus.upstream.settings import ServerSettings
 
 log = structlog.get_logger(__name__)
 
-IDLE_SECONDS = 300.0
-"""How long a caller's link is kept without a call, unless something is followed on it."""
+CONVERSATION_SECONDS = 3600.0
+"""How long a link is kept without a call for the conversations on it, or for its caller: as long as an MCP session."""
+
+SPARE_SECONDS = 300.0
+"""The same for one on which there are only calls outside of any conversation."""
+
+GUESTS_MAX = 1_000
+"""Conversations on a link that they share, the latest: an earlier one that comes back begins as a new one does."""
 
 FOLLOW_SECONDS = 5.0
 """How long a call waits for its new link to say that it tells of what its caller follows."""
@@ -52,9 +62,10 @@ BASE_LENGTH = 3
 class LinkKey(NamedTuple):
     """Whose link it is. Links are never shared across keys.
 
-    `scope` is a caller, one of its conversations (or, of its calls without one, one at a time), a single call, or empty
-    for everybody. `profile` is what those can be asked whose calls it carries. `subject` is in whose own name the
-    server is called on it; None where it is shown what all callers have in common.
+    `scope` is a caller, one of its conversations (or, for those that share links and for its calls outside of any, an
+    empty name, perhaps with a number), a single call, or empty for everybody. `profile` is what those can be asked
+    whose calls it carries. `subject` is in whose own name the server is called on it; None where it is shown what all
+    callers have in common.
     """
 
     scope: tuple[str, ...]
@@ -74,6 +85,10 @@ class _Member:
         """Some call has been on it, which may have left its mark on the server."""
         self.is_over = False
         """The conversation that it is for has ended."""
+        self.guests: dict[LinkKey, None] = {}
+        """Conversations that keep this link and share it, each by the key that a link of its own would have."""
+        self.is_kept = False
+        """One of them has come back: from when the server asks, no other begins here."""
         self.borrowers = 0
         """Who reads lists on it just now."""
         self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -108,6 +123,8 @@ class Pool:
         """Those whose link was closed to make room, with all that it knew: their next one has them look."""
         self._members: OrderedDict[LinkKey, _Member] = OrderedDict()
         self._of: dict[InFlight, _Member] = {}
+        self._homes: dict[str, dict[LinkKey, _Member]] = {}
+        """Which links are kept by conversations that share them, by the name of the conversation."""
         self._calls = 0
         self._is_closed = False
         self._is_vetting = False
@@ -120,7 +137,9 @@ class Pool:
         self.takes_methods = False
         """Whether its server can be asked for any method of MCP, and not for tools alone."""
         self._asks = False
-        """There was such a question: calls of no conversation, any two of which may be two programs', share no link."""
+        """There was such a question: conversations that begin, and calls outside of any, do so on a link without calls.
+
+        Any two of these may be two programs'."""
         self.is_followed_for_all = False
         """Who follows a resource does so for everybody whose calls go on these links."""
         self.on_changed: Callable[[Profile, Topic], None] = lambda _profile, _topic: None
@@ -149,10 +168,7 @@ class Pool:
         if (refusal := self._without_own(inflight.call.caller)) is not None:
             inflight.fail(refusal)
             return
-        key = self._key(inflight)
-        member = self._members.get(key)
-        if member is None or (self._asks and _is_nobodys(key)):
-            member = self._member_for(key)
+        member = self._member_for(inflight.call)
         if member is None:
             inflight.fail(Overloaded(self._settings.name, len(self._members), 0))
             return
@@ -165,19 +181,47 @@ class Pool:
         if member.link is None:
             member.waiting[inflight] = None
         else:
-            _send(member.link, inflight)
+            self._send(member.link, inflight)
 
-    def _member_for(self, key: LinkKey) -> _Member | None:
-        """A link for a call that has none yet; None if there can be none now."""
+    def _member_for(self, call: Call) -> _Member | None:
+        """The link that a call's conversation keeps, or one for its first call; None if there can be none now."""
+        profile = call.profile if self.is_profiled else NOTHING
+        is_bound = bool(profile and call.session) and self._settings.isolation != "call"
+        guest = LinkKey((call.caller.tenant, call.caller.name, call.session), profile, self._subject_of(call.caller))
+        if is_bound and (home := self._homes.get(call.session, {}).get(guest)) is not None:
+            home.is_kept = True
+            return home
+        key = self._key_in(guest.subject, call.caller, profile, "" if call.shares_link else call.session)
         if self._asks and _is_nobodys(key):
-            return self._vacant(key) or self._admit(self._another(key))
-        return self._adopt(key) or self._admit(key)
+            member = self._vacant(key) or self._admit(self._another(key))
+        else:
+            member = self._members.get(key) or self._adopt(key) or self._admit(key)
+        if is_bound and member is not None and member.key != guest:
+            self._bind(guest, member)
+        return member
+
+    def _bind(self, guest: LinkKey, member: _Member) -> None:
+        """Let a conversation keep a link that it shares."""
+        self._homes.setdefault(guest.scope[2], {})[guest] = member
+        member.guests[guest] = None
+        if len(member.guests) > GUESTS_MAX:
+            self._unbind(next(iter(member.guests)))
+
+    def _unbind(self, guest: LinkKey) -> None:
+        homes = self._homes.get(guest.scope[2], {})
+        if (home := homes.pop(guest, None)) is not None:
+            home.guests.pop(guest, None)
+            if not homes:
+                del self._homes[guest.scope[2]]
 
     def _vacant(self, key: LinkKey) -> _Member | None:
-        """A link of the same caller and profile on which no call is now, and none can be heard of any more."""
-        for member in self._members.values():
+        """A link of the same caller and profile on which a conversation may begin, the one that was used last.
+
+        No call is on it, none that is over can be heard of any more, and no conversation has come back to it.
+        """
+        for member in reversed(self._members.values()):
             is_alike = member.key.scope[:3] == key.scope and member.key[1:] == key[1:]
-            if is_alike and not (member.calls or self._is_worn(member) or _has_declined(member)):
+            if is_alike and not (member.calls or member.is_kept or self._is_worn(member) or _has_declined(member)):
                 return member
         return None
 
@@ -189,7 +233,7 @@ class Pool:
         return key._replace(scope=(*key.scope, str(self._calls)))
 
     def _is_worn(self, member: _Member) -> bool:
-        """Whether its server may still ask about a call that is over, so that nobody else's may come on it."""
+        """Whether its server may still ask about a call that is over, so that no other conversation may begin on it."""
         return self._asks and _is_nobodys(member.key) and member.link is not None and member.link.strays is not None
 
     def _begin(self, member: _Member) -> None:
@@ -197,10 +241,6 @@ class Pool:
         member.has_carried = True
         if member.link is not None:
             member.link.can_wait = not _is_nobodys(member.key)
-
-    def _key(self, inflight: InFlight) -> LinkKey:
-        call = inflight.call
-        return self._key_of(call.caller, call.profile if self.is_profiled else NOTHING, call.session)
 
     def _without_own(self, caller: Caller) -> Fault | None:
         """Why a caller cannot be called for, where everybody needs credentials of their own."""
@@ -214,9 +254,6 @@ class Pool:
         """In whose own name the server is called for a caller, if it is."""
         subject = Subject(caller.tenant, caller.name, caller.rights)
         return subject if self._settings.credentials.has_own(subject) else None
-
-    def _key_of(self, caller: Caller, profile: Profile, session: str = "") -> LinkKey:
-        return self._key_in(self._subject_of(caller), caller, profile, session)
 
     def _key_in(self, subject: Subject | None, caller: Caller, profile: Profile, session: str = "") -> LinkKey:
         """The key of a link in this name."""
@@ -260,14 +297,15 @@ class Pool:
     def _idlest(self) -> _Member | None:
         """The one that was idle for longest, of the caller who has most: nobody's goes because of another's many.
 
-        A conversation's, on which it may have left something, comes later, and one on which it follows something last.
+        One that a conversation keeps, on which it may have left something, comes later, and one on which it follows
+        something last.
         """
         idle = [each for each in self._members.values() if not (each.calls or each.borrowers)]
         followed = {self._home(follower) for follower in self._following.followers()} if idle else ()
         held = Counter(_owner(member.key) for member in self._members.values())
         return min(
             idle,
-            key=lambda each: (-held[_owner(each.key)], not _is_nobodys(each.key), each.key in followed),
+            key=lambda each: (-held[_owner(each.key)], _is_kept(each), each.key in followed),
             default=None,
         )
 
@@ -317,19 +355,23 @@ class Pool:
         for member in [member for member in self._members.values() if session and member.key.scope[2:3] == (session,)]:
             member.is_over = True
             self._rest(member)
+        for guest in list(self._homes.get(session, ())):
+            self._unbind(guest)
         for key in [key for key in self._missed if session and key.scope[2:3] == (session,)]:
             del self._missed[key]
 
     def _rest(self, member: _Member) -> None:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
-        if self._is_worn(member):
+        if self._is_worn(member) and member.link.strays not in {guest.scope[2] for guest in member.guests}:
             self._following.gap(member.link)  # while it still is the link of those who follow something on it
             self._retire(member)
         elif self._settings.isolation == "call" or member.is_over:
             self._retire(member)
         elif member.idle is None:
-            member.idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._expire, member)
+            is_spare = _is_nobodys(member.key) and not member.guests
+            seconds = SPARE_SECONDS if is_spare else CONVERSATION_SECONDS
+            member.idle = asyncio.get_running_loop().call_later(seconds, self._expire, member)
 
     def _expire(self, member: _Member) -> None:
         member.idle = None
@@ -406,7 +448,10 @@ class Pool:
         is_shared = isolation == "shared" and not profile and self._subject_of(follower.caller) is None
         if isolation == "call" or is_shared:
             return None
-        return self._key_of(follower.caller, profile, follower.session)
+        subject = self._subject_of(follower.caller)
+        guest = LinkKey((follower.caller.tenant, follower.caller.name, follower.session), profile, subject)
+        home = self._homes.get(follower.session, {}).get(guest)
+        return self._key_in(subject, follower.caller, profile, follower.session) if home is None else home.key
 
     def _wanted(self, key: LinkKey) -> list[str]:
         """What those follow whose calls go on such a link."""
@@ -570,16 +615,40 @@ class Pool:
         while member.waiting:
             inflight = next(iter(member.waiting))
             del member.waiting[inflight]
-            _send(link, inflight)
+            inflight.heartbeat()
+            self._send(link, inflight)
             if self._asks and not _is_conversations(member.key):
-                self._send_elsewhere(member)
+                self._send_elsewhere(member, inflight.call.session)
 
-    def _send_elsewhere(self, member: _Member) -> None:
-        """It was found out only now that these had better not share a link."""
+    def _send(self, link: BaseLink, inflight: InFlight) -> None:
+        if link.may_send is not None and not link.may_send(inflight):
+            inflight.fail(UnknownTool(inflight.call.name))
+        elif not inflight.call.lasts or inflight.is_cleared(self._send_cleared):
+            link.send(inflight)
+
+    def _send_cleared(self, inflight: InFlight) -> None:
+        """It is written that a call may be sent: send it, on another link if its own is gone meanwhile."""
+        member = self._of.get(inflight)
+        if inflight.is_over or member is None:
+            return
+        inflight.carriage = None
+        if member.link is not None and not member.link.lost.done():
+            self._send(member.link, inflight)
+            return
+        del self._of[inflight]
+        member.calls -= 1
+        self.send(inflight)
+
+    def _send_elsewhere(self, member: _Member, session: str) -> None:
+        """It was found out only now that these had better not share a link, unless they are of this conversation."""
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
             del self._of[inflight]
             member.calls -= 1
+            if inflight.call.session != session:
+                homes = self._homes.get(inflight.call.session, {})
+                for guest in [guest for guest, home in homes.items() if home is member]:
+                    self._unbind(guest)
             self.send(inflight)
 
     def _refuse(self, member: _Member, why: str) -> None:
@@ -595,6 +664,8 @@ class Pool:
     def _drop(self, member: _Member) -> None:
         if self._has(member):
             del self._members[member.key]
+            for guest in list(member.guests):
+                self._unbind(guest)
 
     def _retire(self, member: _Member) -> None:
         """Take a link out of the pool, if it is in it, and close it."""
@@ -616,19 +687,12 @@ class Pool:
     async def aclose(self) -> None:
         """Close every link, all at once."""
         self._is_closed = True
-        members, self._members = list(self._members.values()), OrderedDict()
+        members, self._members, self._homes = list(self._members.values()), OrderedDict(), {}
         for member in members:
             member.rouse()
             self._refuse(member, "the hub gives it up")
         links = [member.link for member in members if member.link is not None]
         await asyncio.gather(*(link.aclose() for link in links), return_exceptions=True)
-
-
-def _send(link: BaseLink, inflight: InFlight) -> None:
-    if link.may_send is None or link.may_send(inflight):
-        link.send(inflight)
-    else:
-        inflight.fail(UnknownTool(inflight.call.name))
 
 
 async def _vet(link: BaseLink) -> None:
@@ -657,6 +721,11 @@ def _is_conversations(key: LinkKey) -> bool:
     return any(key.scope[2:3])
 
 
+def _is_kept(member: _Member) -> bool:
+    """Whether a conversation has come back to it, or it is one's alone."""
+    return member.is_kept or not _is_nobodys(member.key)
+
+
 def _is_nobodys(key: LinkKey) -> bool:
-    """Whether it is for those calls of a caller that are of no conversation."""
+    """Whether it is for those calls of a caller whose conversations have no link of their own."""
     return key.scope[2:3] == ("",)

@@ -1,7 +1,8 @@
 """A plain JSON-RPC 2.0 endpoint over HTTP, which knows nothing of MCP: the method is the tool, `params` its arguments.
 
 No handshake, no session, no notification. Its tools are declared by the operator, or learned if it answers
-`tools/list`. The supervisor owns such links; lanes send calls on them.
+`tools/list`; if it has no such method, it is unlisted, and callers name its methods. The supervisor owns such links;
+lanes send calls on them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
-from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
+from isthmus.transport.http import Lost, Ticket, client_for, request_head
 from isthmus.upstream.dialect import Dialect, LegacyDialect
 from isthmus.upstream.hiding import hide_error
 from isthmus.upstream.link import BaseLink
@@ -29,18 +30,26 @@ from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
 from isthmus.upstream.replies import ADVICE, OK, UNAUTHORIZED, login_place
 from isthmus.upstream.settings import DeclaredTool, Era, RpcSettings
 from isthmus.upstream.user_headers import UserHeaders
-from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
+from isthmus.upstream.waiters import CallWaiter, Inquiry, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import Implementation
-from isthmus.wire.mcp.results import result_of
+from isthmus.wire.mcp.results import verbatim
 
 SPARE_CONNECTIONS = 2
 """Connections beside those for calls: a listing, a ping."""
 
 TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
 """Statuses with which a server says that it did not run the request; the same as with MCP over HTTP."""
+
+NOT_ALLOWED = 405
+NO_METHOD = (404, NOT_ALLOWED, 501)
+"""Statuses with which a server says, without a body, that it does not know a method. With a body that is no JSON-RPC
+they come from somebody who does not know the address."""
+
+INVALID = (400, 422)
+"""Statuses with which a server says that its endpoint takes other parameters, which it only does if there is one."""
 
 _ADVICE = {
     **ADVICE,
@@ -50,11 +59,16 @@ _ADVICE = {
 }
 
 
+_BY_NAME = ": nothing is listed, and callers that may use all of it call its methods by name"
+
+
 class RpcLink(BaseLink):
     """A server's endpoint, and the requests on their way."""
 
     can_ask = False
     carrier = "rpc"
+    is_known_endpoint = True
+    """The operator says that JSON-RPC is spoken there, so that an HTTP status alone can mean that it lacks a method."""
     start_seconds = 20.0
 
     def __init__(
@@ -74,7 +88,8 @@ class RpcLink(BaseLink):
         self.dialect = LegacyDialect("JSON-RPC 2.0")
         self._egress = egress
         self._origin, target = parse_url(reach.url)
-        self._client = HttpClient(
+        self._client = client_for(
+            credentials.signer,
             self._origin,
             egress,
             crew,
@@ -88,6 +103,8 @@ class RpcLink(BaseLink):
         self._head = self._new_head()
         self._declared = tuple(_described(server, tool) for tool in reach.tools)
         self._inquiries: dict[Waiter, _Post] = {}
+        self.callers_ids: set[bytes] = set()
+        """Ids of requests on their way, where callers choose them."""
 
     def _new_head(self) -> bytes:
         own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
@@ -141,35 +158,45 @@ class RpcLink(BaseLink):
     async def list_features(
         self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
     ) -> Listing:
-        """The declared tools, or those that the server tells of.
+        """The declared tools, or those that the server tells of; a server without `tools/list` is unlisted.
 
         Raises:
-            Fault: it gave no usable list.
+            Fault: it is not there, or gave no usable list.
         """
         if self._declared:
             return Listing(self._declared)
         if "tools" not in topics and known is not None:
             return known
+        base = Listing() if known is None or known.is_unlisted else known
         try:
-            return await read_topic(_Lister(self), "tools", known or Listing())
+            return await read_topic(_Lister(self), "tools", base)
         except ServerError as refused:
-            words = f"it has no {TOOLS.method} ({refused.message}): declare its tools in the configuration"
-            raise ServerError(self.server, refused.code, words) from refused
+            if base.tools:  # it has a list, and cannot give it now
+                raise
+            note = f"it has no {TOOLS.method} ({refused.message}){_BY_NAME}"
+            return Listing(notes={"tools": (note,)}, is_unlisted=True)
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
         """POST the call."""
-        lines = self.user_headers.lines_for(inflight) if inflight.call.headers else b""
+        call = inflight.call
+        lines = self.user_headers.lines_for(inflight) if call.headers else b""
         if lines is not None:
-            inflight.carriage = self._post(inflight.name, inflight.call.arguments, _RpcWaiter(inflight), lines=lines)
+            wire_id = None if call.request_id is None else self.callers_id(call, self.callers_ids)
+            waiter = _RpcWaiter(inflight)
+            inflight.carriage = self._post(inflight.name, call.arguments, waiter, lines=lines, wire_id=wire_id)
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
-        self._inquiries[waiter] = self._post(method, params, waiter, id)
+        self._inquiries[waiter] = self._post(method, params, waiter, wire_id=b"%d" % id)
 
-    def _post(self, method: str, params: Payload, waiter: Waiter, id: int | None = None, lines: bytes = b"") -> _Post:
-        post = _Post(self, self.next_id() if id is None else id, waiter)
-        post.ticket = self._client.send(self._present_head() + lines, jsonrpc.request(post.id, method, params), post)
+    def _post(
+        self, method: str, params: Payload, waiter: Waiter, lines: bytes = b"", wire_id: bytes | None = None
+    ) -> _Post:
+        post = _Post(self, b"%d" % self.next_id() if wire_id is None else wire_id, waiter)
+        if self.is_callers_own:
+            self.callers_ids.add(post.id)
+        post.ticket = self._client.send(self._present_head() + lines, jsonrpc.request_as(post.id, method, params), post)
         return post
 
     def _notify(self, method: str, params: Payload | None) -> None:
@@ -206,7 +233,7 @@ class _Post:
 
     __slots__ = ("_chunks", "_link", "_login", "_size", "_status", "id", "is_over", "ticket", "waiter")
 
-    def __init__(self, link: RpcLink, id: int, waiter: Waiter) -> None:
+    def __init__(self, link: RpcLink, id: bytes, waiter: Waiter) -> None:
         self._link = link
         self.id = id
         self.waiter = waiter
@@ -219,14 +246,18 @@ class _Post:
 
     def abandon(self) -> None:
         """Nobody waits any more: close the connection that serves this, unless it is done with it."""
-        self.is_over = True
+        self._finish()
         if self.ticket is not None:
             self.ticket.abort()
 
     def _fail(self, fault: Fault) -> None:
         if not self.is_over:
-            self.is_over = True
+            self._finish()
             self.waiter.fail(fault)
+
+    def _finish(self) -> None:
+        self.is_over = True
+        self._link.callers_ids.discard(self.id)
 
     # -- the reply, as the client hands it over --------------------------------------------------------------------
 
@@ -258,22 +289,32 @@ class _Post:
 
     def _read(self, body: bytes) -> None:
         message = jsonrpc.decode_reply(body, max_depth=self._link.limits.depth) if body else None
-        if self._status in TURNED_AWAY:
+        if isinstance(self.waiter, Inquiry) and self._says_no_method(body, message):
+            self._fail(ServerError(self._link.server, jsonrpc.METHOD_NOT_FOUND, f"it answered HTTP {self._status}"))
+        elif self._status in TURNED_AWAY:
             detail = self._link.hide(f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}")
             if self._status == UNAUTHORIZED:
                 self._link.on_shut_out()
             self._fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply) and (message.id is None or self._is_own(message.id)):
-            self.is_over = True
+            self._finish()
             self.waiter.error(hide_error(message, self._link.hide))
         elif isinstance(message, Response) and self._status == OK and self._is_own(message.id):
-            self.is_over = True
+            self._finish()
             self.waiter.result(message.result)
         else:
             self._fail(BadReply(self._link.server, self._complaint(message)))
 
+    def _says_no_method(self, body: bytes, message: object) -> bool:
+        """Whether a status alone says that the method is unknown; what the server said in JSON-RPC counts first."""
+        if not self._link.is_known_endpoint or isinstance(message, Response):
+            return False
+        if isinstance(message, ErrorReply):
+            return self._status == NOT_ALLOWED and message.code == jsonrpc.METHOD_NOT_FOUND
+        return self._status in INVALID or (self._status in NO_METHOD and not body)
+
     def _is_own(self, id: msgspec.Raw) -> bool:
-        return bytes(id) == b"%d" % self.id
+        return jsonrpc.same_id(id, self.id)
 
     def _complaint(self, message: object) -> str:
         if self._status == OK and isinstance(message, Response | ErrorReply):
@@ -291,8 +332,8 @@ class _RpcWaiter(CallWaiter):
     __slots__ = ()
 
     def result(self, payload: msgspec.Raw) -> None:
-        """End the call with the value, as a result of MCP."""
-        self._end(result_of(payload))
+        """End the call with the value as it is; one that says that it is an error is one."""
+        self._end(verbatim(payload))
 
 
 # -- tools ---------------------------------------------------------------------------------------------------------
@@ -316,6 +357,8 @@ class _Lister:
     async def ask(self, method: str, params: bytes) -> msgspec.Raw:
         """Ask and wait for the result; raises `Fault`."""
         answer = await self._link.ask(method, params)
+        if verbatim(answer).is_error:  # as some say that there is no such tool
+            raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "it answered with a tool's error")
         # What is too large for a page is refused by whoever reads it.
         return answer if len(memoryview(answer)) > PAGE_BYTES_MAX else in_mcp_shape(answer)
 

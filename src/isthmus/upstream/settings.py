@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from isthmus.core.catalog.pins import Pinning
 from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.settings import CALL_SECONDS, HARD_SECONDS_MAX
 from isthmus.model.credentials import NO_CREDENTIALS, ServerCredentials
 from isthmus.model.names import ServerName
 from isthmus.transport.bounds import ProcessLimits
@@ -32,8 +33,8 @@ Isolation = Literal["shared", "caller", "call"]
 REASON_LENGTH_MAX = 300
 """A reason may quote the server, and every listing repeats it to every caller."""
 
-TIMEOUT_SECONDS_MAX = 600.0
-"""No call outlives ten minutes; longer work belongs to tasks."""
+TIMEOUT_SECONDS_MAX = HARD_SECONDS_MAX
+"""A server may be silent for as long as a call may take at all."""
 
 SECRET_LENGTH_MIN = 4
 """Shorter values are not blanked out of texts: every `1` or `on` would become a hole and hide nothing."""
@@ -124,9 +125,9 @@ class NamedSettings(HttpSettings):
     is_trusted: bool = False
     """Whether the operator lets it lead into a private network."""
 
-    def url_for(self, carrier: Carrier) -> str:
-        """Where it is spoken to so."""
-        return next((url for way, url in self.ways if way == carrier), self.url)
+    def urls_for(self, carrier: Carrier) -> tuple[str, ...]:
+        """Where it may be spoken to so, in the order in which that is tried."""
+        return tuple(url for way, url in self.ways if way == carrier) or (self.url,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,8 @@ class ServerSettings:
 
     name: ServerName
     reach: Reach
-    timeout: float = 30.0
+    timeout: float = CALL_SECONDS
+    """How long it may be silent about a call, in seconds."""
     max_calls: int = 64
     max_queued: int = 256
     disabled: bool = False
@@ -242,7 +244,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= TIMEOUT_SECONDS_MAX:
-            raise ValueError(f"timeout must be over 0 and at most 600 seconds, not {self.timeout}")
+            raise ValueError(f"timeout must be over 0 and at most {TIMEOUT_SECONDS_MAX:g} seconds, not {self.timeout}")
         if self.max_calls < 1:
             raise ValueError(f"max_calls must be at least 1, not {self.max_calls}")
         if self.max_queued < 0:

@@ -15,7 +15,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
+from isthmus.transport.http import Lost, Ticket, client_for, request_head
 from isthmus.upstream.address import target_within
 from isthmus.upstream.duplex import DuplexLink, Sent
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
@@ -70,7 +70,8 @@ class SseLink(DuplexLink["Letter"]):
         super().__init__(server, me, limits)
         self._credentials = credentials
         self._origin, self._target = parse_url(url)
-        self._client = HttpClient(
+        self._client = client_for(
+            credentials.signer,
             self._origin,
             egress,
             crew,
@@ -158,9 +159,13 @@ class SseLink(DuplexLink["Letter"]):
             lines = self.user_headers.lines_for(waiter.inflight)
         if lines is None:
             return
+        wire_id = None
+        if self.is_callers_own and isinstance(waiter, CallWaiter):
+            wire_id = self.callers_id(waiter.inflight.call, [sent.wire_id for sent in self._pending.values()])
+        body = jsonrpc.request(id, method, params) if wire_id is None else jsonrpc.request_as(wire_id, method, params)
         self._pending[id] = letter = Letter(self, id, waiter)
-        letter.lines = lines
-        letter.ticket = self._client.send(self._present_head() + lines, jsonrpc.request(id, method, params), letter)
+        letter.lines, letter.wire_id = lines, wire_id
+        letter.ticket = self._client.send(self._present_head() + lines, body, letter)
 
     def _say(self, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
@@ -214,10 +219,17 @@ class SseLink(DuplexLink["Letter"]):
     # -- receiving -------------------------------------------------------------------------------------------------
 
     def _answered(self, id: Payload | None) -> Letter | None:
-        letter = super()._answered(id)
+        letter = super()._answered(self._own_id(id) if self.is_callers_own and id is not None else id)
         if letter is not None:
             letter.answered()
         return letter
+
+    def _own_id(self, id: Payload) -> Payload | None:
+        """The link's own id of the request that has this one on the wire; None if there is no such request."""
+        for own, letter in self._pending.items():
+            if jsonrpc.same_id(id, letter.wire_id or b"%d" % own):
+                return b"%d" % own
+        return None
 
     def spoiled(self, reason: str) -> None:
         """The stream cannot be read any further."""
@@ -243,7 +255,7 @@ class SseLink(DuplexLink["Letter"]):
 class Letter(Sent):
     """One request's POST, whose reply says only whether the message was accepted."""
 
-    __slots__ = ("_is_over", "_link", "_login", "_status", "_words", "lines", "ticket")
+    __slots__ = ("_is_over", "_link", "_login", "_status", "_words", "lines", "ticket", "wire_id")
 
     def __init__(self, link: SseLink, id: int, waiter: Waiter) -> None:
         super().__init__(id, waiter)
@@ -255,6 +267,7 @@ class Letter(Sent):
         self.lines = b""
         """Headers that only this request has."""
         self.ticket: Ticket | None = None
+        self.wire_id: bytes | None = None
 
     @property
     def may_have_left(self) -> bool:

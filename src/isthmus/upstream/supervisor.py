@@ -14,6 +14,7 @@ from isthmus.core.crew import Crew
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.upstream.keeper import Connect, Keeper
+from isthmus.upstream.known_lists import KnownLists
 from isthmus.upstream.settings import ServerSettings
 
 log = structlog.get_logger(__name__)
@@ -28,7 +29,9 @@ TAKE_OVER_SECONDS = 60.0
 class Supervisor:
     """Keeps servers. Each is in `keepers` unless it is disabled."""
 
-    def __init__(self, hub: Hub, crew: Crew, connect: Connect) -> None:
+    def __init__(self, hub: Hub, crew: Crew, connect: Connect, lists: KnownLists | None = None) -> None:
+        """Without `lists` nothing is known of servers before they answer."""
+        self._lists = lists
         self._hub = hub
         self._crew = crew
         self._connect = connect
@@ -65,7 +68,7 @@ class Supervisor:
             max_queued=settings.max_queued,
             timeout=settings.timeout,
         )
-        keeper = Keeper(self._hub, self._crew, lane, settings, self._connect)
+        keeper = Keeper(self._hub, self._crew, lane, settings, self._connect, self._lists)
         task = self._crew.spawn(f"keeper of {settings.name}", keeper.run(), on_crash=keeper.crashed)
         self._tasks[keeper] = task
         task.add_done_callback(lambda _done: self._ended(keeper))

@@ -43,9 +43,7 @@ class SocketLink(CorkedLink):
     async def start(self) -> None:
         """Open the WebSocket. Raises `ConnectFailed` if it cannot be."""
         try:
-            self._socket = await DialledSocket.connect(
-                self._egress, self._endpoint(), self, is_configured=True, within=self.limits.connect_seconds
-            )
+            self._socket = await self._dial()
         except (DialFailed, EgressRefused) as failed:
             raise ConnectFailed(getattr(failed, "reason", str(failed))) from failed
         except HandshakeFailed as failed:
@@ -54,9 +52,30 @@ class SocketLink(CorkedLink):
             raise refusal from failed
         self._channel = self._socket
 
-    def _endpoint(self) -> Endpoint:
-        headers = self._credentials.headers_for(self.server)
-        return Endpoint(self._origin, self._target, (SUBPROTOCOL,), self.limits.reply_bytes, headers)
+    async def _dial(self) -> DialledSocket:
+        """Open the WebSocket; once more if the server wants a nonce in the proof that it was shown (RFC 9449)."""
+        try:
+            return await self._connect()
+        except HandshakeFailed as failed:
+            signer = self._credentials.signer
+            if signer is None or not signer.wants_nonce(self._url, failed.status or 0, failed.headers):
+                raise
+        return await self._connect()
+
+    async def _connect(self) -> DialledSocket:
+        headers = dict(self._credentials.headers_for(self.server))
+        if (signer := self._credentials.signer) is not None:
+            # A token stands under this name, in lower case, whatever else is configured.
+            proof = signer.proof_for("GET", self._url, headers.get("authorization", ""))
+            headers |= {} if proof is None else {"dpop": proof}
+        endpoint = Endpoint(self._origin, self._target, (SUBPROTOCOL,), self.limits.reply_bytes, headers)
+        within = self.limits.connect_seconds
+        return await DialledSocket.connect(self._egress, endpoint, self, is_configured=True, within=within)
+
+    @property
+    def _url(self) -> str:
+        """Where the handshake is asked for, which is HTTP."""
+        return f"{'https' if self._origin.is_secure else 'http'}://{self._origin.authority}{self._target}"
 
     def ended(self, reason: str) -> None:
         """The WebSocket carries nothing more."""

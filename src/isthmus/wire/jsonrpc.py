@@ -8,6 +8,7 @@ the MCP dialects and by every face and link that speaks JSON-RPC.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import KeysView, Mapping
 from functools import cache
@@ -29,6 +30,10 @@ megabyte has room for a hundred thousand. What stays raw, such as arguments, may
 
 SHORTEST_CROWD_BYTES = MEMBERS_MAX * len('"":0')
 """Nothing shorter has so many."""
+
+VALUES_MAX = 100_000
+"""How many values the message of a caller may have in all. To decode a value takes fifty times as long as to pass its
+bytes on, and no message may hold the event loop for long. Text and pictures of megabytes are one value."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -103,6 +108,7 @@ class _Envelope(Struct):
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_value = msgspec.json.Decoder(Raw).decode
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_any = msgspec.json.Decoder().decode
 _STRING = msgspec.json.Decoder(str)
 _CODE = msgspec.json.Decoder(Annotated[int, Meta(ge=-(2**53), le=2**53)])
 _encode = msgspec.json.Encoder().encode
@@ -114,10 +120,16 @@ _T = TypeVar("_T")
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
-def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
-    """Read one message; whatever the bytes are, the answer is a value and never an exception."""
-    if len(body) > SHORTEST_CROWD_BYTES and (refused := _refused_early(body, max_depth)) is not None:
-        return refused
+def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX) -> Message:
+    """Read one message; whatever the bytes are, the answer is a value and never an exception.
+
+    `max_values` is for messages of callers, which are decoded whole here and there. Answers of servers stay raw.
+    """
+    if len(body) > SHORTEST_CROWD_BYTES:
+        if (refused := _refused_early(body, max_depth)) is not None:
+            return refused
+        if max_values is not None and is_dense(body, max_values):
+            return _too_dense(body, max_values)
     try:
         # msgspec does not look inside strings that stay raw, so their encoding is checked here.
         _ = body.isascii() or body.decode()
@@ -131,14 +143,16 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     """Read a reply of a peer of the plain kind: many write `"error": null` beside a result, or the other way round."""
-    message = decode(body, max_depth=max_depth)
+    message = decode(body, max_depth=max_depth, max_values=None)
     if isinstance(message, Response | ErrorReply):
         return message
     members = {} if is_crowded(body) else object_members(body) or {}
     idle = next((name for name in ("error", "result") if bytes(members.get(name, b"")) == b"null"), None)
     if idle is None or len(members.keys() & {"error", "result"}) != 2:
         return message
-    return decode(render({name: value for name, value in members.items() if name != idle}), max_depth=max_depth)
+    return decode(
+        render({name: value for name, value in members.items() if name != idle}), max_depth=max_depth, max_values=None
+    )
 
 
 def answered_in(body: bytes) -> Raw | None:
@@ -155,8 +169,10 @@ def answered_in(body: bytes) -> Raw | None:
     return id if is_answer and _is_id(id) else None
 
 
-def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> Raw | Malformed:
+def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX) -> Raw | Malformed:
     """Read a body that is one JSON object and no message, with the checks of `decode`."""
+    if max_values is not None and is_dense(body, max_values):
+        return _too_dense(b"", max_values)
     try:
         _ = body.isascii() or body.decode()
         value = _decode_value(body)
@@ -191,6 +207,35 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
     return members if _are_unique(members, bytes(raw)) else None
 
 
+def repeats_a_member(raw: Payload) -> bool:
+    """Whether an object anywhere in a value of a decoded body has a key twice."""
+    text = bytes(raw)
+    if b"\\u0022" not in text:
+        try:
+            # What a decoder drops leaves its quotation marks behind.
+            return _encode(_decode_any(text)).count(b'"') != text.count(b'"')
+        except (*_NOT_JSON, RecursionError):
+            pass  # a number that the decoder cannot hold
+    try:
+        json.loads(text, object_pairs_hook=_unrepeated)
+    except _RepeatedMember:
+        return True
+    except (ValueError, RecursionError):
+        return False  # somebody else says what is wrong with it
+    return False
+
+
+class _RepeatedMember(Exception):
+    pass
+
+
+def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise _RepeatedMember
+    return members
+
+
 def is_crowded(raw: Payload) -> bool:
     """Whether an object has more members than may be looked at one by one; it is not read to its end then."""
     text = bytes(raw)
@@ -200,6 +245,19 @@ def is_crowded(raw: Payload) -> bool:
 def request(id: int, method: str, params: Payload) -> bytes:
     """Render a request of ours; ids towards peers are always our own integers."""
     return b"".join((b'{"jsonrpc":"2.0","id":%d,"method":' % id, _encode(method), b',"params":', params, b"}"))
+
+
+def request_as(id: bytes, method: str, params: Payload) -> bytes:
+    """Render a request under an id that a caller chose."""
+    return b"".join((b'{"jsonrpc":"2.0","id":', id, b',"method":', _encode(method), b',"params":', params, b"}"))
+
+
+def same_id(answered: Payload, sent: bytes) -> bool:
+    """Whether an answer has the id of a request; a text may be spelt with other escapes."""
+    text = bytes(answered)
+    if text == sent or text[:1] != b'"' or sent[:1] != b'"':
+        return text == sent
+    return bool(msgspec.json.decode(text) == msgspec.json.decode(sent))
 
 
 def notification(method: str, params: Payload | None = None) -> bytes:
@@ -330,6 +388,51 @@ def _refused_early(body: bytes, max_depth: int) -> Message | None:
             return _decode_carefully(body, max_depth)
         text = members.get(_Key(inner), _ABSENT)
     return None
+
+
+# Values, counted by what separates them, and numbers of many digits, whose time to decode grows with their square. Only
+# a long body can have enough of either.
+
+DIGITS_MAX = 400
+"""No number that a double can hold has more before or after its point; Python's own limit is ten times that."""
+
+_DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER = b"0" * DIGITS_MAX
+_NEITHER_SEPARATOR_NOR_MARK = bytes(set(range(256)) - set(b',[{"'))
+_NEITHER_COMMA_MARK_NOR_DIGIT = bytes(set(range(256)) - set(b',"0'))
+
+
+def is_dense(text: bytes, most: int) -> bool:
+    """Whether a body has more values in it than `most`, or numbers that take long to read; members count once."""
+    if len(text) <= 2 * most:
+        return False
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
+        plain = _without_escapes(text)
+        # A member has two strings at most.
+        if plain.count(b'"') > 4 * most or len(_outside_strings(plain, _NEITHER_SEPARATOR_NOR_MARK)) > most:
+            return True
+    zeros = text.translate(_DIGITS_AS_ZEROS)
+    if _LONG_NUMBER not in zeros:
+        return False
+    return _LONG_NUMBER in _outside_strings(_without_escapes(zeros), _NEITHER_COMMA_MARK_NOR_DIGIT)
+
+
+def _without_escapes(text: bytes) -> bytes:
+    return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
+
+
+def _outside_strings(text: bytes, dropped: bytes) -> bytes:
+    """What stands outside of strings, without the bytes that are dropped; adjacent marks are an empty string."""
+    return b"".join(text.translate(None, dropped).replace(b'""', b"").split(b'"')[::2])
+
+
+def _too_dense(body: bytes, most: int) -> Malformed:
+    text = f"the body has over {most} values, or numbers of over {DIGITS_MAX} digits: send less at once, or one text"
+    try:
+        id = _decode_envelope(body).id
+    except (*_NOT_JSON, RecursionError):
+        id = _ABSENT
+    return _invalid(text, id)
 
 
 # Depth, by passes at C speed over ever less text.

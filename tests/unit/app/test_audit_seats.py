@@ -21,10 +21,9 @@ from isthmus.core.audit.chain import CUT, Verification
 from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.lane import Lane
-from isthmus.core.settings import Limits
+from isthmus.core.settings import HARD_SECONDS, Limits
 from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.record import Record, document_of, owner_of
-from isthmus.core.tasks.repeats import Untold
+from isthmus.core.tasks.record import Owner, Record, document_of, owner_of
 from isthmus.model.names import ServerName
 from isthmus.storage import log_sqlite
 from isthmus.storage.memory import MemoryJournal
@@ -155,7 +154,7 @@ async def test_after_a_good_end_nobody_looks_for_open_ones_nor_beyond_the_time_t
     async with opened(tmp_path) as log:
         await begin(log, "before a good end")
     async with opened(tmp_path, ends_well=False) as log:
-        await begin(log, *(f"long ago {number}" for number in range(9)), at=time.time() - 3600)
+        await begin(log, *(f"long ago {number}" for number in range(9)), at=time.time() - 2 * HARD_SECONDS)
         await begin(log, "open", *(f"also {number}" for number in range(5)))
     async with opened(tmp_path):
         pass
@@ -198,7 +197,9 @@ async def test_a_task_that_waits_is_not_lost_and_one_that_was_sent_is_noted_in_a
         assert await written == "kept"
     async with opened(tmp_path) as log:
         assert log.closed == {"was sent"}
-        log.tasks_lost([Untold("acme\nann\nmcp", "", "", id) for id in ("was sent", "of a batched hub")])
+        owner = Owner("acme", "ann", "mcp")
+        ids = ("was sent", "of a batched hub")
+        log.tasks_lost([Record(id, owner, "", "mcp", "working", 1.0, 1.0) for id in ids])
     assert await lost(tmp_path) == ["was sent", "of a batched hub"]
     found = [each for each in await told(tmp_path) if each["event"] == "call.lost"][-1]
     assert (found["tenant"], found["caller"], found["executed"]) == ("acme", "ann", "unknown")

@@ -148,7 +148,9 @@ async def test_the_gate_says_where_tokens_are_to_be_had(tmp_path: Path, running:
         denied = gate.admit({b"host": b"127.0.0.1:4321"}, "mcp")
         assert isinstance(denied, Denied)
         place = b"http://127.0.0.1:4321/.well-known/oauth-protected-resource/mcp"
-        assert denied.headers == ((b"www-authenticate", b'Bearer realm="isthmus", resource_metadata="%b"' % place),)
+        bearer, bound = denied.headers
+        assert bearer == (b"www-authenticate", b'Bearer realm="isthmus", resource_metadata="%b"' % place)
+        assert bound[1].startswith(b'DPoP algs="ES256 ')
         away = gate.admit({b"host": b"localhost", b"authorization": f"Bearer {running.token()}".encode()}, "mcp")
         assert isinstance(away, Denied)
         assert away.status == 503

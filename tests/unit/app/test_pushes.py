@@ -36,12 +36,12 @@ async def running(tmp_path: Path) -> AsyncIterator[RunningHub]:
 async def test_a_private_address_is_for_those_who_may_name_it_while_it_is_listed(running: RunningHub) -> None:
     pushes = Pushes(running)
     target = PushTarget(URL)
-    assert await pushes.pushing.check(PLANNER, target) is not None
+    assert await pushes.pushing.check(PLANNER, "1.0", target) is not None
     listed = TargetSettings(allow=("http://127.0.0.1:9",))
     running.configuration = dataclasses.replace(running.configuration, targets=listed)
-    assert await pushes.pushing.check(PLANNER, target) is None
-    assert await pushes.pushing.check(LOCAL, target) is None
-    assert await pushes.pushing.check(SOME, target) is not None
+    assert await pushes.pushing.check(PLANNER, "1.0", target) is None
+    assert await pushes.pushing.check(LOCAL, "1.0", target) is None
+    assert await pushes.pushing.check(SOME, "1.0", target) is not None
     await pushes.aclose()
 
 

@@ -18,8 +18,11 @@ from isthmus.app.relay_keys import (
     TRUST_SECONDS,
     KeyDamaged,
     Keys,
+    KnownAgents,
     NoTokens,
     Revocations,
+    issued_file,
+    note_issued,
     relay_key,
     revoke,
     revoked_file,
@@ -217,3 +220,36 @@ def test_only_ids_are_noted(tmp_path: Path, id: str) -> None:
         revoke(id, tmp_path)
     assert "eyJ" not in str(told.value)
     assert not revoked_file(tmp_path).exists()
+
+
+# -- agents with tokens of the original kind -----------------------------------------------------------------------
+
+
+def test_agents_are_known_from_the_configuration_and_from_the_file(tmp_path: Path) -> None:
+    known = KnownAgents(tmp_path, ["kitchen"], Clock())
+    assert known() == {"kitchen"}
+    note_issued("厨房", tmp_path)
+    note_issued("a b", tmp_path)
+    with open(issued_file(tmp_path), "ab") as file:
+        file.write(b'"cut sho')
+    assert known() == {"kitchen", "厨房", "a b"}
+    note_issued("garden", tmp_path)
+    assert known() == {"kitchen", "厨房", "a b", "garden"}
+    assert stat.S_IMODE(os.stat(issued_file(tmp_path)).st_mode) == 0o600
+    issued_file(tmp_path).unlink()
+    assert known() == {"kitchen"}
+
+
+def test_agents_stay_known_while_the_file_cannot_be_read(tmp_path: Path) -> None:
+    clock = Clock()
+    known = KnownAgents(tmp_path, [], clock)
+    note_issued("garden", tmp_path)
+    assert known() == {"garden"}
+    issued_file(tmp_path).unlink()
+    issued_file(tmp_path).mkdir()
+    with capture_logs() as logs:
+        assert [known() for _ in range(3)] == [{"garden"}] * 3
+    assert [line["event"] for line in logs] == ["the list of issued relay agents cannot be read"]
+    issued_file(tmp_path).rmdir()
+    clock.now += TRUST_SECONDS
+    assert known() == set()

@@ -52,7 +52,8 @@ def with_raw(ledger: Ledger, **limits: float) -> Configuration:
     """A configuration in which whoever calls at once waits for the server, however long it takes to start."""
     words = command("raw_server", "--ledger", str(ledger.path))
     server = ServerSettings(ServerName("raw"), StdioSettings(words[0], tuple(words[1:])))
-    hub = HubSettings(audit="off", limits=Limits(listing_seconds=30.0, **limits))  # type: ignore[arg-type]
+    state = str(ledger.path.parent / "state")
+    hub = HubSettings(audit="off", state=state, limits=Limits(listing_seconds=30.0, **limits))  # type: ignore[arg-type]
     return Configuration(None, hub, (server,))
 
 

@@ -294,7 +294,7 @@ async def test_limits_labels_and_definitions_that_change_are_named(
     code, out = await differences(old, new, capsys)
     assert code == Exit.CALL_FAILED
     assert out.splitlines()[0] == "one (tenant default)"
-    for word in ("cache 0 → 60 s", "tags or hints", "timeout 30 → 60", "pin warn → strict"):
+    for word in ("cache 0 → 60 s", "tags or hints", "timeout 240 → 60", "pin warn → strict"):
         assert word in out.splitlines()[1]
     code, document = await differences(old, new, capsys, is_json=True)
     (told_of,) = json.loads(document)

@@ -98,7 +98,7 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
         ("HTTP 503 without a usable JSON-RPC answer", HttpSettings("http://x"), "ISD-107", "its own log"),
         ("HTTP 200 without a usable JSON-RPC answer", HttpSettings("http://x"), "ISD-106", "correct url"),
         ("there is no Python module called x", PythonSettings("x"), "ISD-108", "correct python"),
-        ("it has no tools/list (no such method): declare", RPC, "ISD-111", "each as [servers.a.tools.TOOL]"),
+        ("it has no tools/list: declare", RPC, "ISD-111", "each as [servers.a.tools.TOOL]"),
         ("it has no tools/list (Missing session ID): declare", RPC, "ISD-105", "write url in the place of rpc"),
         ("it answered HTTP 406", RPC, "ISD-105", "write url in the place of rpc"),
         ("it has no tools/list (no): declare", RpcSettings("http://x/mcp"), "ISD-105", "write url in the place of rpc"),

@@ -48,7 +48,7 @@ def test_an_address_is_one_server() -> None:
 
 
 def test_an_id_is_taken_as_it_is_given_on_the_command_line_or_in_the_address() -> None:
-    assert ids(Wanted((URL, "calc"), server_id="计算 1")) == [("1", "计算 1")]
+    assert ids(Wanted((URL, "calc"), server_id="计算 1")) == [("1-ec341f", "计算 1")]
     assert ids(Wanted((f"{URL}&server_id=calc-7", "python", "x.py"))) == [("calc-7", "calc-7")]
     assert ids(Wanted((f"{URL}&server_id=old", "python", "x.py"), server_id="new")) == [("new", "new")]
 
@@ -175,4 +175,4 @@ def test_names_of_addresses() -> None:
     assert name_of_url("http://localhost:8000/mcp") == "http-8000"
     assert name_of_url("http://[::1]/mcp") == "http-80"
     assert as_name("search.example") == "search-example"
-    assert as_name("计算") == "server"
+    assert as_name("计算") != as_name("天气")

@@ -104,8 +104,19 @@ async def test_without_a_file_there_are_the_built_in_tools(
     monkeypatch.chdir(tmp_path)
     assert await examine(Own(None), wait=20, is_json=False) == Exit.WELL
     said = capsys.readouterr().out
-    assert said.startswith("configuration: no file found")
+    assert said.startswith("configuration: no file found, so there are only the built-in tools\n")
     assert "access: open: every program on this machine may call everything" in said
+
+
+async def test_without_a_file_the_servers_of_the_environment_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, deaf_port: int
+) -> None:
+    monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MCP_SERVER_MAP", f'{{"files": "http://127.0.0.1:{deaf_port}"}}')
+    monkeypatch.chdir(tmp_path)
+    await examine(Own(None), wait=5, is_json=False)
+    assert capsys.readouterr().out.startswith("configuration: no file found; servers are those of MCP_SERVER_MAP\n")
 
 
 async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

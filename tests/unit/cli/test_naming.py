@@ -69,6 +69,7 @@ def test_a_tool_of_a_missing_server_tells_why_it_is_missing() -> None:
     assert failed.exit == Exit.CALL_FAILED
     assert failed.message == "cannot call search.query: server search is not connected: connection refused"
     assert "executed: no" in failed.advice[0]
+    assert failure("mcp_search_query", GONE).message.startswith("cannot call mcp_search_query: server search is not")
     starting = {"search": Absence("starting", None, is_listed=False)}
     assert failure("search.query", starting).message.endswith("it is starting")
 

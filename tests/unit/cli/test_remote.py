@@ -166,8 +166,8 @@ async def test_a_hub_is_asked_where_it_is(base: str, target: bytes) -> None:
     [
         (STREAM + b": \n\nevent: progress\ndata: {}\n\n", "Lost the hub during the call: its stream ended"),
         (OK + b"content-length: 90\r\n\r\n{", "Lost the hub during the call"),
-        (OK + b"content-length: 3\r\n\r\n[1]", "The hub gave an unusable answer"),
-        (STREAM + b"event: result\ndata: [1]\n\n", "The hub gave an unusable answer"),
+        (OK + b"content-length: 3\r\n\r\n[1}", "The hub gave an unusable answer"),
+        (STREAM + b"event: result\ndata: [1}\n\n", "The hub gave an unusable answer"),
     ],
 )
 async def test_an_answer_that_is_none_leaves_open_whether_the_tool_ran(answer: bytes, told: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -31,19 +32,19 @@ async def soft_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def test_a_service_may_have_more_descriptors_than_the_usual_limit() -> None:
+def test_a_service_may_have_more_descriptors_than_the_usual_limit(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
     try:
         allowed = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
-        assert run_service(soft_limit()) == allowed
+        assert run_service(soft_limit(), str(tmp_path)) == allowed
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_command_and_a_service_return_what_they_return() -> None:
+def test_a_command_and_a_service_return_what_they_return(tmp_path: Path) -> None:
     assert run_command(answer()) == 42
-    assert run_service(answer()) == 42
+    assert run_service(answer(), str(tmp_path)) == 42
 
 
 def test_an_interrupt_cancels_the_work_and_lets_it_clean_up() -> None:
@@ -61,6 +62,6 @@ def test_sigterm_cancels_the_work_and_has_a_code_of_its_own() -> None:
     assert noted == ["cleaned up"]
 
 
-def test_without_uvloop_the_loop_is_asyncios_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_uvloop_the_loop_is_asyncios_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "uvloop", None)
-    assert run_service(answer()) == 42
+    assert run_service(answer(), str(tmp_path)) == 42

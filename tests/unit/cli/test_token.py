@@ -36,7 +36,7 @@ def configure(folder: Path, relay: str = 'key = "env:RELAY_KEY"', hub: str = "")
 
 
 def tokens(key: str = KEY) -> RelayTokens:
-    return RelayTokens(key, TokenSettings(), time.time, lambda _: False)
+    return RelayTokens(key, TokenSettings(compatible_agents="any"), time.time, lambda _: False)
 
 
 def claim_in(address: str) -> Claim:
@@ -144,6 +144,15 @@ def test_one_as_the_original_makes_it(capsys: pytest.CaptureFixture[str]) -> Non
     assert said.json["token"] == python_token("single_module")
     assert claim_in(said.json["server"]) == claim_in(said.json["device"])
     assert "for ever" in said.err
+    again = Said(capsys, "token", "relay", "single_module", "--compatible", "--json")
+    assert again.json["token"] == said.json["token"]
+
+
+def test_one_that_others_could_make_is_refused_and_older_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for agent in ("homestead", "home"):
+        assert "Refused from now on" not in Said(capsys, "token", "relay", agent, "--compatible").err
+    assert "have all parts of theirs: tokens of home." in Said(capsys, "token", "relay", "barn", "--compatible").err
+    assert "cannot be made of other agents'" in Said(capsys, "token", "relay", "home", "--compatible").err
 
 
 def test_the_address_is_the_published_one_if_there_is_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +179,7 @@ def test_what_devices_would_refuse_is_told(folder: Path, capsys: pytest.CaptureF
     assert refused not in Said(capsys, "token", "relay", "a", "--server-id", "monKEY").err  # that is for servers alone
     assert refused not in Said(capsys, "token", "relay", "a", "--url", "ws://callhub", "--role", "server").err
     configure(folder, relay="enabled = false")
+    assert 'need [relay] compatible_agents = "md5"' in Said(capsys, "token", "relay", "a", "--health").err
     assert "switched off" in Said(capsys, "token", "relay", "a").err
 
 

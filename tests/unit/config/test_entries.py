@@ -39,7 +39,7 @@ def paths(table: dict[str, Any], dialect: Dialect = STANDARD) -> dict[str, str]:
         (STANDARD, {"context_servers": {"a": X}, "extensions": {"b": X}}, {"a": "context_servers.a"}),
         (STANDARD, {"mcp": {"servers": {"a": X}}}, {"a": "mcp.servers.a"}),
         (STANDARD, {"mcp": {"a": X}}, {"a": "mcp.a"}),
-        (STANDARD, {"mcpServers": [{"name": "a", **X}, X]}, {"a": "mcpServers.0", "server-2": "mcpServers.1"}),
+        (STANDARD, {"mcpServers": [{"name": "a", **X}, X]}, {"a": "mcpServers.0", "server-0832dc": "mcpServers.1"}),
         (STANDARD, {"mcpServers": None}, {}),
         (STANDARD, {"a": X, "b": {"url": "u"}}, {"a": "a", "b": "b"}),
         (STANDARD, {"a": X, "theme": "dark"}, {}),

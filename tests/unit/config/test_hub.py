@@ -114,6 +114,7 @@ def test_a_limit_of_the_environment_stands_in_where_the_file_has_none() -> None:
     assert read_hub(document(limits={"depth": 9}), HOME, {}, 61)[0].limits.call_seconds == 61
     assert read_hub(document(limits={"call_seconds": 5}), HOME, {}, 61)[0].limits.call_seconds == 5
     assert read_hub(document(limits={"hard_seconds": 20}), HOME, {}, 61)[0].limits.call_seconds == 20
+    assert read_hub(document(limits={"hard_seconds": 20}), HOME, {})[0].limits.call_seconds == 20
 
 
 def test_a_log_in_a_file_that_is_not_ours_alone_is_somebody_else_s() -> None:

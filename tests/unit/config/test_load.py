@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from isthmus.core.access.policy import Policy
 from isthmus.identity.keys import KeyRing
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.settings import HttpSettings, StdioSettings
+from isthmus.upstream.targets.settings import TargetSettings
 
 KEY = "k3y-of-the-planner-0123"
 
@@ -163,6 +165,21 @@ def test_the_hub_is_open_to_a_network_only_where_that_was_asked_for() -> None:
 def test_callers_known_from_elsewhere_are_as_good() -> None:
     assert access_mode(HubSettings(), (), has_others=True) == "keys"
     assert access_mode(HubSettings(host="0.0.0.0"), (), has_others=True, is_insecure=True) == "keys"
+
+
+def test_only_a_hub_for_this_machine_alone_lets_everybody_name_addresses(tmp_path: Path) -> None:
+    everybody = TargetSettings(open=True)
+    assert access_mode(HubSettings(), (), targets=everybody) == "open"
+    callers = loaded(tmp_path, "isthmus.toml", f'[callers.a]\nkey = "{KEY}"').callers
+    refused: list[Callable[[], object]] = [
+        lambda: access_mode(HubSettings(), callers, targets=everybody),
+        lambda: access_mode(HubSettings(), (), has_others=True, targets=everybody),
+        lambda: access_mode(HubSettings(host="0.0.0.0"), (), is_insecure=True, targets=everybody),
+        lambda: access_mode(HubSettings(public_url="https://hub.example"), (), targets=everybody),
+    ]
+    for decide in refused:
+        with pytest.raises(ConfigError, match=r"^targets\.open must be false unless the hub listens on loopback alone"):
+            decide()
 
 
 def test_what_is_borrowed_from_variables_that_are_not_set_is_known_by_server(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ MISTAKES = [
     Mistake(
         codes.BAD_VALUE,
         server("timeout = 0"),
-        "isthmus.toml: servers.a.timeout must be over 0 and at most 600 seconds, not 0",
+        "isthmus.toml: servers.a.timeout must be over 0 and at most 86400 seconds, not 0",
     ),
     Mistake(
         codes.UNKNOWN_KEY,
@@ -117,8 +117,8 @@ MISTAKES = [
     ),
     Mistake(
         codes.CAPPED,
-        entry('"command": "x", "timeout": 3600'),
-        "mcp.json: mcpServers.a.timeout is 3600 seconds, and no call may take more than 600",
+        entry('"command": "x", "timeout": 7200'),
+        "mcp.json: mcpServers.a.timeout is 7200 seconds, and no call may take more than 3600",
         ".roo/mcp.json",
     ),
     Mistake(

@@ -66,6 +66,27 @@ def test_a_login_is_read_with_its_secrets_from_elsewhere(tmp_path: Path) -> None
         ({"oauth": {"token_endpoint": "https://u:p@a.example"}}, "oauth.token_endpoint must be an address"),
         ({"oauth": {"scope": "a  b"}}, "oauth.scope must be words with one blank"),
         ({"oauth": {"origins": ["localhost:9"]}}, "oauth.origins.0 must be like http://localhost:9000"),
+        ({"oauth": {"dpop": "yes"}}, "oauth.dpop must be one of auto, always, never"),
+        ({"oauth": {"grant": "jwt_bearer"}}, "oauth.identity_token_file must be given, or identity_token"),
+        ({"oauth": {"identity_token": SECRET}}, "oauth.identity_token must be left out for authorization_code"),
+        (
+            {"oauth": {"grant": "jwt_bearer", "identity_token_file": "token"}},
+            "oauth.identity_token_file must be an absolute path",
+        ),
+        (
+            {"oauth": {"grant": "jwt_bearer", "identity_token_file": "/token", "identity_token": SECRET}},
+            "oauth.identity_token must be left out beside identity_token_file",
+        ),
+        ({"oauth": {"grant": "jwt_bearer", "identity_token": f"{SECRET} x"}}, "oauth.identity_token must be one word"),
+        ({"oauth": {"grant": "enterprise_managed"}}, "oauth.idp_issuer must be given, or idp_token_endpoint"),
+        (
+            {"oauth": {"grant": "enterprise_managed", "idp_issuer": "https://a.example"}},
+            "oauth.idp_client_id must be given",
+        ),
+        (
+            {"oauth": {"grant": "enterprise_managed", "idp_issuer": "https://a.example", "idp_client_id": "x"}},
+            "oauth.client_secret must be given where callers' own tokens are exchanged",
+        ),
         ({"oauth": {"redirect_port": 70000}}, "oauth.redirect_port must be 0 to 65535"),
         ({"oauth": {"client_id": "x", "client_secret": 5}}, "oauth.client_secret must be a text"),
         ({"oauth": {"client_id": "x", "client_secret": "env:GONE"}}, "oauth.client_secret must name a variable"),

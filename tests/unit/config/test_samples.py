@@ -14,6 +14,7 @@ from isthmus.config.files import read
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.settings import CALL_SECONDS
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import Carrier, HttpSettings, ServerSettings, StdioSettings
 
@@ -37,11 +38,13 @@ class Sample:
 
 
 CASES = {
-    "claude-desktop": Sample("Claude/claude_desktop_config.json", seconds=30, can_switch_off=False),
+    "claude-desktop": Sample("Claude/claude_desktop_config.json", seconds=CALL_SECONDS, can_switch_off=False),
     "claude-code": Sample(".mcp.json", can_switch_off=False, extra={"alwaysLoad": True}),
-    "cursor": Sample(".cursor/mcp.json", "auto", 30, can_switch_off=False),
-    "vscode": Sample("Code/User/mcp.json", "auto", 30, can_switch_off=False, extra={"dev": {"watch": "src/**/*.ts"}}),
-    "windsurf": Sample(".codeium/windsurf/mcp_config.json", "auto", 30, rules=Rules(hidden=HIDDEN)),
+    "cursor": Sample(".cursor/mcp.json", "auto", CALL_SECONDS, can_switch_off=False),
+    "vscode": Sample(
+        "Code/User/mcp.json", "auto", CALL_SECONDS, can_switch_off=False, extra={"dev": {"watch": "src/**/*.ts"}}
+    ),
+    "windsurf": Sample(".codeium/windsurf/mcp_config.json", "auto", CALL_SECONDS, rules=Rules(hidden=HIDDEN)),
     "cline": Sample("saoudrizwan.claude-dev/settings/cline_mcp_settings.json", extra={"autoApprove": ["read_file"]}),
     "roo": Sample(
         ".roo/mcp.json",
@@ -61,11 +64,11 @@ CASES = {
     ),
     "zed": Sample("zed/settings.json", "auto", extra={"source": "custom"}),
     "kiro": Sample(".kiro/settings/mcp.json", "auto", rules=Rules(hidden=HIDDEN), extra={"autoApprove": ["read_file"]}),
-    "copilot": Sample(".copilot/mcp-config.json", seconds=30, can_switch_off=False, rules=Rules(only=SHOWN)),
+    "copilot": Sample(".copilot/mcp-config.json", seconds=CALL_SECONDS, can_switch_off=False, rules=Rules(only=SHOWN)),
     "opencode": Sample("opencode.jsonc", "auto"),
     "mcpproxy": Sample(
         ".mcpproxy/mcp_config.json",
-        seconds=30,
+        seconds=CALL_SECONDS,
         rules=Rules(only=SHOWN),
         extra={"quarantined": False, "isolation": {"enabled": False}},
     ),
@@ -114,7 +117,7 @@ def test_every_client_s_file_has_the_same_servers(client: str) -> None:
     assert search.reach == search_of(client, sample)
     assert clock.reach == StdioSettings("uvx", ("mcp-server-time",))
     assert (files.disabled, search.disabled, clock.disabled) == (False, False, sample.can_switch_off)
-    assert (files.timeout, search.timeout) == (sample.seconds, 30.0)
+    assert (files.timeout, search.timeout) == (sample.seconds, CALL_SECONDS)
     assert files.rules == sample.rules
 
 

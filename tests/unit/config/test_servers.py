@@ -229,11 +229,11 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
         ({"command": "a", "env": ["A=1"]}, "servers.a.env must be a table, not a list"),
         ({"command": "a", "env": {"A": []}}, "servers.a.env.A must be a text, not a list"),
         ({"command": "a", "cwd": 5}, "servers.a.cwd must be a text, not 5"),
-        ({"command": "a", "timeout": 0}, "servers.a.timeout must be over 0 and at most 600 seconds, not 0"),
+        ({"command": "a", "timeout": 0}, "servers.a.timeout must be over 0 and at most 86400 seconds, not 0"),
         ({"command": "a", "timeout": "soon"}, "servers.a.timeout must be a number, not 'soon'"),
         (
-            {"command": "a", "timeout": 601},
-            "servers.a.timeout must be over 0 and at most 600 seconds, not 601",
+            {"command": "a", "timeout": 86_401},
+            "servers.a.timeout must be over 0 and at most 86400 seconds, not 86401",
         ),
         ({"command": "a", "max_calls": 0}, "servers.a.max_calls must be at least 1, not 0"),
         ({"command": "a", "max_calls": 1.5}, "servers.a.max_calls must be a whole number, not 1.5"),
@@ -466,7 +466,7 @@ def test_what_other_clients_had_is_kept_without_a_word() -> None:
 
 
 def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
-    server, findings = one({"command": "a", "timeout": 50}, limits=Limits(hard_seconds=40))
+    server, findings = one({"command": "a", "timeout": 50}, limits=Limits(call_seconds=30, hard_seconds=40))
     assert server is None
     assert findings == ["isthmus.toml: servers.a.timeout must be at most limits.hard_seconds (40), not 50"]
 
@@ -476,8 +476,8 @@ def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
     [
         (
             "builtin",
-            "builtin-2",
-            "servers.builtin is what the hub's own tools live under, so the server is called builtin-2",
+            "builtin-34b4bc",
+            "servers.builtin is what the hub's own tools live under, so the server is called builtin-34b4bc",
         ),
         (
             "My Server.v2",
@@ -487,8 +487,8 @@ def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
         ),
         (
             "…",
-            "server",
-            'servers."…" cannot be a server\'s name, so the server is called server '
+            "server-f4c5f3",
+            'servers."…" cannot be a server\'s name, so the server is called server-f4c5f3 '
             "(use 1 to 50 letters, digits, _ and -)",
         ),
     ],
@@ -502,7 +502,13 @@ def test_a_name_that_cannot_be_is_mended_and_told_of(name: str, mended: str, mes
 def test_a_mended_name_takes_no_other_servers_name() -> None:
     entry = {"command": "a"}
     roster = several({"servers": {"a b": entry, "a.b": entry, "a-b": entry}})
-    assert list(roster.servers) == ["a-b-2", "a-b-3", "a-b"]
+    assert list(roster.servers) == ["a-b-9ef6ba", "a-b-b5c322", "a-b"]
+
+
+@pytest.mark.parametrize("names", [["天气", "翻译", "a b", "a.b"], ["a.b", "翻译", "a b", "天气"]])
+def test_a_made_name_depends_on_the_servers_own_name_alone(names: list[str]) -> None:
+    roster = several({"servers": {name: {"command": "a"} for name in names}})
+    assert roster.called == {"天气": "server-44c909", "翻译": "server-339dcc", "a b": "a-b-9ef6ba", "a.b": "a-b-b5c322"}
 
 
 @pytest.mark.parametrize(

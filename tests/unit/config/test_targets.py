@@ -26,9 +26,9 @@ def test_without_a_file_or_a_table_nothing_may_be_named() -> None:
 
 
 def test_the_table_fills_the_settings() -> None:
-    table = {"allow": ["https://*.example.com"], "headers": ["Authorization"], "idle": "60", "max": 8}
+    table = {"allow": ["https://*.example.com"], "headers": ["Authorization"], "idle": "60", "max": 8, "open": True}
     assert read_targets(document(table)) == (
-        TargetSettings(("https://*.example.com",), ("Authorization",), 60.0, 8),
+        TargetSettings(("https://*.example.com",), ("Authorization",), 60.0, 8, open=True),
         (),
     )
 

@@ -69,6 +69,7 @@ def ready(
     templates: Iterable[Template] = (),
     abilities: frozenset[Ability] = ABLE,
     rules: Rules = NO_RULES,
+    is_unlisted: bool = False,
 ) -> Standing:
     """The standing of a server that is there."""
     return Standing(
@@ -81,6 +82,7 @@ def ready(
         abilities=abilities,
         rules=rules,
         is_settled=True,
+        is_unlisted=is_unlisted,
     )
 
 

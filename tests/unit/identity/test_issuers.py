@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from isthmus.identity import issuers as module
 from isthmus.identity.issuers import KEEP_SECONDS, OPEN_SECONDS, Issuer, Issuers, Unproven
 from isthmus.identity.jwt import Key, KeySet, Token, read_keys, read_token
+from isthmus.identity.proofs import Asked, Proofs
 from isthmus.identity.settings import ALGORITHMS, IssuerSettings
 from isthmus.model.callers import Caller, Grants, Unprovable
 from tests.issuer import encoded, jwk_of, jwks, private_key
+from tests.unit.identity.test_proofs import URL, proof, thumbprint_of
 
 ISSUER = "https://login.example"
 HUB = "https://hub.example"
@@ -354,3 +357,114 @@ def test_no_claim_of_a_genuine_token_makes_it_raise(claims: dict[str, Any]) -> N
     given_claims = {"iss": ISSUER, "aud": HUB, "exp": NOW + 9, "sub": "a", "org": "b", **claims}
     caller = issuers.caller_of(signed(given_claims))
     assert isinstance(caller, Caller) or issuers.refusal_of(signed(given_claims)) is not None
+
+
+# -- tokens that are bound to a key (RFC 9449) -----------------------------------------------------------------------
+
+
+class Bound:
+    """Issuers with one that signs tokens for a key, and who holds that key."""
+
+    def __init__(self, **more: Any) -> None:
+        self.clock = Clock()
+        self.clock.now -= 600
+        proofs = Proofs(self.clock, lambda: b"a secret")
+        self.clock.now += 600
+        self.issuer = made(self.clock, **more)
+        self.all = Issuers((self.issuer,), proofs)
+        self.heard: list[tuple[str, bytes]] = []
+        self.all.on_proved = lambda caller, credential, _: self.heard.append((caller.name, credential))
+        self.token = token(cnf={"jkt": thumbprint_of("ES256")})
+
+    def prove(self, shown: bytes | None = None, *, is_proved: bool = False, **claims: Any) -> Caller | Unproven:
+        credential = shown or self.token
+        ath = encoded(hashlib.sha256(credential).digest())
+        made = proof(**{"iat": int(self.clock.now), "ath": ath, "jti": f"{len(self.heard)}", **claims})
+        return self.all.bound_caller_of(credential, Asked(made.encode(), "POST", [URL]), is_proved=is_proved)
+
+
+def test_a_bound_token_is_good_with_a_proof_and_no_good_without() -> None:
+    world = Bound()
+    assert world.all.caller_of(world.token) is None
+    refused = world.all.refusal_of(world.token)
+    assert refused is not None
+    assert refused.is_genuine
+    assert "send it as Authorization: DPoP" in refused.reason
+    caller = world.prove()
+    assert isinstance(caller, Caller)
+    assert caller.name == "corp/alice"
+    assert world.all.knows(caller)
+    assert world.all.caller_of(world.token) is None, "however often it was proven"
+    assert world.heard == [("corp/alice", world.token)]
+
+
+def test_a_proof_is_used_up_but_by_the_request_that_it_is_of() -> None:
+    world = Bound()
+    assert isinstance(world.prove(jti="one"), Caller)
+    again = world.prove(jti="one")
+    assert isinstance(again, Unproven)
+    assert (again.reason, again.is_proof_wrong) == ("it was used before", True)
+    assert isinstance(world.prove(jti="one", is_proved=True), Caller)
+
+
+def test_a_request_that_is_proven_is_not_let_in_by_a_token_that_is_good_no_more() -> None:
+    world = Bound()
+    assert isinstance(world.prove(), Caller)
+    world.clock.now += 3600
+    assert isinstance(world.prove(is_proved=True), Unproven)
+
+
+def test_a_token_that_is_bound_to_nothing_is_no_bound_token() -> None:
+    world = Bound()
+    plain = token()
+    refused = world.prove(plain)
+    assert isinstance(refused, Unproven)
+    assert refused.reason == "it is not bound to a key: send it as Authorization: Bearer"
+    assert isinstance(world.all.caller_of(plain), Caller)
+
+
+@pytest.mark.parametrize("jkt", ["", "short", 5, None, "ü" * 43])
+def test_a_key_that_cannot_be_read_binds_a_token_to_nobody(jkt: object) -> None:
+    world = Bound()
+    odd = token(cnf={"jkt": jkt})
+    assert world.all.caller_of(odd) is None
+    assert isinstance(world.prove(odd), Unproven)
+
+
+@pytest.mark.parametrize("dpop", ["required", "nonce"])
+def test_an_issuer_may_have_to_bind_its_tokens(dpop: str) -> None:
+    world = Bound(dpop=dpop)
+    assert world.all.caller_of(token()) is None
+    refused = world.all.refusal_of(token())
+    assert refused is not None
+    assert "it is not bound to a key" in refused.reason
+    shown = world.prove()
+    if dpop == "nonce":
+        assert isinstance(shown, Unproven)
+        shown = world.prove(nonce=shown.nonce)
+    assert isinstance(shown, Caller)
+
+
+def test_a_key_that_the_issuer_gives_up_takes_bound_tokens_with_it() -> None:
+    world = Bound()
+    caller = world.prove()
+    assert isinstance(caller, Caller)
+    world.issuer.take_keys(keys("two", 1))
+    assert not world.all.knows(caller)
+    assert isinstance(world.prove(), Unproven)
+
+
+def test_a_forged_token_has_no_proof_looked_at() -> None:
+    world = Bound()
+    forged = token(number=1, cnf={"jkt": thumbprint_of("ES256")})
+    refused = world.prove(forged)
+    assert isinstance(refused, Unproven)
+    assert (refused.is_genuine, refused.is_proof_wrong) == (False, False)
+
+
+def test_bound_tokens_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOKENS_MAX", 2)
+    world = Bound()
+    for number in range(4):
+        assert isinstance(world.prove(token(cnf={"jkt": thumbprint_of("ES256")}, jti=str(number))), Caller)
+    assert len(world.issuer._key_bound) == 2

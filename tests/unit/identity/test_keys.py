@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.faces.http.bodies import joined
-from isthmus.identity.keys import KeyRing, credential_of, digest_of, parse_key
+from isthmus.identity.keys import KeyRing, bound_of, credential_of, digest_of, parse_key
 from isthmus.model.callers import Caller, Grants
 
 KEY = "k3y-of-the-planner-0123"
@@ -107,3 +107,27 @@ def test_a_key_is_tried_for_its_length_and_nothing_else(text: str) -> None:
 )
 def test_a_request_has_one_key_or_none(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
     assert credential_of(joined(headers)) == key
+
+
+@pytest.mark.parametrize(
+    ("headers", "shown"),
+    [
+        ([(b"authorization", b"DPoP a.b.c"), (b"dpop", b"p")], (b"a.b.c", b"p")),
+        ([(b"authorization", b"  dpop   a.b.c "), (b"dpop", b"p")], (b"a.b.c", b"p")),
+        ([(b"authorization", b"DPoP a.b.c")], (b"a.b.c", b"")),
+        ([(b"authorization", b"DPoP a.b.c"), (b"dpop", b"p"), (b"dpop", b"q")], (b"a.b.c", b"p, q")),
+        ([(b"authorization", b"DPoP a.b.c"), (b"authorization", b"DPoP d.e.f")], None),
+        ([(b"authorization", b"DPoP "), (b"dpop", b"p")], None),
+        ([(b"authorization", b"Bearer a.b.c"), (b"dpop", b"p")], None),
+        ([(b"authorization", b"DPoP a.b.c"), (b"x-api-key", KEY.encode())], None),
+        ([(b"dpop", b"p")], None),
+    ],
+)
+def test_a_token_that_is_bound_to_a_key_is_found_with_its_proof(
+    headers: list[tuple[bytes, bytes]], shown: tuple[bytes, bytes] | None
+) -> None:
+    assert bound_of(joined(headers)) == shown
+
+
+def test_a_key_beside_a_bound_token_is_none() -> None:
+    assert credential_of({b"authorization": b"DPoP a.b.c", b"x-api-key": KEY.encode()}) is None

@@ -19,6 +19,8 @@ from isthmus.identity.relay import (
     NOT_READ,
     PREFIX,
     REVOKED,
+    UNKNOWN_AGENT,
+    CompatibleAgents,
     RelayTokens,
     TokenSettings,
     check_name,
@@ -40,7 +42,13 @@ class Clock:
 
 
 def tokens(key: str = KEY, *, compatible: bool = True, revoked: frozenset[str] = frozenset()) -> RelayTokens:
-    return RelayTokens(key, TokenSettings(compatible=compatible), lambda: NOW, revoked.__contains__)
+    settings = TokenSettings(compatible=compatible, compatible_agents="any")
+    return RelayTokens(key, settings, lambda: NOW, revoked.__contains__)
+
+
+def knowing(*agents: str, compatible_agents: CompatibleAgents = "known") -> RelayTokens:
+    settings = TokenSettings(compatible_agents=compatible_agents)
+    return RelayTokens(KEY, settings, lambda: NOW, frozenset[str]().__contains__, lambda: frozenset(agents))
 
 
 def agent_of(read: Claim | str) -> str:
@@ -62,8 +70,89 @@ def test_tokens_of_the_python_and_the_java_side_are_read_with_keys_of_any_length
     assert tokens(key).mint_compatible("single_module") == python_token("single_module", key)
 
 
-def test_whatever_else_it_says_is_not_looked_at() -> None:
-    assert agent_of(tokens().read(sealed(b' {"n": 1, "agentId": "a", "more": [1]} '))) == "a"
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"n":1,"agentId":"a"}',
+        b'{"agentId":"a","n":1}',
+        b'{"agentId":"b","agentId":"a"}',
+        b' {"agentId":"a"}',
+        b'{"agentId":"a"} ',
+        b'{"agentId":  "a"}',
+        b'{"agentId":"\\u0061"}',
+    ],
+)
+def test_only_what_the_original_programs_write_is_read(document: bytes) -> None:
+    assert tokens().read(sealed(document)) == NOT_READ
+
+
+def test_other_letters_are_read_as_they_are_and_escaped() -> None:
+    for document in ('{"agentId":"厨房"}', r'{"agentId": "\u53a8\u623f"}'):
+        assert agent_of(tokens().read(sealed(document.encode()))) == "厨房"
+
+
+# -- splicing ------------------------------------------------------------------------------------------------------
+
+
+def test_only_known_agents_have_tokens_of_the_original_kind() -> None:
+    kitchen = knowing("kitchen")
+    assert agent_of(kitchen.read(python_token("kitchen"))) == "kitchen"
+    assert kitchen.read(python_token("garden")) == UNKNOWN_AGENT
+    assert [kitchen.is_valid(Claim(agent, under=mark_of(kitchen))) for agent in ("kitchen", "garden")] == [True, False]
+
+
+def mark_of(tokens: RelayTokens) -> str:
+    claim = tokens.read(tokens.mint(Claim("a")))
+    assert isinstance(claim, Claim)
+    return claim.under
+
+
+def test_a_managers_agents_are_taken_in_the_managers_spelling_where_that_is_said() -> None:
+    manager = knowing(compatible_agents="md5")
+    assert agent_of(manager.read(java_token("42"))) == java_agent("42")
+    assert knowing().read(java_token("42")) == UNKNOWN_AGENT
+    assert manager.read(python_token(java_agent("42"))) == UNKNOWN_AGENT
+    assert manager.read(sealed(b'{"agentId": "%s"}' % java_agent("42").upper().encode())) == UNKNOWN_AGENT
+
+
+@pytest.mark.parametrize(
+    ("victim", "others"),
+    [
+        ("home", ("homestead", "barn")),
+        ("team-red-printer-west", ("team-red-printer-east", "team-blue-scanner-west", "team-red-scanner-west")),
+    ],
+)
+def test_no_known_agents_token_can_be_made_of_others(victim: str, others: tuple[str, ...]) -> None:
+    """Whichever blocks of the others' tokens are joined, in any number and order, up to three of them."""
+    held = {block for other in others for token in spellings(other) for block in blocks_of(token)}
+    made = {b"".join(parts) for n in (1, 2, 3) for parts in itertools.product(held, repeat=n)}
+    ours = knowing(victim, *others)
+    for sealed_document in made:
+        read = ours.read(base64.b64encode(sealed_document).decode())
+        assert isinstance(read, str) or read.agent in others
+    assert all(agent_of(ours.read(python_token(other))) == other for other in others)
+
+
+def spellings(agent: str) -> tuple[str, ...]:
+    return python_token(agent), sealed(b'{"agentId": "%s"}' % agent.encode())
+
+
+def blocks_of(token: str) -> list[bytes]:
+    whole = base64.b64decode(token)
+    return [whole[at : at + 16] for at in range(0, len(whole), 16)]
+
+
+def test_no_token_is_made_that_others_could_make() -> None:
+    assert knowing("homestead", "barn", "home").spliceable() == ["home"]
+    assert tokens().spliceable() == knowing("homestead", "barn").spliceable() == []
+    with pytest.raises(ValueError, match="a name whose token cannot be made of other agents'"):
+        knowing("homestead", "barn").mint_compatible("home")
+    assert knowing("homestead").mint_compatible("home") == python_token("home")
+
+
+def test_what_no_choice_is() -> None:
+    with pytest.raises(ValueError, match="compatible_agents must be one of known, md5, any, not 'all'"):
+        TokenSettings(compatible_agents="all")  # type: ignore[arg-type]
 
 
 def test_a_bare_plus_arrives_as_a_space_and_is_meant_all_the_same() -> None:

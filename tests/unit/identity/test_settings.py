@@ -31,6 +31,7 @@ HUB = "https://hub.example"
         ({"algorithms": ("none",)}, "algorithms.0 must be one of"),
         ({"leeway": 61}, "leeway must be 0 to 60 seconds, not 61"),
         ({"leeway": -1}, "leeway must be"),
+        ({"dpop": "sometimes"}, "dpop must be one of optional, required, nonce"),
         ({"scopes": {"a b": ("x",)}}, "scopes must have names"),
         ({"scopes": {'"': ("x",)}}, "scopes must have names"),
     ],

@@ -293,6 +293,21 @@ def test_what_is_denied_by_the_name_for_language_models_stays_so_when_that_chang
     assert shelf.may_use(who, shelf.entries["files.read"])
 
 
+@pytest.mark.parametrize("denied", ["mcp_files_delete_all", "mcp_files_delete-all", "files.delete-all", "delete-all"])
+def test_a_tool_with_hyphens_is_denied_by_each_of_its_names(denied: str) -> None:
+    for shelf in (catalog_of("files.delete-all", "files.read"), attached_to("mcp_files_delete-all", "mcp_files_read")):
+        (shown,) = shelf.reachable(user("*", denied=[denied]))
+        assert shown.full_name.endswith("read")
+
+
+def test_underscores_find_a_tool_with_hyphens_unless_they_are_another_s_name() -> None:
+    shelf = catalog_of("m.get-weather", "m.set-x", "m.set_x")
+    for name in ("mcp_m_get_weather", "mcp_m_get-weather"):
+        assert shelf.resolve(name) is shelf.by_llm_name(name) is shelf.entries["m.get-weather"]
+    assert shelf.resolve("mcp_m_set_x") is shelf.entries["m.set_x"]
+    assert shelf.resolve("mcp_m_get_weather", "m") is shelf.entries["m.get-weather"]
+
+
 @pytest.mark.parametrize("denied", ["web", "web.*", "web.fetch", "mcp_web_fetch", "fetch", "mcp.fetch", "*"])
 def test_what_is_denied_stays_so_where_a_hub_names_its_tools_for_language_models(denied: str) -> None:
     shelf = attached_to("mcp_files_read", "mcp_web_fetch", "mcp_web_fetch_0a1b2c")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.core.settings import Limits
 from isthmus.library.errors import ConfigurationError
 from isthmus.library.loader import FILE_VARIABLE, MCPConfigLoader
 from isthmus.library.servers import MCPServerConfig
@@ -17,6 +18,7 @@ from isthmus.library.service import ToolService
 from isthmus.upstream.settings import HttpSettings, StdioSettings
 
 STDIO = {"transport": "stdio", "command": "npx", "args": ["-y", "server"], "env": {"LEVEL": "low"}}
+MOST = Limits().hard_seconds
 SSE = {"transport": "sse", "url": "http://localhost:8080/sse", "timeout": 60}
 
 
@@ -95,7 +97,7 @@ def test_a_named_file_that_is_not_there_is_told_and_the_next_is_read(
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert FILE_VARIABLE in warnings[0]
     assert "/nowhere/mcp.json" in warnings[0]
-    assert "config_path names also/missing.json" in warnings[1]
+    assert f"config_path names {Path.cwd() / 'also/missing.json'}" in warnings[1]
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to nothing", "link to itself"])
@@ -236,12 +238,12 @@ def test_a_disabled_server_is_left_out(caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_name_that_no_server_can_have_is_mended_and_told(caplog: pytest.LogCaptureFixture) -> None:
     found = MCPConfigLoader._parse_config({"mcpServers": {"my server.v2": STDIO, "文件": STDIO, "builtin": STDIO}})
-    assert names(found) == ["my-server-v2", "server", "builtin-2"]
+    assert names(found) == ["my-server-v2", "server-1375d8", "builtin-34b4bc"]
     assert "the server is called my-server-v2" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("given", "used"), [(0.5, 1), (400, 300), (999, 300), (60_000, 300), (1e9, 300), (300, 300), (45.5, 45.5)]
+    ("given", "used"), [(0.5, 1), (301, 301), (450, 450), (MOST, MOST), (MOST + 1, MOST), (1e9, MOST), (45.5, 45.5)]
 )
 def test_timeouts_are_seconds_within_bounds(given: float, used: float, caplog: pytest.LogCaptureFixture) -> None:
     found = only({**STDIO, "timeout": given})
@@ -254,8 +256,8 @@ def test_timeouts_are_seconds_within_bounds(given: float, used: float, caplog: p
 def test_a_timeout_in_a_variable_is_in_seconds_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("PATIENCE", "999")
-    assert only({**STDIO, "timeout": "${PATIENCE}"}).timeout == 300
+    monkeypatch.setenv("PATIENCE", "1e9")
+    assert only({**STDIO, "timeout": "${PATIENCE}"}).timeout == MOST
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
@@ -288,6 +290,35 @@ def test_what_a_file_says_besides_holds_too(tmp_path: Path, workspace: Path) -> 
     assert not settings.rules.shows("rm")
     found.timeout = 12
     assert found.settings().timeout == 12
+
+
+@pytest.mark.parametrize("root", [".", "", "../workspace", "sub/.."])
+def test_relative_paths_begin_at_the_workspace_however_that_is_given(
+    root: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace / "sub").mkdir()
+    other = {"command": "python", "args": ["s.py"]}
+    write(workspace / "mcp.json", one={"command": "./run.sh", "cwd": "sub"}, two=other)
+    monkeypatch.chdir(workspace)
+    one, two = (config.settings().reach for config in MCPConfigLoader.load(workspace_root=root))
+    assert isinstance(one, StdioSettings)
+    assert isinstance(two, StdioSettings)
+    monkeypatch.chdir("/")
+    assert Path(one.command).resolve() == workspace / "run.sh"
+    assert Path(one.cwd or "").resolve() == workspace / "sub"
+    assert (two.command, two.args, Path(two.cwd or "").resolve()) == ("python", ("s.py",), workspace)
+
+
+def test_a_workspace_below_a_hidden_folder_is_one_all_the_same(tmp_path: Path) -> None:
+    file = write(tmp_path / ".cache" / "project" / "mcp.json", one={"command": "./run.sh"})
+    (found,) = MCPConfigLoader.load(workspace_root=file.parent)
+    assert (found.command, found.cwd) == (str(file.parent / "run.sh"), str(file.parent))
+
+
+def test_a_file_at_home_is_about_the_workspace(workspace: Path) -> None:
+    write(Path.home() / ".excelmanus" / "mcp.json", one={"command": "./run.sh"})
+    (found,) = MCPConfigLoader.load(workspace_root=workspace)
+    assert (found.command, found.cwd) == (str(workspace / "run.sh"), str(workspace))
 
 
 def test_a_config_that_is_changed_afterwards_counts_as_changed() -> None:

@@ -66,6 +66,7 @@ async def test_several_wrong_names_are_told_at_once() -> None:
     }
     assert "no tool 'nothing'" in str(wrong.value)
     assert "may not use web.weather" in str(wrong.value)
+    assert str(wrong.value).splitlines() == [str(problem) for problem in wrong.value.problems.values()]
 
 
 async def test_of_several_tools_of_a_name_a_user_has_those_that_permissions_cover() -> None:

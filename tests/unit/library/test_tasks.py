@@ -53,6 +53,16 @@ async def test_a_denied_tool_is_dropped_whether_its_server_came_or_not() -> None
     assert (names(request), request.metadata) == (["builtin.echo"], {"denied_tools": ["vault.open"]})
 
 
+async def test_names_that_no_tool_has_are_reported_to_callers_that_ask_for_it() -> None:
+    shelf = Shelf("builtin.echo", "files.search", "web.search", missing={"vault": "connection refused"})
+    asked: dict[str, Any] = {"tool_names": ["echo", "files.search", "wether", "vault.open"], "report_missing": True}
+    request = await create_task_request(tool_service=shelf, user_context=user("builtin.*", "vault.*"), **asked)
+    assert names(request) == ["builtin.echo"]
+    assert request.metadata == {"denied_tools": ["files.search"], "missing_tools": ["wether", "vault.open"]}
+    with pytest.raises(UnresolvedToolsError, match=r"files\.search, web\.search"):
+        await TaskEngine(shelf).create_task_request(tool_names=["search", "wether"], report_missing=True)
+
+
 async def test_whatever_else_is_said_is_in_the_task() -> None:
     said: dict[str, Any] = {
         "task_id": "task_123",

@@ -143,16 +143,6 @@ async def test_a_page_ends_where_it_would_grow_too_large(journal: Journal, monke
     assert batches == [["t0", "t1"], ["t2", "t3"], ["t4", "t5"], ["t6"]]
 
 
-async def test_when_the_newest_changed_is_known(journal: Journal) -> None:
-    assert await journal.newest("task", ["working", "failed"]) is None
-    await write(journal, document("a", at=3.0, state="failed"))
-    await write(journal, document("b", at=2.0, state="working", owner="you"))
-    await write(journal, document("c", at=9.0, state="canceled"))
-    await write(journal, Document("push", "me", "other", 1, 9.0, b"{}", state="failed"))
-    assert await journal.newest("task", ["working", "failed"]) == 3.0
-    assert await journal.newest("task", ["working"]) == 2.0
-
-
 @pytest.mark.parametrize("token", ["x", "nine:a", ":"])
 async def test_a_token_that_no_page_gave_is_refused(journal: Journal, token: str) -> None:
     with pytest.raises(ValueError, match="could not convert"):

@@ -14,12 +14,14 @@ from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
 from isthmus.upstream import keeper as module
 from isthmus.upstream import pace as paces
-from isthmus.upstream.link import ConnectFailed, WrongCarrier
+from isthmus.upstream.known_lists import KnownLists
+from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.pool import Pool
 from isthmus.upstream.settings import HttpSettings, NamedSettings, StdioSettings
+from isthmus.upstream.supervisor import Supervisor
 from isthmus.wire.mcp.capabilities import Capabilities
-from tests.unit.core.doubles import ANYONE, call, raw
+from tests.unit.core.doubles import ANYONE, call, raw, tool
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
 
 ADDRESS = HttpSettings("http://localhost/mcp")
@@ -270,6 +272,40 @@ async def test_a_defect_in_a_keeper_is_shown_and_costs_only_its_server(kept: Kep
     kept.keep()
     await kept.until(lambda: kept.standing.state == "stopped")
     assert "a defect" in (kept.standing.reason or "")
+
+
+async def test_calls_do_not_wait_for_a_server_whose_keeper_has_a_defect(kept: Kept) -> None:
+    """They waited because its list is known from an earlier run."""
+    lists = KnownLists(MemoryLists())
+    lists.keep(settings(), Listing((tool("read"),)), frozenset({"tools"}))
+    connecting = asyncio.Event()
+
+    async def broken(*_: Any) -> BaseLink:
+        await connecting.wait()
+        raise ZeroDivisionError("a defect")
+
+    Supervisor(kept.hub, kept.crew, broken, lists).add(settings())
+    await kept.until(lambda: kept.standing.is_recalled)
+    held, _ = kept.start()
+    assert held.outcome is None
+    connecting.set()
+    await kept.until(lambda: kept.standing.state == "stopped")
+    for outcome in (held.outcome, kept.start()[0].outcome):
+        assert isinstance(outcome, NotConnected)
+        assert "a defect in the hub" in str(outcome)
+
+
+class MemoryLists:
+    """See `known_lists.ListStore`."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, bytes] = {}
+
+    async def read(self, key: str) -> bytes | None:
+        return self._bodies.get(key)
+
+    def write(self, key: str, body: bytes) -> None:
+        self._bodies[key] = body
 
 
 # -- carriers ------------------------------------------------------------------------------------------------------

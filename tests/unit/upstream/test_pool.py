@@ -11,6 +11,8 @@ import pytest
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
 from isthmus.core.ports.announcer import Follower
+from isthmus.core.tasks.draft import Draft
+from isthmus.core.tasks.engine import Engine
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.credentials import NO_CREDENTIALS, OwnCredentials, ServerCredentials, Subject
 from isthmus.model.events import Log
@@ -22,6 +24,7 @@ from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.pool import Pool
 from isthmus.upstream.settings import REASON_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, DONE, Listener, Stage, call, raw
+from tests.unit.core.tasks.doubles import HeldJournal
 from tests.unit.upstream.scripted import NAME, SECONDS, Scripted, finish, settings
 
 OTHER = Caller("other", "default", Grants(("*",)))
@@ -249,7 +252,7 @@ async def test_a_lost_link_ends_its_callers_calls_and_nobody_elses(pooled: Poole
 
 
 async def test_a_lost_link_takes_nothing_from_the_one_after_it(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.01)
     pooled.carrier_of(await pooled.sent()).die("crashed")
     fresh = await pooled.sent()
     await later(0.05)  # a timer that the lost link had left would have come by now
@@ -283,7 +286,7 @@ async def test_a_callers_link_is_kept_for_its_next_call(pooled: Pooled) -> None:
 
 
 async def test_an_idle_link_is_closed_after_a_while(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
     finish(await pooled.sent())
     await later(0.01)
     await pooled.until_quiet()
@@ -291,7 +294,7 @@ async def test_an_idle_link_is_closed_after_a_while(pooled: Pooled, monkeypatch:
 
 
 async def test_a_link_in_use_is_not_idle(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.01)
     inflight, other = await pooled.sent(), await pooled.sent()
     finish(inflight)
     await later(0.03)
@@ -489,7 +492,7 @@ async def test_a_borrowed_link_is_that_of_the_callers_calls_and_stays(pooled: Po
 
 
 async def test_a_link_that_is_borrowed_is_not_idle(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
     pooled.pool.is_profiled = True
     async with pooled.pool.borrowed(ANYONE, ABLE) as link:
         finish(await pooled.sent(profile=ABLE))
@@ -669,6 +672,17 @@ async def test_each_then_has_a_link_that_is_idle_if_there_is_one_of_the_same_cal
     assert [link.sent for link in asking.links] == [[first, third], [second], [others[0]], [others[1]]]
 
 
+async def test_one_call_after_the_other_goes_on_the_link_that_was_used_last(asking: Pooled) -> None:
+    first = await asking.sent(profile=ROOTS)
+    asking.links[0].on_asked()
+    second = await asking.sent(profile=ROOTS)
+    finish(first)
+    finish(second)
+    for _ in range(3):
+        finish(await asking.sent(profile=ROOTS))
+    assert [len(link.sent) for link in asking.links] == [1, 4]
+
+
 async def test_a_conversation_keeps_the_link_that_is_its_own(asking: Pooled) -> None:
     asked = msgspec.structs.replace(call(profile=ROOTS), session="one")
     calls = [asking.stage.start(asked)[0] for _ in range(2)]
@@ -677,6 +691,125 @@ async def test_a_conversation_keeps_the_link_that_is_its_own(asking: Pooled) -> 
     calls.append(asking.stage.start(asked)[0])
     lonely = await asking.sent(profile=ROOTS)
     assert [link.sent for link in asking.links] == [calls, [lonely]]
+
+
+# -- conversations that share links ---------------------------------------------------------------------------------
+
+
+async def in_context(asking: Pooled, context: str, caller: Caller = ANYONE) -> InFlight:
+    """A call of an A2A context that has reached a link."""
+    asked = msgspec.structs.replace(call(caller=caller, profile=ROOTS), session=context, shares_link=True)
+    inflight, _ = asking.stage.start(asked)
+    await asking.until_sent(inflight)
+    return inflight
+
+
+async def test_contexts_share_a_link_while_their_server_asks_nothing_and_keep_it_when_it_does(asking: Pooled) -> None:
+    calls = [await in_context(asking, context) for context in ("a", "b", "a")]
+    asking.links[0].on_asked()
+    calls += [await in_context(asking, context) for context in ("b", "a", "a")]
+    assert [link.sent for link in asking.links] == [calls]
+
+
+async def test_a_context_that_begins_when_the_server_asks_has_a_link_without_calls_and_keeps_it(
+    asking: Pooled,
+) -> None:
+    first = await in_context(asking, "a")
+    asking.links[0].on_asked()
+    second, third = await in_context(asking, "b"), await in_context(asking, "b")
+    finish(first)
+    fourth = await in_context(asking, "c")
+    assert [link.sent for link in asking.links] == [[first, fourth], [second, third]]
+
+
+async def test_no_context_begins_on_a_link_to_which_another_has_come_back(asking: Pooled) -> None:
+    asking.pool._note_asked()
+    for _ in range(2):
+        finish(await in_context(asking, "a"))
+    finish(await in_context(asking, "b"))
+    for context in ("c", "c", "a"):
+        finish(await in_context(asking, context))
+    assert [[each.call.session for each in link.sent] for link in asking.links] == [["a", "a", "a"], ["b", "c", "c"]]
+
+
+async def test_contexts_of_two_callers_share_nothing_though_they_have_one_name(asking: Pooled) -> None:
+    calls = [await in_context(asking, "a", caller) for caller in (ANYONE, OTHER, ANYONE)]
+    assert [link.sent for link in asking.links] == [[calls[0], calls[2]], [calls[1]]]
+
+
+async def test_a_context_whose_call_was_given_up_keeps_its_link_which_no_other_begins_on(asking: Pooled) -> None:
+    asking.pool._note_asked()
+    given_up = await in_context(asking, "a")
+    asking.links[0].strays = "a"  # as the link notes it, since the server may ask all the same
+    given_up.cancel("enough")
+    finish(await in_context(asking, "b"))
+    finish(await in_context(asking, "a"))
+    assert [[each.call.session for each in link.sent] for link in asking.links] == [["a", "a"], ["b"]]
+
+
+async def test_a_context_whose_link_is_lost_begins_anew(asking: Pooled) -> None:
+    await in_context(asking, "a")
+    asking.links[0].die("crashed")
+    await in_context(asking, "a")
+    assert (len(asking.links), list(asking.pool._homes)) == (2, ["a"])
+
+
+async def test_only_the_latest_contexts_on_a_link_are_remembered(
+    asking: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GUESTS_MAX", 2)
+    for context in ("a", "b", "c"):
+        finish(await in_context(asking, context))
+    assert list(asking.pool._homes) == ["b", "c"]
+
+
+async def test_contexts_that_waited_for_one_link_are_parted_when_its_server_asks_at_once(asking: Pooled) -> None:
+    connect = asking._connect
+
+    async def curious(profile: Profile, subject: Subject | None) -> BaseLink:
+        link = await connect(profile, subject)
+        link.has_asked = True
+        return link
+
+    asking.pool._connect = curious
+    asking.opened.clear()
+    begun = [
+        asking.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=context, shares_link=True))[0]
+        for context in ("a", "b", "a")
+    ]
+    asking.opened.set()
+    await asking.until_sent(*begun)
+    assert [link.sent for link in asking.links] == [[begun[0], begun[2]], [begun[1]]]
+
+
+async def test_a_session_stays_on_the_link_that_it_shares_with_everybody_when_the_server_asks_beside_its_calls(
+    asking: Pooled,
+) -> None:
+    asking.pool.is_duplex = False
+    calls = [await conversing_on(asking, session) for session in ("a", "b")]
+    asking.links[0].on_asked()
+    calls.append(await conversing_on(asking, "a"))
+    later = await conversing_on(asking, "c")
+    assert [link.sent for link in asking.links] == [calls, [later]]
+    asking.stage.hub.left("a")
+    assert list(asking.pool._homes) == ["b"]
+
+
+async def conversing_on(asking: Pooled, session: str) -> InFlight:
+    inflight, _ = asking.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=session))
+    await asking.until_sent(inflight)
+    return inflight
+
+
+async def test_the_link_of_a_context_is_kept_for_longer_than_that_of_calls_outside_of_any(
+    asking: Pooled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SPARE_SECONDS", 0.0)
+    finish(await in_context(asking, "a"))
+    finish(await asking.sent(OTHER, ROOTS))
+    await later(0.01)
+    await asking.until_quiet()
+    assert [link.is_closed for link in asking.links] == [False, True]
 
 
 @pytest.mark.parametrize("is_duplex", [True, False])
@@ -977,7 +1110,7 @@ async def test_a_hub_that_goes_while_a_link_is_asked_leaves_nothing() -> None:
 async def test_a_link_on_which_something_is_followed_is_not_idle(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
     told: list[str] = []
     await followed.subscriptions.add((NAME, PAGE), (tell := lambda: told.append(PAGE)), Follower(ANYONE, ABLE, "a"))
     link = await followed.called("a")
@@ -1222,3 +1355,41 @@ async def test_a_call_that_may_not_go_on_a_link_is_that_of_no_tool(pooled: Poole
     inflight, listener = pooled.start()
     assert isinstance(listener.fault, UnknownTool)
     assert inflight not in link.sent
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_is_kept_as_not_sent_until_there_is_a_link_for_its_call(pooled: Pooled) -> None:
+    journal = HeldJournal()
+    journal.is_held = False
+    engine = Engine(pooled.stage.hub, journal, lambda: 5.0)
+    pooled.opened.clear()
+    live = await engine.begin(Draft(ANYONE, "talk", "1.0", (), call=call()))
+    assert (live.record.state, live.record.phase) == ("submitted", "waiting")
+    journal.is_held = True
+    pooled.opened.set()
+    await pooled.until_quiet()
+    assert [link.sent for link in pooled.links] == [[]]
+    assert live.record.phase == "sent"
+    journal.let_go()
+    assert len(pooled.links[0].sent) == 1
+    pooled.links[0].sent[0].finish(DONE)
+    await engine.until_idle()
+
+
+async def test_a_task_whose_link_is_lost_before_its_call_is_sent_has_another(pooled: Pooled) -> None:
+    journal = HeldJournal()
+    engine = Engine(pooled.stage.hub, journal, lambda: 5.0)
+    await pooled.sent()
+    beginning = asyncio.ensure_future(engine.begin(Draft(ANYONE, "talk", "1.0", (), call=call())))
+    async with asyncio.timeout(SECONDS):
+        while not journal.waiting:  # noqa: ASYNC110 - a journal tells nobody
+            await asyncio.sleep(0)
+    pooled.links[0].die("gone")
+    journal.let_go()
+    live = await beginning
+    await pooled.until_quiet()
+    assert (len(pooled.links[1].sent), live.record.phase) == (1, "sent")
+    pooled.links[1].sent[0].finish(DONE)
+    await engine.until_idle()

@@ -89,7 +89,7 @@ def reply(body: bytes, status: str = "200 OK") -> bytes:
     return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
 
 
-def answer(id: int = 1, **members: Any) -> bytes:
+def answer(id: int | None = 1, **members: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": id, **members}).encode()
 
 
@@ -136,25 +136,11 @@ async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(scene:
     assert isinstance(fault, BadArguments)
 
 
-@pytest.mark.parametrize(
-    ("value", "text", "structured"),
-    [
-        (7, "7", {"result": 7}),
-        ('a "word"\n', 'a "word"\n', {"result": 'a "word"\n'}),
-        (None, "null", {"result": None}),
-        ([1, "é"], '[1, "\\u00e9"]', {"result": [1, "é"]}),
-        ({"sum": 3}, '{"sum": 3}', {"sum": 3}),
-        ({"content": "none"}, '{"content": "none"}', {"content": "none"}),
-    ],
-)
-async def test_a_value_becomes_text_and_structure(scene: Scene, value: Any, text: str, structured: Any) -> None:
+@pytest.mark.parametrize("value", [7, 'a "word"\n', None, [1, "é"], {"sum": 3}, {"content": "none"}])
+async def test_a_value_comes_back_as_it_is(scene: Scene, value: Any) -> None:
     result = result_of(await scene.answered("200 OK", answer(result=value)))
-    assert json.loads(bytes(result.payload)) == {
-        "content": [{"type": "text", "text": text}],
-        "structuredContent": structured,
-        "isError": False,
-    }
-    assert not result.is_error
+    assert bytes(result.payload) == json.dumps(value).encode()
+    assert (result.is_bare, result.is_error) == (True, False)
 
 
 @pytest.mark.parametrize("is_error", [False, True])
@@ -165,11 +151,12 @@ async def test_a_result_in_the_words_of_mcp_is_passed_on_as_it_is(scene: Scene, 
     assert result.is_error is is_error
 
 
-async def test_content_that_mcp_does_not_have_is_shown_as_a_value(scene: Scene) -> None:
-    value = {"content": [{"type": "code_output", "stdout": "1"}], "isError": True}
+@pytest.mark.parametrize("is_error", [False, True])
+async def test_content_that_mcp_does_not_have_comes_back_as_it_is(scene: Scene, is_error: bool) -> None:  # noqa: FBT001
+    value = {"content": [{"type": "code_output", "stdout": "1"}], "isError": is_error}
     result = result_of(await scene.answered("200 OK", answer(result=value)))
-    shown = json.loads(bytes(result.payload))
-    assert (shown["structuredContent"], shown["isError"], result.is_error) == (value, True, True)
+    assert bytes(result.payload) == json.dumps(value).encode()
+    assert (result.is_bare, result.is_error) == (True, is_error)
 
 
 @pytest.mark.parametrize("status", ["200 OK", "404 Not Found", "500 Oops"])
@@ -184,7 +171,7 @@ async def test_an_error_is_the_servers_own(scene: Scene, status: str, id: Any) -
 
 async def test_a_member_that_is_null_beside_the_other_is_no_member(scene: Scene) -> None:
     result = result_of(await scene.answered("200 OK", answer(result=7, error=None)))
-    assert json.loads(bytes(result.payload))["structuredContent"] == {"result": 7}
+    assert bytes(result.payload) == b"7"
 
 
 async def test_a_null_result_beside_an_error_is_an_error(scene: Scene) -> None:
@@ -305,14 +292,16 @@ async def test_a_server_that_is_not_there_is_found_out_when_greeted(scene: Scene
         await scene.link.ping(5)
 
 
-async def listed(scene: Scene, link: RpcLink, body: bytes) -> Any:
+async def listed(
+    scene: Scene, link: RpcLink, body: bytes, status: str = "200 OK", known: Listing | None = None
+) -> Listing:
     """What becomes of a listing that is answered like this."""
     async with asyncio.timeout(10):
-        listing = asyncio.ensure_future(link.list_features())
+        listing = asyncio.ensure_future(link.list_features(known=known))
         peer = await scene.server.accept()
         request = await asked(peer)
         assert request == {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-        await peer.say(reply(body))
+        await peer.say(reply(body, status))
         return await listing
 
 
@@ -339,10 +328,60 @@ async def test_tools_are_learned_in_whatever_shape_they_are_told(scene: Scene, r
     await link.aclose()
 
 
-async def test_a_server_that_cannot_list_says_what_to_do(scene: Scene) -> None:
+NO_METHOD = answer(error={"code": -32601, "message": "Method not found: tools/list"})
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        ("200 OK", NO_METHOD, "Method not found: tools/list"),
+        ("404 Not Found", NO_METHOD, "Method not found: tools/list"),
+        ("405 No", NO_METHOD, "it answered HTTP 405"),
+        ("500 Oops", answer(error={"code": -32603, "message": "KeyError"}), "KeyError"),
+        ("200 OK", answer(None, error={"code": -32000, "message": "unknown"}), "unknown"),
+        ("200 OK", answer(result={"isError": True, "content": []}), "it answered with a tool's error"),
+        ("404 Not Found", b"", "it answered HTTP 404"),
+        ("405 No", b"", "it answered HTTP 405"),
+        ("501 No", b"", "it answered HTTP 501"),
+        ("422 No", b'{"detail":[]}', "it answered HTTP 422"),
+    ],
+)
+async def test_a_server_that_has_no_list_is_there_and_unlisted(
+    scene: Scene, status: str, body: bytes, why: str
+) -> None:
     link = scene.dial()
-    with pytest.raises(ServerError, match=r"declare its tools in the configuration"):
-        await listed(scene, link, answer(error={"code": -32601, "message": "Method not found"}))
+    listing = await listed(scene, link, body, status)
+    assert (listing.tools, listing.is_unlisted) == ((), True)
+    assert listing.notes["tools"][0].startswith(f"it has no tools/list ({why}): nothing is listed")
+    await link.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        ("404 Not Found", b"<h1>Not Found</h1>"),
+        ("404 Not Found", b'{"detail":"Not Found"}'),
+        ("405 No", b'{"detail":"Method Not Allowed"}'),
+        ("401 No", b""),
+        ("401 No", NO_METHOD),
+        ("500 Oops", b"Internal Server Error"),
+        ("503 Busy", b""),
+        ("200 OK", b"hm"),
+    ],
+)
+async def test_a_server_that_is_elsewhere_or_down_is_not_taken_for_unlisted(
+    scene: Scene, status: str, body: bytes
+) -> None:
+    link = scene.dial()
+    with pytest.raises((BadReply, NotConnected)):
+        await listed(scene, link, body, status)
+    await link.aclose()
+
+
+async def test_a_server_that_has_listed_before_and_refuses_now_keeps_its_list(scene: Scene) -> None:
+    link = scene.dial()
+    with pytest.raises(ServerError, match="busy"):
+        await listed(scene, link, answer(error={"code": -32000, "message": "busy"}), known=Listing((tool("add"),)))
     await link.aclose()
 
 

@@ -72,15 +72,15 @@ ADDRESS = "https://search.example/mcp"
         ),
         (
             lambda: ServerSettings(NAME, REACH, timeout=0),
-            "timeout must be over 0 and at most 600 seconds, not 0",
+            "timeout must be over 0 and at most 86400 seconds, not 0",
         ),
         (
             lambda: ServerSettings(NAME, REACH, timeout=float("nan")),
-            "timeout must be over 0 and at most 600 seconds, not nan",
+            "timeout must be over 0 and at most 86400 seconds, not nan",
         ),
         (
-            lambda: ServerSettings(NAME, REACH, timeout=600.5),
-            "timeout must be over 0 and at most 600 seconds, not 600.5",
+            lambda: ServerSettings(NAME, REACH, timeout=86400.5),
+            "timeout must be over 0 and at most 86400 seconds, not 86400.5",
         ),
         (lambda: ServerSettings(NAME, REACH, max_calls=0), "max_calls must be at least 1, not 0"),
         (lambda: ServerSettings(NAME, REACH, max_queued=-1), "max_queued must be 0 or more, not -1"),

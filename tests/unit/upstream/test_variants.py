@@ -188,7 +188,7 @@ async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_
 ) -> None:
     monkeypatch.setattr(module, "RECENT_SECONDS", -1.0)
     monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
-    monkeypatch.setattr(pools, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(pools, "CONVERSATION_SECONDS", 0.0)
     generous(kept, is_modern=False)
     base = await kept.ready()
     await listed(kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,15 +15,18 @@ from websockets.exceptions import ConnectionClosed
 
 from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
+from isthmus.credentials.dpop import ProofKey, Prover
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.events import Log
 from isthmus.model.faults import Lost, ServerError
+from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.websocket import SocketLink
 from tests.conftest import Ledger, Spawn
 from tests.faults.watching import eventually
 from tests.peers.launch import HttpPeer, command
+from tests.security.authority import checked
 from tests.unit.core.doubles import SERVER
 from tests.unit.transport.doubles import Server
 from tests.unit.upstream.doubles import DISCOVERY, ME, SOMEBODY, WELCOME, Scene, answer, message, over, reply, text_of
@@ -189,6 +192,36 @@ async def test_what_is_no_websocket_is_told(crew: Crew, status: str, words: str)
         with pytest.raises(ConnectFailed, match=words):
             await starting
     assert b"Authorization: Bearer secret\r\n" in request
+
+
+class Bound:
+    """Credentials that need a proof with each request."""
+
+    generation = 0
+
+    def __init__(self) -> None:
+        self.signer = Prover(ProofKey.make())
+
+    def headers_for(self, server: ServerName) -> Mapping[str, str]:
+        return {"authorization": "DPoP token-1"}
+
+
+async def test_a_handshake_is_proven_and_asked_for_once_more_with_the_nonce_that_a_server_wants(crew: Crew) -> None:
+    async with Server() as server:
+        url = f"127.0.0.1:{server.origin.port}/mcp"
+        link = SocketLink(SERVER, ME, Limits(), url=f"ws://{url}?a=b", credentials=Bound(), egress=Egress(), crew=crew)
+        starting = asyncio.ensure_future(link.start())
+        nonces = []
+        for _ in range(2):
+            peer = await server.accept()
+            (line,) = (each for each in (await peer.request()).split(b"\r\n") if each.startswith(b"dpop: "))
+            proof = checked(line.removeprefix(b"dpop: ").decode(), "GET", f"http://{url}", "token-1")
+            nonces.append(proof.claims.get("nonce"))
+            words = b'www-authenticate: DPoP error="use_dpop_nonce"\r\ndpop-nonce: n\r\n'
+            await peer.say(reply("401 Unauthorized").replace(b"\r\n", b"\r\n" + words, 1))
+        with pytest.raises(ConnectFailed, match="HTTP 401"):
+            await starting
+    assert nonces == [None, "n"]
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------

@@ -501,3 +501,43 @@ def test_a_reply_may_have_a_member_that_is_null_beside_the_other(members: bytes,
 
 def test_a_reply_that_is_no_json_is_malformed() -> None:
     assert isinstance(jsonrpc.decode_reply(b"[null"), Malformed)
+
+
+# -- dense bodies --------------------------------------------------------------------------------------------------
+
+SPARSE = {
+    "text": b'"' + b"a" * 300_000 + b'"',
+    "a table as text": b'"' + b"1,2,[3],{4}" * 30_000 + b'"',
+    "escaped marks": b'"' + b'\\",' * 120_000 + b'"',
+    "escaped backslashes": b'["' + b"\\\\" * 120_000 + b'",",,,,,"]',
+    "digits in text": b'"' + b"9" * 300_000 + b'"',
+    "many values, not too many": b"[" + b"1   ," * 99_000 + b"1]",
+    "many strings with commas": b"[" + b'",,,",' * 90_000 + b"1]",
+}
+DENSE = {
+    "numbers": b"[" + b"1," * 100_001 + b"1]",
+    "objects": b"[" + b'{"b":1},' * 60_000 + b"1]",
+    "members": b"{" + b'"a":"b",' * 110_000 + b'"a":1}',
+    "strings with commas": b"[" + b'",",' * 250_000 + b"1]",
+    "after a string that ends in a backslash": b'["\\\\",' + b"1," * 100_001 + b"1]",
+    "long numbers": b"[" + b"9" * 4000 + b"," + b"1," * 99_000 + b"1]",
+}
+
+
+@pytest.mark.parametrize("label", SPARSE)
+def test_long_text_is_one_value(label: str) -> None:
+    body = b'{"jsonrpc":"2.0","id":7,"method":"m","params":{"x":%b}}' % SPARSE[label]
+    assert isinstance(jsonrpc.decode(body), Request)
+
+
+@pytest.mark.parametrize("label", DENSE)
+def test_a_body_of_very_many_values_is_refused_with_its_id(label: str) -> None:
+    body = b'{"jsonrpc":"2.0","id":7,"method":"m","params":{"x":%b}}' % DENSE[label]
+    refused = jsonrpc.decode(body)
+    assert isinstance(refused, Malformed)
+    assert refused.code == jsonrpc.INVALID_REQUEST
+    assert refused.id is not None
+    assert bytes(refused.id) == b"7"
+    assert "100000 values" in refused.message
+    answer = b'{"jsonrpc":"2.0","id":7,"result":{"x":%b}}' % DENSE[label]
+    assert isinstance(jsonrpc.decode(answer, max_values=None), Response)

@@ -144,13 +144,21 @@ class Policy:
 
     def may_use_all_of(self, server: ServerName) -> bool:
         """Say whether everything of this server is allowed, known yet or not."""
-        return self._narrowing is None and all(
+        return self._narrowing is None and self.covers_all_of(server)
+
+    def covers_all_of(self, server: ServerName) -> bool:
+        """Say whether the patterns allow everything of this server; a narrowing may still refuse single tools."""
+        return all(
             allowed.cover_all_of(server) and not denied.may_cover_some_of(server) for allowed, denied in self._layers
         )
 
     def denied_names(self, server: ServerName) -> set[FeatureName]:
         """What is refused of a server by its name alone."""
         return set().union(*(denied.tools_of(server) for _, denied in self._layers))
+
+    def named_tools(self, server: ServerName) -> set[FeatureName]:
+        """What is allowed or refused of a server by its own name."""
+        return set().union(*(patterns.tools_of(server) for layer in self._layers for patterns in layer))
 
     def named_servers(self) -> set[ServerName] | None:
         """The only servers that could be seen; None where that is not said by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from weakref import ref
 
@@ -16,7 +16,7 @@ from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.calls.recall import Recall
-from isthmus.core.calls.stages import STAGES, fill, find, recall, validate
+from isthmus.core.calls.stages import STAGES
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
@@ -26,12 +26,13 @@ from isthmus.core.ports.exchange import Exchange
 from isthmus.core.ports.learner import Learner
 from isthmus.core.ports.link import Link
 from isthmus.core.ports.recorder import Recorder
+from isthmus.core.ports.validation import Validation
 from isthmus.core.settings import Limits
 from isthmus.core.watch.levels import Levels
 from isthmus.core.watch.subscriptions import Subscriptions
 from isthmus.core.watch.tasks import Tasks
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call, Surface
+from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.faults import Bug, NotConnected, UnknownPrompt, UnknownResource, UnknownTool
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
@@ -65,6 +66,8 @@ class Hub:
         self.is_draining = False
         self._recorder = recorder
         self.witness = recorder.witness
+        self.validation: Validation | None = None
+        """Checks arguments that take long to check. Without it, such calls are refused."""
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self.deadlines = Deadlines(self._loop)
@@ -135,6 +138,15 @@ class Hub:
         except Exception as defect:  # noqa: BLE001 - as in `start`
             _blame(inflight, defect)
 
+    def submit(self, inflight: InFlight) -> None:
+        """Go on with a call whose arguments were checked elsewhere."""
+        if inflight.is_over:
+            return
+        if self.witness is not None:
+            self.witness.begin(inflight, self.send)
+        else:
+            self.send(inflight)
+
     def send(self, inflight: InFlight) -> None:
         """Send a call that had to be written down first, unless it has ended meanwhile."""
         if inflight.is_over:
@@ -149,19 +161,11 @@ class Hub:
         except Exception as defect:  # noqa: BLE001 - as in `start`
             _blame(inflight, defect)
 
-    def would_wait(self, call: Call, exchange: Exchange) -> InFlight | None:
-        """A call as it would wait in its lane for its server to come back; None if it would be sent, or end, at once.
-
-        It is not started, and the `exchange` hears nothing.
-        """
-        inflight = InFlight(call, exchange, self._recorder, self._loop)
-        if self.is_draining or find(self, inflight) is not None:
-            return None
-        inflight.lane = lane = self.lanes.get(inflight.target.feature.server)
-        if lane is None or not lane.is_awaited:
-            return None
-        would_end = any(stage(self, inflight) is not None for stage in (fill, validate, recall))
-        return None if would_end else inflight
+    def unreached(self, grants: Grants, surface: Surface, name: str) -> NotConnected | None:
+        """Why nothing has a tool's name, if that is because its server is down and has never said what it has."""
+        server = self.snapshot.find_unreached(grants, surface, name)
+        lane = None if server is None else self.lanes.get(server)
+        return None if lane is None else lane.absence()
 
     def _put_off(self, inflight: InFlight) -> bool:
         """Start a call for what nobody lists once it is known what servers list to its caller; False if it is."""
@@ -217,7 +221,9 @@ class Hub:
 
     def publish(self, standing: Standing) -> None:
         """Have the next snapshot show this server's new standing, and tell the watchers."""
-        if standing.is_settled and (settling := self._settling.pop(standing.server, None)) is not None:
+        if (standing.is_settled or standing.is_recalled) and (
+            settling := self._settling.pop(standing.server, None)
+        ) is not None:
             settling.set_result(None)
         standing = self.review.of(standing)
         server = standing.server
@@ -289,17 +295,39 @@ class Hub:
         self._untold.pop(callback, None)
 
     def is_settling(self) -> bool:
-        """Whether some server's first attempt to connect still runs."""
+        """Whether some server's first attempt to connect still runs, and it is not known what it listed before."""
         return bool(self._settling)
 
-    async def settle(self, surface: Surface) -> None:
-        """Wait for first attempts to end: for each server at most `listing_seconds` after it was added."""
-        servers = self._settling if surface.server is None else self._settling.keys() & {surface.server}
-        await _wait_for(self._patience({self._settling[server]: self.lanes[server].opened_at for server in servers}))
+    def awaited(self) -> list[ServerName]:
+        """Servers that a list of everything would wait for now."""
+        waits = self._unsettled(EVERYTHING, None)
+        return [server for server, settling in self._settling.items() if settling in waits]
 
-    def _patience(self, began: Mapping[asyncio.Future[None], float]) -> dict[asyncio.Future[None], float]:
+    async def settle(
+        self, surface: Surface, *, within: float | None = None, until: Callable[[], bool] | None = None
+    ) -> None:
+        """Wait for first attempts to end, of servers whose lists are not known from an earlier run.
+
+        For each server at most `listing_seconds` after it was added, or `within` if that is shorter. With `until` it
+        is enough that that holds: a call need not wait for others than its own server.
+        """
+        when = asyncio.ALL_COMPLETED if until is None else asyncio.FIRST_COMPLETED
+        while waits := self._unsettled(surface, within):
+            if until is not None and until():
+                return
+            await asyncio.wait(waits, timeout=max(waits.values()), return_when=when)
+
+    def _unsettled(self, surface: Surface, within: float | None) -> dict[asyncio.Future[None], float]:
+        servers = self._settling if surface.server is None else self._settling.keys() & {surface.server}
+        began = {self._settling[server]: self.lanes[server].opened_at for server in servers}
+        return self._patience(began, within)
+
+    def _patience(
+        self, began: Mapping[asyncio.Future[None], float], within: float | None = None
+    ) -> dict[asyncio.Future[None], float]:
         """How long each may still be waited for; those that had their time are left out."""
-        until = self.limits.listing_seconds - self._loop.time()
+        patience = self.limits.listing_seconds
+        until = (patience if within is None else min(patience, within)) - self._loop.time()
         waits = {future: at + until for future, at in began.items()}
         return {future: seconds for future, seconds in waits.items() if seconds > 0}
 
@@ -309,20 +337,32 @@ class Hub:
             await self.settle(surface)
         return self.snapshot.view(grants, surface)
 
-    async def view_for(self, caller: Caller, surface: Surface, profile: Profile = NOTHING) -> View:
-        """What this caller sees now: also servers that must be asked what they list to such callers have a moment."""
-        view = await self.view(caller.grants, surface)
-        if not profile:
-            return view
-        await _wait_for(self._learn(caller, surface, profile))
+    async def view_for(
+        self, caller: Caller, surface: Surface, profile: Profile = NOTHING, *, within: float | None = None
+    ) -> View:
+        """What this caller sees now: also servers that must be asked what they list to such callers have a moment.
+
+        With `within`, servers are waited for only so long after they were added, even if a list would wait longer.
+        """
+        if self._settling:
+            await self.settle(surface, within=within)
+        if profile:
+            await _wait_for(self._learn(caller, surface, profile, within))
         return self.snapshot.view(caller.grants, surface, profile)
 
-    def _learn(self, caller: Caller, surface: Surface, profile: Profile) -> dict[asyncio.Future[None], float]:
+    def awaits(self, servers: Iterable[ServerName]) -> bool:
+        """Whether a list waits for one of these servers, of which nothing is known yet."""
+        awaited = self._settling and self._unsettled(EVERYTHING, None)
+        return bool(awaited) and any(self._settling.get(server) in awaited for server in servers)
+
+    def _learn(
+        self, caller: Caller, surface: Surface, profile: Profile, within: float | None = None
+    ) -> dict[asyncio.Future[None], float]:
         """See to it that it becomes known what the caller is listed; what is worth waiting for, and how long."""
         servers = self.snapshot.view(caller.grants, surface).servers
         learners = [self._learners[server] for server in servers if server in self._learners]
         asked = [learning for learner in learners if (learning := learner.learn(caller, profile)) is not None]
-        return self._patience({learning.done: learning.began for learning in asked})
+        return self._patience({learning.done: learning.began for learning in asked}, within)
 
     def left(self, session: str) -> None:
         """A caller's conversation is over, with all its calls: servers need not keep anything for it."""

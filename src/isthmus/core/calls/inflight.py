@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+UNWRITTEN = object()
+"""The `carriage` of a call that has a slot, and is sent once its exchange has written that it may be."""
+
 QUESTIONS_MAX = 100
 """Questions of one call that may be open at once; further ones are refused."""
 
@@ -35,15 +38,16 @@ ASKED_MAX = 1_000
 """Questions of one call in all; further ones are refused, and the clock of a call that is asked nothing runs."""
 
 QUESTION_SECONDS = 300.0
-"""How long the caller may think about a question. Meanwhile the call's own clock stands still, though not past
-`hard_seconds` in all, and the call keeps its slot of the server, as far as its lane allows."""
+"""How long the caller may think about a question. That time does not count as silence of the server, nor towards the
+caller's own timeout, but `hard_seconds` holds. The call keeps its slot of the server, as far as its lane allows."""
 
 
 class InFlight:
     """Ends exactly once, by the first of: the server's answer, a fault, the deadline, the caller's withdrawal.
 
     `route`, `name` and `lane` are set by the stages, `link` by the lane when the call leaves its queue, `carriage`
-    by the link for its own use (a request id, a connection). `name` is what the server calls what is asked for.
+    by the link for its own use (a request id, a connection); before that it is `EXPENSIVE` while the arguments have to
+    be checked elsewhere. `name` is what the server calls what is asked for.
     `keep`, if it is set, is given the outcome, to remember it. While its end is being written down (`is_sealed`), it
     has ended for its server and not yet for its caller.
     """
@@ -56,6 +60,7 @@ class InFlight:
         "_loop",
         "_recorder",
         "_started",
+        "arrival",
         "call",
         "carriage",
         "context",
@@ -73,6 +78,9 @@ class InFlight:
         "timeout",
         "within",
     )
+
+    arrival: int
+    """Its place in its lane's order of arrival, once it has had to wait."""
 
     def __init__(
         self,
@@ -141,14 +149,21 @@ class InFlight:
         """Let it take as long as any call may: nobody stands and waits for it."""
         if self.lane is not None:
             self.timeout = self.lane.hard_seconds
-            self._stopwatch().prolong(self.timeout)
             if not self.questions:
                 self._expire_in(self.timeout)
 
+    def heartbeat(self) -> None:
+        """Note a sign of life of this call: its timeout counts from the last one, up to `hard_seconds` in all.
+
+        The timer is not touched: when it fires, it is set again for the rest.
+        """
+        self._stopwatch().heard_at = self._loop.time()
+
     def emit(self, event: Event) -> None:
-        """Pass an event on to the caller, unless the call has ended."""
+        """Pass an event on to the caller, unless the call has ended. It is a sign of life."""
         if self.outcome is not None:
             return
+        self.heartbeat()
         try:
             self.exchange.emit(event)
         except Exception:  # as in `finish`
@@ -156,7 +171,10 @@ class InFlight:
 
     def pause(self, seconds: float) -> None:
         """The server let the call's stream go and will be asked for the rest; the caller may be let go as well."""
-        if self.outcome is not None or not isinstance(self.exchange, Pausable):
+        if self.outcome is not None:
+            return
+        self.heartbeat()
+        if not isinstance(self.exchange, Pausable):
             return
         try:
             self.exchange.pause(seconds)
@@ -219,7 +237,7 @@ class InFlight:
     def hold(self, asked: OpenQuestion) -> None:
         """A question is open that is about this call, or may be: its clock stands still until `release`."""
         if not self.questions:
-            self._stopwatch().stop(self._loop.time())
+            self._stopwatch().asked_at = self._loop.time()
             if self.lane is not None:
                 self.lane.waits(self)
         self.questions = (*self.questions, asked)
@@ -229,15 +247,26 @@ class InFlight:
         """A question was answered, or will not be: the clock runs again once none is open."""
         self.questions = tuple(each for each in self.questions if each is not asked)
         if not self.questions:
-            self._expire_in(self._stopwatch().start(self._loop.time()))
+            clock, now = self._stopwatch(), self._loop.time()
+            clock.thought += now - clock.asked_at
+            clock.heard_at = now
+            self._expire_in(max(0.0, self._due() - now))
             if self.lane is not None:
                 self.lane.goes_on(self)
 
     def _stopwatch(self) -> _Clock:
-        """The clock of a call that is asked something; most are not, and need none."""
+        """The clock of a call of which something was heard before its answer; most calls need none."""
         if self._clock is None:
-            self._clock = _Clock(self._started, self.timeout)
+            self._clock = _Clock(self._started)
         return self._clock
+
+    def _due(self) -> float:
+        """When the call runs out of time, if nothing more is heard of it."""
+        clock = self._stopwatch()
+        due = clock.heard_at + self.timeout
+        if self.call.timeout is not None:
+            due = min(due, self._started + self.call.timeout + clock.thought)
+        return due
 
     def _expire_in(self, seconds: float) -> None:
         """Move the deadline, though not beyond what any call may take: what is due already stays so."""
@@ -298,6 +327,27 @@ class InFlight:
         for asked in questions:
             asked.ended(self, outcome)
 
+    def is_cleared(self, send: Callable[[InFlight], None]) -> bool:
+        """Whether the call may be sent now; else `send` is called once its exchange has written that it may be."""
+        if not isinstance(self.exchange, Patient) or self.exchange.may_send(self, send):
+            return True
+        self.carriage = UNWRITTEN
+        return False
+
+    def abandon(self) -> None:
+        """Drop a call that was not sent: it leaves its queue or its slot, and nobody is told."""
+        if self.is_over:
+            return
+        self.outcome = Cancelled("it is not to be sent", executed="no")
+        if self._bucket is not None:
+            self._bucket.pop(self, None)
+        if self.counted_by is not None:
+            self.counted_by.leave(self.call.caller.tenant)
+        if self.lane is not None:
+            if self.carriage is UNWRITTEN:
+                self.lane.take_back(self)
+            self.lane.released(self, self.outcome)
+
     def put_back(self) -> bool:
         """Give a call that was not sent back to who started it, if they would rather wait themselves for its server."""
         if self.lane is None or not isinstance(self.exchange, Patient) or not self.exchange.put_back(self):
@@ -323,9 +373,14 @@ class InFlight:
             self._give_up(Cancelled(why, executed=self._executed(), server=server), why)
 
     def expire(self) -> None:
-        """The deadline has passed: end the call and tell the server to stop."""
-        if self.outcome is not None:
+        """The deadline has passed: end the call and tell the server to stop, unless it gave a sign of life since."""
+        if self.is_over:
             return
+        if self._clock is not None and not self.questions and self._left_in_all():
+            left = self._due() - self._loop.time()
+            if left > 0:
+                self._expire_in(left)
+                return
         seconds = self._allowed()
         if self.questions:
             self.go_unanswered(f"nobody answered within {seconds:g} s")
@@ -340,9 +395,13 @@ class InFlight:
 
     def _allowed(self) -> float:
         """How long was waited for what did not come: as long as any call may take, or for what was due next."""
-        if self.lane is not None and self._clock is not None and not self._left_in_all():
+        clock, wanted = self._clock, self.call.timeout
+        if self.lane is not None and clock is not None and not self._left_in_all():
             return self.lane.hard_seconds
-        return QUESTION_SECONDS if self.questions else self.timeout
+        if self.questions:
+            return QUESTION_SECONDS
+        is_silent = clock is None or clock.heard_at + self.timeout <= self._loop.time()
+        return self.timeout if is_silent or wanted is None else wanted
 
     def go_unanswered(self, why: str) -> None:
         """End a call that was asked something: an answer is not waited for any more."""
@@ -352,38 +411,38 @@ class InFlight:
     def _give_up(self, fault: Fault, reason: str) -> None:
         if self.is_sealed:
             return
-        if self.link is not None:
+        if self.carriage is UNWRITTEN and self.lane is not None:
+            self.lane.take_back(self)
+        elif self.link is not None:
             self.link.withdraw(self, reason)
             self.carriage = None
         self.finish(fault)
 
     def _executed(self) -> Executed:
-        if self.link is None or not (self.rounds or self.link.may_have_run(self)):
-            return "no"
-        return "unknown"
+        return "unknown" if self.may_have_run else "no"
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether some of it may have left for its server."""
+        if self.link is None or self.carriage is UNWRITTEN:
+            return False
+        return bool(self.rounds) or self.link.may_have_run(self)
 
 
 class _Clock:
-    """How much a call was asked, and what is left of its own time: that stands still while its caller thinks."""
+    """What a call's deadline depends on: the last sign of life, and how long its caller thought about questions."""
 
-    __slots__ = ("_left", "_since", "asked")
+    __slots__ = ("asked", "asked_at", "heard_at", "thought")
 
-    def __init__(self, since: float, left: float) -> None:
+    def __init__(self, started: float) -> None:
+        self.heard_at = started
+        """When the last sign of life came."""
         self.asked = 0
-        self._since = since
-        self._left = left
-
-    def stop(self, now: float) -> None:
-        self._left -= now - self._since
-
-    def prolong(self, seconds: float) -> None:
-        """Have as much left."""
-        self._left = seconds
-
-    def start(self, now: float) -> float:
-        """Run again; how many seconds are left."""
-        self._since = now
-        return max(0.0, self._left)
+        """How many questions there were."""
+        self.asked_at = 0.0
+        """Since when a question is open."""
+        self.thought = 0.0
+        """How long questions were open in all."""
 
 
 class OpenQuestion:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence, Set
-from typing import TypeAlias
+from operator import attrgetter
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import structlog
@@ -51,15 +53,15 @@ ENTANGLED = (
     "deeply, or raise max_calls"
 )
 
-LASTING_LINKS_MAX = 8
-"""Calls that last and have a link of their own, of one caller at once: over stdio, each of these is a process."""
-
 HEARD_MAX = 100
 """Lines that a server logged, as many as the operator is shown."""
 
 
 Owner: TypeAlias = tuple[str, str]
 OnLink: TypeAlias = "Callable[[Lane], None]"
+K = TypeVar("K")
+
+_arrival = attrgetter("arrival")
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -74,11 +76,13 @@ class Lane:
     """At most `max_calls` running and `max_queued` waiting; integers count, nothing locks."""
 
     __slots__ = (
+        "_arrivals",
         "_breaker",
         "_gone_at",
         "_grace",
         "_heard",
         "_held",
+        "_is_held_due",
         "_is_sending",
         "_lasting",
         "_lasting_of",
@@ -122,6 +126,18 @@ class Lane:
         self.hard_seconds = limits.hard_seconds
         """How long any call may take, the time included in which its caller thinks."""
         self._limits = limits
+        self._link: Link | None = None
+        self._queue: list[InFlight] = []
+        """Not a deque: an empty one has half a kilobyte, and there may be ten thousand lanes."""
+        self._held: list[InFlight] = []
+        """Calls that wait while enough like them run: that last, of one tenant, or of one that shares the server.
+
+        Both lists are in the order of arrival. A free slot goes to the call that has waited longest of all that may
+        have it; so what is held back lets others by, and never those that are like it."""
+        self._arrivals = 0
+        self._is_held_due = False
+        """A call ended that others may have been held back for."""
+        self._is_sending = False
         self.adjust(
             limits.max_calls if max_calls is None else max_calls,
             limits.max_queued if max_queued is None else max_queued,
@@ -143,22 +159,16 @@ class Lane:
         """Hears of calls while there is no link, for who could have one made."""
         self.answered = 0
         """Calls that the present link has answered; the supervisor takes them for a sign of health."""
-        self._queue: list[InFlight] = []
-        """Not a deque: an empty one has half a kilobyte, and there may be ten thousand lanes."""
         self._waiting: dict[InFlight, None] = {}
         """Calls that keep their slot until their caller has answered what it was asked, the oldest first."""
         self._lasting: dict[InFlight, Owner] = {}
         """Calls that may take as long as any, which hold half of the slots at most."""
         self._lasting_of: dict[Owner, int] = {}
-        self._held: list[InFlight] = []
-        """Calls whose turn came while there were enough like them: that last, or of one that shares the server."""
         self._shares: dict[str, int] = {}
         """How many calls run, of each that shares the server with others."""
         self._tenants: dict[str, int] = {}
         """How many calls run, of each tenant."""
-        self._is_sending = False
         self._breaker = Breaker(limits)
-        self._link: Link | None = None
         self._why_not = "it has not been started"
         self._login: str | None = None
         self._loop = asyncio.get_running_loop()
@@ -170,10 +180,12 @@ class Lane:
         """Those who wait for a link with a call of which the lane knows nothing yet."""
 
     def adjust(self, max_calls: int, max_queued: int, timeout: float) -> None:
-        """Allow more or less from now on; what runs or waits already is not touched."""
+        """Allow more or less from now on; what runs already is not touched, and what waits takes free slots first."""
         self.max_calls = max_calls
         self.max_queued = max_queued
         self.timeout = min(timeout, self._limits.hard_seconds)
+        self._is_held_due = True
+        self._send_waiting()
 
     @property
     def queued(self) -> int:
@@ -203,8 +215,8 @@ class Lane:
         self._link = None
         self._why_not = why
         self._login = login
-        # Nothing lasts that could give its place to those who are held back: the next link decides about them anew.
-        waiting, self._held, self._queue = self._held + self._queue, [], []
+        # No call runs that could give its place to those that are held back: the next link decides about them anew.
+        waiting, self._held, self._queue = self._in_order(), [], []
         if self._grace_left() > 0:
             waiting = [inflight for inflight in waiting if not inflight.put_back()]
         self._queue = waiting
@@ -224,6 +236,11 @@ class Lane:
         if self._link is None:
             self._wait_or_refuse(self._why_not)
 
+    def end_grace(self) -> None:
+        """Let no further call wait for a link. What waits already is sent or refused by `attach` or `detach`, next."""
+        self._grace = 0.0
+        self._stop_patience()
+
     def wait_no_more(self, why: str) -> None:
         """Let calls wait for no link from now on; those that do so are told why."""
         if self._link is None:
@@ -237,12 +254,13 @@ class Lane:
         """
         self._grace, self._gone_at, self._why_not = before._grace, before._gone_at, before._why_not
         before._stop_patience()
-        self._queue += before._held + before._queue
+        inherited = before._in_order()
         before._held, before._queue = [], []
         self._outside, before._outside = before._outside, []
         self._tell_outside()
-        for inflight in self._queue:
+        for inflight in inherited:
             inflight.lane = self
+            self._enqueue(inflight)
         if before._link is None:
             self._wait_or_refuse(self._why_not)
 
@@ -253,7 +271,7 @@ class Lane:
 
     def waiting_for(self, names: Set[FeatureName]) -> list[InFlight]:
         """Calls of these tools that wait, for a slot or for a link."""
-        waiting = self._held + self._queue
+        waiting = self._in_order()
         return [inflight for inflight in waiting if inflight.call.kind == "tool" and inflight.name in names]
 
     def _grace_left(self) -> float:
@@ -291,7 +309,7 @@ class Lane:
             return Overloaded(self.server, self.running, self.queued + len(self._outside))
         if inflight.put_back():
             return None
-        self._queue.append(inflight)
+        self._enqueue(inflight)
         self._wait_or_refuse(self._why_not)
         return None
 
@@ -299,25 +317,20 @@ class Lane:
         return self.queued + len(self._outside) < self.max_queued
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether a call would wait for a link now: there is none, but there may be soon."""
-        return self._link is None and self._grace_left() > 0 and self._has_room()
-
-    @property
     def has_link(self) -> bool:
         """Whether a call could be sent."""
         return self._link is not None
 
     def tell_of_link(self, waiter: OnLink) -> Callable[[], None]:
-        """Call `waiter` once, as soon as there is a link or none is waited for; what is returned takes that back.
+        """Call `waiter` once, as soon as there is a link or the grace is over; what is returned takes that back.
 
         It is given the lane that its server has by then: this one, or an heir if that is called otherwise now.
         """
         self._outside.append(waiter)
-        if self._link is None:
-            self._wait_or_refuse(self._why_not)
-        else:
+        if self._link is not None:
             self._tell_outside()
+        elif self._grace:
+            self._wait_or_refuse(self._why_not)
         return lambda: self._forget_outside(waiter)
 
     def _forget_outside(self, waiter: OnLink) -> None:
@@ -366,15 +379,18 @@ class Lane:
         call = inflight.call
         if self._breaker.open_until and call.kind != "method" and (seconds := self._breaker.wait(self._loop.time())):
             return BreakerOpen(self.server, seconds)
-        is_free = self.running < self.max_calls
         is_shared = self.tenants is not None and self.tenants.are_several
-        if is_free and not ((is_shared or call.lasts or call.sharer) and self._is_held_back(inflight)):
+        if (
+            self.running < self.max_calls
+            and not self._queue
+            and not ((is_shared or call.lasts or call.sharer) and self._is_held_back(inflight))
+        ):
             self._send(inflight, self._link)
         elif inflight.within is not None and self._is_kept_by_those_who_wait(inflight):
             self._left_unsent(inflight)
             return Overloaded(self.server, self.running, self.queued, ENTANGLED)
         elif self.queued < self.max_queued and not (is_shared and self._waits_enough(call.caller.tenant)):
-            (self._held if is_free else self._queue).append(inflight)
+            self._enqueue(inflight, is_held=self._is_held_back(inflight))
             if self._waiting:
                 self._loop.call_soon(self._relieve)
         else:
@@ -406,28 +422,45 @@ class Lane:
         """A call of this lane has ended: take its slot back and let the next one go."""
         if self._lasting:
             self._forget_lasting(inflight)
-        if inflight.link is None:
+        link = inflight.link
+        if link is None:
             self._leave_queue(inflight)
             self._left_unsent(inflight)
-            if inflight.call.sharer:
-                self._call_up(inflight.call.sharer)
-            if self._held:
-                self._call_up_of(inflight.call.caller.tenant)
         else:
             self.running -= 1
             if inflight.call.sharer:
-                self._give_back_share(inflight.call.sharer)
+                _count_down(self._shares, inflight.call.sharer)
+                self._is_held_due = True
             if inflight.counted_by is not None:
-                self._give_back_slot(inflight.call.caller.tenant)
-            if inflight.link is self.pool and self.pool is not None:
+                counts, tenant = self._tenants, inflight.call.caller.tenant  # not `_count_down`: nearly all come by
+                if left := counts[tenant] - 1:
+                    counts[tenant] = left
+                else:
+                    del counts[tenant]
+                self._is_held_due = True
+            if link is self.pool and self.pool is not None:
                 self.pool.ended(inflight)
                 self._judge(inflight, outcome)
-            elif inflight.link is self._link:  # what a lost link's calls say was counted when it was lost
+            elif link is self._link:  # what a lost link's calls say was counted when it was lost
                 self._judge(inflight, outcome)
-            if self._queue:
-                self._send_waiting()
+        if self._queue or self._held:
+            self._send_waiting()
         if self.on_idle is not None and not self.running and not self.queued:
             self.on_idle()
+
+    def take_back(self, inflight: InFlight) -> None:
+        """A call that has a slot was not sent: somebody else may have that."""
+        self._forget_lasting(inflight)
+        self.running -= 1
+        if inflight.call.sharer:
+            _count_down(self._shares, inflight.call.sharer)
+        if inflight.counted_by is not None:
+            _count_down(self._tenants, inflight.call.caller.tenant)
+        self._is_held_due = True
+        if inflight.link is self.pool and self.pool is not None:
+            self.pool.ended(inflight)
+        inflight.link = inflight.carriage = None
+        self._send_waiting()
 
     def _leave_queue(self, inflight: InFlight) -> None:
         # A call that was refused, or ended while waiting; at most `max_queued` entries are looked at.
@@ -444,30 +477,76 @@ class Lane:
             return
         self._is_sending = True
         try:
-            while self._queue and self._link is not None and self.running < self.max_calls:
-                inflight = self._queue.pop(0)
-                if self._is_held_back(inflight):
-                    self._held.append(inflight)
-                else:
-                    self._send(inflight, self._link)
+            while self._link is not None and self.running < self.max_calls:
+                inflight = self._next_waiting()
+                if inflight is None:
+                    break
+                inflight.heartbeat()  # its server could not be silent about what it did not have
+                self._send(inflight, self._link)
         finally:
             self._is_sending = False
 
+    def _next_waiting(self) -> InFlight | None:
+        """Take the call that has waited longest of those that may be sent now; None if there is no such call."""
+        while self._queue and self._is_held_back(self._queue[0]):
+            insort(self._held, self._queue.pop(0), key=_arrival)
+        held = None
+        if self._is_held_due:
+            held = next((each for each in self._held if not self._is_held_back(each)), None)
+            self._is_held_due = held is not None
+        if held is not None and (not self._queue or held.arrival < self._queue[0].arrival):
+            self._held.remove(held)
+            return held
+        return self._queue.pop(0) if self._queue else None
+
+    def _enqueue(self, inflight: InFlight, *, is_held: bool = False) -> None:
+        self._arrivals += 1
+        inflight.arrival = self._arrivals
+        (self._held if is_held else self._queue).append(inflight)
+        if not is_held:
+            self._send_waiting()
+
+    def _in_order(self) -> list[InFlight]:
+        """All that waits, what came first at the beginning."""
+        return sorted(self._held + self._queue, key=_arrival)
+
     def _send(self, inflight: InFlight, link: Link) -> None:
-        if inflight.call.profile and self.uses_pool and self.pool is not None:
+        if self.uses_pool and inflight.call.profile and self.pool is not None:
             link = self.pool
         inflight.link = link
         self.running += 1
-        if inflight.call.lasts:
-            self._note_lasting(inflight)
         if sharer := inflight.call.sharer:
             self._shares[sharer] = self._shares.get(sharer, 0) + 1
         if inflight.counted_by is not None:
             tenant = inflight.call.caller.tenant
             self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
+        if inflight.call.lasts and not self._may_send_task(inflight, link):
+            return
         try:
             link.send(inflight)
         except Exception:  # a defect in a link must cost this call, and neither its neighbour nor a slot
+            incident = secrets.token_hex(6)
+            log.exception("a link failed to send a call", server=self.server, incident=incident)
+            inflight.finish(Bug(incident))
+
+    def _may_send_task(self, inflight: InFlight, link: Link) -> bool:
+        """Whether a task's call may be sent at once; a pool asks itself, when there is a link for it."""
+        self._note_lasting(inflight)
+        return link is self.pool or inflight.is_cleared(self._send_cleared)
+
+    def _send_cleared(self, inflight: InFlight) -> None:
+        """It is written that a call may be sent: send it, unless it has ended or its link is gone meanwhile."""
+        if inflight.is_over:
+            return
+        if inflight.link is not self._link or self._link is None:
+            self.take_back(inflight)
+            if (fault := self.submit(inflight)) is not None:
+                inflight.finish(fault)
+            return
+        inflight.carriage = None
+        try:
+            self._link.send(inflight)
+        except Exception:  # as in `_send`
             incident = secrets.token_hex(6)
             log.exception("a link failed to send a call", server=self.server, incident=incident)
             inflight.finish(Bug(incident))
@@ -507,25 +586,18 @@ class Lane:
 
     def _is_enough(self, inflight: InFlight) -> bool:
         """Whether enough calls last, of everybody or of its caller, before this one does."""
-        has_link = self.uses_pool and inflight.call.profile and inflight.call.session
-        share = min(self._share(), LASTING_LINKS_MAX) if has_link else self._share()
-        return len(self._lasting) >= self._half() or self._lasting_of.get(_owner(inflight), 0) >= share
+        return len(self._lasting) >= self._half() or self._lasting_of.get(_owner(inflight), 0) >= self._share()
 
     def _note_lasting(self, inflight: InFlight) -> None:
         owner = self._lasting[inflight] = _owner(inflight)
         self._lasting_of[owner] = self._lasting_of.get(owner, 0) + 1
 
     def _forget_lasting(self, inflight: InFlight) -> None:
-        """If it was one of them, the first that may take its place is the next to be sent."""
+        """If it was one of them, another may take its place."""
         owner = self._lasting.pop(inflight, None)
-        if owner is None:
-            return
-        self._lasting_of[owner] -= 1
-        if not self._lasting_of[owner]:
-            del self._lasting_of[owner]
-        if (after := next((each for each in self._held if not self._is_held_back(each)), None)) is not None:
-            self._held.remove(after)
-            self._queue.insert(0, after)
+        if owner is not None:
+            _count_down(self._lasting_of, owner)
+            self._is_held_due = True
 
     # -- calls of several tenants ----------------------------------------------------------------------------------
 
@@ -539,36 +611,6 @@ class Lane:
             return False
         theirs = sum(each.call.caller.tenant == tenant for queue in (self._queue, self._held) for each in queue)
         return theirs >= self.max_queued - self.max_queued // 4
-
-    def _give_back_slot(self, tenant: str) -> None:
-        self._tenants[tenant] -= 1
-        if not self._tenants[tenant]:
-            del self._tenants[tenant]
-        if self._held:
-            self._call_up_of(tenant)
-
-    def _call_up_of(self, tenant: str) -> None:
-        """One call less of it runs or waits: the next of those that were held back queues behind everybody."""
-        theirs = (each for each in self._held if each.call.caller.tenant == tenant and not self._is_held_back(each))
-        if (after := next(theirs, None)) is not None:
-            self._held.remove(after)
-            self._queue.append(after)
-
-    # -- calls of those who share it -------------------------------------------------------------------------------
-
-    def _give_back_share(self, sharer: str) -> None:
-        self._shares[sharer] -= 1
-        if not self._shares[sharer]:
-            del self._shares[sharer]
-        if self._held:
-            self._call_up(sharer)
-
-    def _call_up(self, sharer: str) -> None:
-        """One call less of theirs runs or waits: the next of those that were held back queues behind everybody."""
-        theirs = (each for each in self._held if each.call.sharer == sharer and not self._is_held_back(each))
-        if (after := next(theirs, None)) is not None:
-            self._held.remove(after)
-            self._queue.append(after)
 
     def busyness(self) -> Overloaded | None:
         """What is told to a call that was not sent in time; None if that was for want of a link."""
@@ -616,3 +658,10 @@ class Lane:
 def _owner(inflight: InFlight) -> Owner:
     caller = inflight.call.caller
     return caller.tenant, caller.name
+
+
+def _count_down(counts: dict[K, int], key: K) -> None:
+    """Count one less, and forget what there is none of."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

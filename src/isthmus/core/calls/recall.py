@@ -137,7 +137,12 @@ TTL = "ttlMs"
 
 
 def _marked(result: Result, age: float) -> Result:
-    """The result with the mark that it is not fresh, beside whatever its server put into `_meta`."""
+    """The result with the mark that it is not fresh, beside whatever its server put into `_meta`.
+
+    What a plain server returned has no place for a mark.
+    """
+    if result.is_bare:
+        return result
     members = _MEMBERS.decode(result.payload)
     if result.ttl_seconds and TTL in members:
         left = max(0, int((min(result.ttl_seconds, SECONDS_MAX) - age) * 1000))

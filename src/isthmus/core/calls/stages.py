@@ -13,6 +13,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.defaults import filled
+from isthmus.core.catalog.schema import EXPENSIVE
 from isthmus.core.catalog.view import View
 from isthmus.model.calls import Call
 from isthmus.model.faults import (
@@ -44,14 +45,18 @@ def admit(hub: Hub, _: InFlight) -> Fault | None:
 def find(hub: Hub, inflight: InFlight) -> Fault | None:
     """Look the name up in the caller's own view, which is also what the caller was shown.
 
-    A tool that the caller may not see is not in the view: denied and unknown are one answer.
+    A tool that the caller may not see is not in the view: denied and unknown are one answer. What a server has that was
+    never reached is not known; a caller that may use the tool is told that the server is down.
     """
     call = inflight.call
     if call.kind == "tool":  # nearly all are, and spared the detour
         route = hub.snapshot.find_tool(call.caller.grants, call.surface, call.profile, call.name)
-        inflight.route = route
         if route is None:
-            return UnknownTool(call.name)
+            if call.surface.style == "llm":  # only there names have aliases
+                route = hub.snapshot.view(call.caller.grants, call.surface, call.profile).by_alias(call.name)
+            if route is None:
+                return hub.unreached(call.caller.grants, call.surface, call.name) or UnknownTool(call.name)
+        inflight.route = route
         inflight.name = route.feature.name
         return None
     view = hub.snapshot.view(call.caller.grants, call.surface, call.profile)
@@ -127,16 +132,26 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
     return None
 
 
-def validate(_: Hub, inflight: InFlight) -> Fault | None:
-    """Check the arguments against the tool's own schema."""
+def validate(hub: Hub, inflight: InFlight) -> Fault | None:
+    """Check the arguments against the tool's own schema; `submit` has those checked that take long."""
     assert inflight.route is not None
     detail = inflight.route.check(inflight.call.arguments)
-    return None if detail is None else BadArguments(inflight.call.name, detail)
+    if detail is None:
+        return None
+    if detail is EXPENSIVE and hub.validation is not None:
+        inflight.carriage = EXPENSIVE
+        return None
+    return BadArguments(inflight.call.name, detail)
 
 
 def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     """Hand the call to its lane, which sends, queues or refuses it; or first to who has to write it down."""
     assert inflight.lane is not None
+    if inflight.carriage is EXPENSIVE:
+        assert hub.validation is not None
+        inflight.carriage = None
+        hub.validation.validate(inflight, hub.submit)
+        return None
     if hub.witness is not None:
         hub.witness.begin(inflight, hub.send)
         return None

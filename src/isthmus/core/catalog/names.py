@@ -8,13 +8,12 @@ sees, so that a name means the same to everybody.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.names import FeatureName, ServerName, digits_of, loses_letters, without_accents
 
 Pair: TypeAlias = tuple[ServerName, FeatureName]
 
@@ -26,7 +25,7 @@ COMPARED_LENGTH_MAX = 128
 """How much of a name that nothing has is compared with those there are: the time is that of its length too."""
 
 BUILTIN = ServerName("builtin")
-_ILLEGAL = re.compile(r"[^A-Za-z0-9_]")
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def canonical(pair: Pair) -> str:
@@ -44,13 +43,14 @@ class Canonical(dict[Pair, str]):
 def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
     """`mcp_{server}_{tool}` for every tool, made legal, short and unique.
 
-    A name that had to be cut, or that two tools would share, ends in six hex digits of the pair; which tools get
-    the digits does not depend on their order.
+    A name that had to be cut, that lost letters, or that two tools would share, ends in six hex digits of the pair;
+    which tools get the digits does not depend on their order.
     """
     ordered = sorted(set(pairs))
     plain = {pair: llm_form(pair) for pair in ordered}
-    shared = Counter(plain.values())
-    table = {pair: name for pair, name in plain.items() if shared[name] == 1 and len(name) <= LLM_LENGTH_MAX}
+    whole = {pair: name for pair, name in plain.items() if len(name) <= LLM_LENGTH_MAX and not loses_letters(pair[1])}
+    shared = Counter(whole.values())
+    table = {pair: name for pair, name in whole.items() if shared[name] == 1}
     taken = set(table.values())
     for pair in ordered:
         if pair not in table:
@@ -60,20 +60,43 @@ def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
 
 
 def llm_form(pair: Pair) -> str:
-    """`mcp_{server}_{tool}`, made legal; it may be too long, and another tool may have the same."""
-    return _ILLEGAL.sub("_", f"mcp_{pair[0]}_{pair[1]}")
+    """`mcp_{server}_{tool}`, made legal; it may be too long, and another tool may have the same.
+
+    A tool keeps its hyphens. A server has underscores instead, so that names of its tools begin like an identifier.
+    """
+    server, tool = pair
+    return _ILLEGAL.sub("_", f"mcp_{with_underscores(server)}_{without_accents(tool)}")
 
 
-def llm_forms(pair: Pair) -> tuple[str, str]:
+def with_underscores(name: str) -> str:
+    """Return a name without hyphens: programs and models that only know identifiers write it so."""
+    return name.replace("-", "_")
+
+
+def llm_aliases(names: Iterable[str]) -> dict[str, str]:
+    """Names with underscores in the place of hyphens, and which name each of them stands for.
+
+    An alias is never another tool's name, and one that two tools would have is nobody's.
+    """
+    known = set(names)
+    hyphened = [name for name in known if "-" in name]
+    shared = Counter(map(with_underscores, hyphened))
+    aliases = {with_underscores(name): name for name in hyphened}
+    return {alias: name for alias, name in aliases.items() if shared[alias] == 1 and alias not in known}
+
+
+def llm_forms(pair: Pair) -> set[str]:
     """What a tool may have been called for language models, whichever others there were beside it."""
     plain = llm_form(pair)
-    return plain, _with_digits(plain, pair, set())
+    forms = (plain, _with_digits(plain, pair, set()))
+    return {*forms, *map(with_underscores, forms)}
 
 
 def _with_digits(name: str, pair: Pair, taken: set[str]) -> str:
-    digest = hashlib.blake2b("\0".join(pair).encode("utf-8", "surrogatepass")).hexdigest()
+    digest = digits_of(*pair)
+    stem = name[: LLM_LENGTH_MAX - 7].rstrip("_")
     for start in range(0, len(digest) - 6, 6):
-        candidate = f"{name[: LLM_LENGTH_MAX - 7]}_{digest[start : start + 6]}"
+        candidate = f"{stem}_{digest[start : start + 6]}"
         if candidate not in taken:
             return candidate
     raise AssertionError(f"no free name for {pair}")  # twenty independent 24-bit collisions

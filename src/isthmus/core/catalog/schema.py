@@ -1,17 +1,19 @@
 """Checking arguments against a tool's own schema, safely: the schema comes from a server and is not trusted.
 
 No reference is fetched, patterns run in linear time, and size and work are bounded. A schema that cannot be used
-under these rules costs only the check here (the server still makes its own), and says why in `Unchecked`.
+under these rules costs only the check here (the server still makes its own), and says why in `Unchecked`. What would
+hold the event loop for long is not checked here: the answer is `EXPENSIVE`, and a worker process checks it
+(`core.ports.validation`).
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import jsonschema_rs
 import msgspec
 
-from isthmus.core.catalog.unfolding import check_bounded
+from isthmus.core.catalog.schema_cost import Cost, measure
 
 DETAIL_LENGTH_MAX = 300
 """An explanation may quote the value; a caller needs its beginning, not a megabyte of it."""
@@ -19,22 +21,35 @@ DETAIL_LENGTH_MAX = 300
 EXPLAINED_BYTES_MAX = 64 * 1024
 """Arguments up to this long are told what is wrong with them: to find out, all of them are copied and quoted."""
 
-CONTAINERS_MAX = 100_000
-"""Arguments with more arrays and objects are left to the server's own check: each takes more time than its bytes do."""
+BUDGET_NS = 10_000_000
+"""How long one check may hold the event loop, by its estimate; the estimate is an upper bound."""
+
+INLINE_SCHEMA_BYTES = 32 * 1024
+INLINE_KEYWORDS = 4_000
+INLINE_PATTERNS = 100
+"""A schema with more of any of these takes over 10 ms to measure or to compile, so only a worker does that."""
+
+
+EXPENSIVE: Final = "schema too expensive: checking these arguments would take too long"
+"""The answer of a check that would hold the event loop too long. Compare by identity: it is also the error."""
 
 
 class Check(Protocol):
-    """Says what is wrong with arguments, or None."""
+    """Says what is wrong with arguments, or None; `EXPENSIVE` if finding out takes too long here."""
 
     def __call__(self, arguments: msgspec.Raw) -> str | None: ...
+
+
+PATTERN_BYTES_MAX = 1 << 20
+"""How large a compiled pattern may be."""
 
 
 class Unchecked(ValueError):
     """The schema cannot be used for checking; the message says why."""
 
 
-def compile_check(schema: msgspec.Raw, *, limit_bytes: int) -> Check:
-    """Make the check for one tool.
+def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None = BUDGET_NS) -> Check:
+    """Make the check for one tool. Without a `budget`, as in a worker, no check is too expensive.
 
     Raises:
         Unchecked: too large, not a schema, or one that points outside itself.
@@ -42,17 +57,27 @@ def compile_check(schema: msgspec.Raw, *, limit_bytes: int) -> Check:
     text = bytes(schema)
     if len(text) > limit_bytes:
         raise Unchecked(f"its schema has {len(text)} bytes, the limit is {limit_bytes}")
+    if budget is not None and len(text) > INLINE_SCHEMA_BYTES:
+        return _always_expensive
     try:
         decoded = msgspec.json.decode(text)
-        check_bounded(decoded)
-        validator = jsonschema_rs.validator_for(
-            decoded,
-            retriever=_refuse,
-            pattern_options=jsonschema_rs.RegexOptions(size_limit=1 << 20, dfa_size_limit=1 << 20),
-        )
+        cost = measure(decoded)
+        is_small = cost.keywords <= INLINE_KEYWORDS and cost.patterns <= INLINE_PATTERNS
+        if budget is not None and not is_small:
+            return _always_expensive
+        validator = _validator(decoded)
     except (ValueError, TypeError, msgspec.MsgspecError, RecursionError) as error:
         raise Unchecked(f"its schema cannot be used: {str(error)[:DETAIL_LENGTH_MAX]}") from error
-    return _Check(validator)
+    return _Check(validator, cost, budget)
+
+
+def _validator(schema: Any) -> jsonschema_rs.Validator:
+    options = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
+    return jsonschema_rs.validator_for(schema, retriever=_refuse, pattern_options=options)
+
+
+def _always_expensive(arguments: msgspec.Raw) -> str:
+    return EXPENSIVE
 
 
 def _refuse(uri: str) -> NoReturn:
@@ -60,15 +85,18 @@ def _refuse(uri: str) -> NoReturn:
 
 
 class _Check:
-    __slots__ = ("_validator",)
+    __slots__ = ("_budget", "_cheap_bytes", "_cost", "_validator")
 
-    def __init__(self, validator: jsonschema_rs.Validator) -> None:
+    def __init__(self, validator: jsonschema_rs.Validator, cost: Cost, budget: int | None) -> None:
         self._validator = validator
+        self._cost = cost
+        self._budget = budget
+        self._cheap_bytes = float("inf") if budget is None else cost.bytes_within(budget)
 
     def __call__(self, arguments: msgspec.Raw) -> str | None:
         size = len(memoryview(arguments))
-        if size > CONTAINERS_MAX and _has_many_containers(bytes(arguments)):
-            return None
+        if size > self._cheap_bytes and self._is_expensive(bytes(arguments)):
+            return EXPENSIVE
         try:
             value = msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -82,9 +110,10 @@ class _Check:
             return _explanation(error, value)
         return None
 
-
-def _has_many_containers(text: bytes) -> bool:
-    return text.count(b"[") + text.count(b"{") > CONTAINERS_MAX
+    def _is_expensive(self, text: bytes) -> bool:
+        # Commas and brackets inside of strings count too: an estimate may be too high.
+        values = 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
+        return self._budget is not None and self._cost.nanoseconds(values, len(text)) > self._budget
 
 
 def _explanation(error: jsonschema_rs.ValidationError, value: Any) -> str:

@@ -2,7 +2,7 @@
 
 A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface, for callers that can
 be asked the same things. Listing and calling read the same view, which is what makes "callable" and "listed" the same
-set.
+set; the one exception are the methods of unlisted servers (`View.unlisted`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from isthmus.core.access.policy import UNLABELLED, Labels, Narrowing, Policy
+from isthmus.core.access.policy import TAG, UNLABELLED, Labels, Narrowing, Policy
 from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.defaults import as_listed, compile_defaults
 from isthmus.core.catalog.labels import labels_of
-from isthmus.core.catalog.names import Canonical, Pair, llm_table
+from isthmus.core.catalog.names import Canonical, Pair, llm_aliases, llm_form, llm_forms, llm_table
 from isthmus.core.catalog.rules import NO_RULES, Rules
 from isthmus.core.catalog.uris import Claims, uri_table
-from isthmus.core.catalog.view import Missing, Route, ServerState, View
+from isthmus.core.catalog.view import Missing, Route, ServerState, View, ruled_route
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
@@ -71,6 +70,8 @@ class Standing(msgspec.Struct, frozen=True):
     abilities: frozenset[Ability] = frozenset()
     is_settled: bool = False
     """Its first attempt to connect has ended, one way or the other."""
+    is_recalled: bool = False
+    """It has not answered yet, and its lists are those of an earlier run."""
     era: str | None = None
     carrier: str | None = None
     """What carries messages to it: stdio, http, sse and so on."""
@@ -89,6 +90,9 @@ class Standing(msgspec.Struct, frozen=True):
 
     missing: Mapping[str, str] = {}
     """If it is a hub: the servers behind it whose tools are not there, and why."""
+
+    is_unlisted: bool = False
+    """It is a plain JSON-RPC server that tells nobody what it has: callers that may use all of it name its methods."""
 
     agent: str | None = None
     """The key of the agent under which it dialled in; None if it did not."""
@@ -119,6 +123,7 @@ class Snapshot:
         self._varied: frozenset[Profile] | None = None
         """Profiles to which some server lists something of their own, once somebody asked; others share one view."""
         self._names: dict[tuple[str, Listed], dict[Pair, str]] = {}
+        self._aliases: dict[str, str] | None = None
 
     def as_patterns_have_it(self) -> Snapshot:
         """The same with nobody else asked of what callers may use."""
@@ -142,13 +147,45 @@ class Snapshot:
             views = self._views if surface.server is None else self._single
             view = views.get((grants, surface))
             if view is not None:
-                return view.routes.get(name)
+                return view.routes.get(name) or view.find_unlisted(name)
         if surface.server is None and surface.style == "canonical" and len(self.standings) > MANY:
             server = ServerName(name.partition(".")[0])
             if server not in self.standings:
                 return None
             surface = Surface(surface.style, server)
-        return self.view(grants, surface, profile).routes.get(name)
+        return self.view(grants, surface, profile).find_tool(name)
+
+    def find_unreached(self, grants: Grants, surface: Surface, name: str) -> ServerName | None:
+        """The server that a tool's name names, if it is down and has never said what it has; None if there is none.
+
+        Only a server that these permissions see counts, and only a tool that they would allow if the server had it.
+        """
+        policy = self.policy(grants)
+        if surface.style == "llm":
+            return self._find_unreached_llm(policy, name)
+        named, _, tool = name.partition(".") if surface.style == "canonical" else (surface.server or "", "", name)
+        standing = self.standings.get(ServerName(named))
+        if standing is None or surface.server not in (None, named):
+            return None
+        return standing.server if _is_seen(policy, standing) and _may_have(policy, standing, tool) else None
+
+    def _find_unreached_llm(self, policy: Policy, name: str) -> ServerName | None:
+        """The same for a name that language models are given: the longest server's name that fits is meant."""
+        fitting = {
+            beginning: standing
+            for server, standing in self.standings.items()
+            if name.startswith(beginning := llm_form((server, FeatureName("")))) and _is_seen(policy, standing)
+        }
+        if not fitting:
+            return None
+        beginning = max(fitting, key=len)
+        standing = fitting[beginning]
+        server, rules = standing.server, standing.rules
+        # Several names look the same for language models; those that the operator wrote decide.
+        written = {*policy.named_tools(server), *rules.hidden, *(rules.only or ()), *rules.tags}
+        alike = [tool for tool in written if name in llm_forms((server, FeatureName(tool)))]
+        tools = alike or [name.removeprefix(beginning)]
+        return server if all(_may_have(policy, standing, tool) for tool in tools) else None
 
     def _is_varied(self, profile: Profile, server: ServerName | None) -> bool:
         if server is not None:
@@ -168,6 +205,8 @@ class Snapshot:
         shown = self._shown(policy, surface)
         view = View(policy, {standing.server: _offer(standing, profile).abilities for standing in shown})
         view.hubs = _hubs_behind(shown)
+        if surface.style == "llm":
+            view.aliases = self._llm_aliases(surface)
         if surface.style == "own" and surface.server is not None:
             view.whole = next((each.server for each in shown if _is_whole(each, policy)), None)
         for standing in shown:
@@ -182,6 +221,8 @@ class Snapshot:
                 _add(view.templates, offer.templates, standing.rules, policy, self._names_of(surface, "templates"))
             if policy.has_denials:
                 view.withhold(standing.server, _denied_uris(policy, standing))
+            if standing.is_unlisted and policy.covers_all_of(standing.server):
+                view.unlisted["" if surface.style == "own" else standing.server] = (standing.server, standing.rules)
             if standing.state != "ready":
                 view.missing[standing.server] = Missing(standing.state, standing.reason, standing.has_lists)
         return view
@@ -202,10 +243,7 @@ class Snapshot:
                 view.routes[exposed] = self._ruled_route(tool, exposed, rules)
 
     def _ruled_route(self, tool: Tool, exposed: str, rules: Rules) -> Route:
-        defaults = compile_defaults(rules.defaults.get(tool.name, {}))
-        seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
-        # Checked once the defaults are in, and so against the server's own schema.
-        return Route(as_listed(tool, defaults), exposed, self._checks.of(tool), defaults, seconds, rules.is_trusted)
+        return ruled_route(tool, exposed, rules, self._checks.of(tool))
 
     def _shown(self, policy: Policy, surface: Surface) -> list[Standing]:
         """The servers to look at, in the order of their names: listings are deterministic."""
@@ -221,6 +259,12 @@ class Snapshot:
         if key not in self._names:
             self._names[key] = self._make_names(surface.style, listed)
         return self._names[key]
+
+    def _llm_aliases(self, surface: Surface) -> dict[str, str]:
+        """Of all tools, whoever may use them: a name means the same to everybody."""
+        if self._aliases is None:
+            self._aliases = llm_aliases((self._names_of(surface, "tools") or {}).values())
+        return self._aliases
 
     def _make_names(self, style: str, listed: Listed) -> dict[Pair, str]:
         if listed == "resources":
@@ -285,6 +329,16 @@ def _is_seen(policy: Policy, standing: Standing) -> bool:
     return (policy.reads_labels or policy.is_narrowed) and any(
         _is_allowed(policy, feature, standing.rules) for listed in LISTS for feature in _all_of(standing, listed)
     )
+
+
+def _may_have(policy: Policy, standing: Standing, tool: str) -> bool:
+    """Whether a server that is not connected may have a tool, as far as is known, which the caller could use then."""
+    rules = standing.rules
+    is_known = standing.state == "ready" or standing.has_lists or standing.withheld or standing.left_out
+    if is_known or not tool or not rules.shows(tool):
+        return False
+    tags = frozenset(f"{TAG}{tag}" for tag in (*rules.tags_of_all, *rules.tags.get(tool, ())))
+    return policy.allows(standing.server, FeatureName(tool), Labels(tags, tags))
 
 
 def _is_whole(standing: Standing, policy: Policy) -> bool:

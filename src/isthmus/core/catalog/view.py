@@ -11,7 +11,8 @@ import msgspec
 
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.checks import unchecked
-from isthmus.core.catalog.defaults import Defaults
+from isthmus.core.catalog.defaults import Defaults, as_listed, compile_defaults
+from isthmus.core.catalog.rules import Rules
 from isthmus.core.catalog.uris import Shape, is_qualified, plain, plain_template, qualified, without_query
 from isthmus.model.calls import Kind
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, Tool, Topic
@@ -27,6 +28,12 @@ TEMPLATED_LENGTH_MAX = 8192
 
 METHOD = re.compile(r"[!-~]{1,128}")
 """What a method may be called: it is written into headers."""
+
+UNLISTED_LENGTH_MAX = 256
+"""Of the name of a method that nobody lists."""
+
+CALL_BY_ARGUMENT = "tools/call"
+"""A method whose arguments name another one."""
 
 CANDIDATES_MAX = 8
 """How many meanings of a URI a caller is told."""
@@ -46,6 +53,16 @@ class Route(msgspec.Struct, frozen=True, eq=False):
     keep_seconds: float = 0.0
     is_trusted: bool = False
     """Whether the operator believes what the server says of itself."""
+
+
+def ruled_route(
+    tool: Tool, exposed: str, rules: Rules, check: Callable[[msgspec.Raw], str | None] = unchecked
+) -> Route:
+    """A tool's route with what the operator said of it."""
+    defaults = compile_defaults(rules.defaults.get(tool.name, {}))
+    seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
+    # Checked once the defaults are in, and so against the server's own schema.
+    return Route(as_listed(tool, defaults), exposed, check, defaults, seconds, rules.is_trusted)
 
 
 class Missing(msgspec.Struct, frozen=True):
@@ -77,6 +94,7 @@ class View:
         "_withheld",
         "_withheld_shapes",
         "abilities",
+        "aliases",
         "hubs",
         "memo",
         "missing",
@@ -85,12 +103,15 @@ class View:
         "routes",
         "servers",
         "templates",
+        "unlisted",
         "whole",
     )
 
     def __init__(self, policy: Policy, abilities: Mapping[ServerName, frozenset[Ability]]) -> None:
         self._policy = policy
         self.routes: dict[str, Route] = {}
+        self.aliases: Mapping[str, str] = {}
+        """Names with underscores for hyphens, and the name that is meant. They are not listed."""
         self.prompts: dict[str, Route] = {}
         self.resources: dict[str, Route] = {}
         self.templates: dict[str, Route] = {}
@@ -101,6 +122,9 @@ class View:
         """The hubs among these servers and behind them, by their ids, and how many others are between."""
         self.whole: ServerName | None = None
         """The one server on its own surface, if nothing of it is kept from the caller."""
+        self.unlisted: dict[str, tuple[ServerName, Rules]] = {}
+        """Plain JSON-RPC servers without a list of which this caller may call any method by name, by what stands before
+        the dot there: the server's name, or nothing on the server's own surface."""
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
         self._shapes: list[tuple[Shape, Route]] | None = None
@@ -170,17 +194,13 @@ class View:
             return False
         return self._policy.allows(server, FeatureName(name)) or self.find_resource(uri) is not None
 
-    def may_have(self, server: ServerName, name: FeatureName) -> bool:
-        """Whether something of a server would be seen here, if it had it, as far as its name tells."""
-        return self._policy.allows(server, name)
-
     # -- finding ---------------------------------------------------------------------------------------------------
 
     def find(self, kind: Kind, name: str) -> Found | None:
         """Where a call of this kind leads; None if nowhere that this caller may see."""
         match kind:
             case "tool":
-                return _found(self.routes.get(name))
+                return _found(self.find_tool(name))
             case "prompt" | "prompt_argument":
                 return _found(self.prompts.get(name))
             case "uri_argument":
@@ -191,6 +211,30 @@ class View:
                 return self._find_task(name)
             case "method":
                 return self._find_method(name)
+
+    def by_alias(self, name: str) -> Route | None:
+        """The tool whose name, written with underscores, this is."""
+        return self.routes.get(self.aliases.get(name, ""))
+
+    def find_tool(self, name: str) -> Route | None:
+        """Where the name of a tool leads: to a listed one, or to a method of an unlisted server."""
+        return self.routes.get(name) or self.find_unlisted(name)
+
+    def find_unlisted(self, name: str) -> Route | None:
+        """Where a name leads that nobody lists.
+
+        A plain server that has no list is the exception to "callable is listed": a caller that may use all of it calls
+        its methods by name. What the operator hides is hidden there too, and is not called by way of `tools/call`.
+        """
+        place, method = ("", name) if "" in self.unlisted else name.partition(".")[::2]
+        server, rules = self.unlisted.get(place, (None, None))
+        if server is None or rules is None or not method.isprintable() or not 0 < len(method) <= UNLISTED_LENGTH_MAX:
+            return None
+        if method == CALL_BY_ARGUMENT and (rules.hidden or self._policy.is_narrowed):
+            return None
+        tool = Tool.of(server, FeatureName(method), {})
+        is_allowed = rules.shows(method) and self._policy.allows(server, tool.name)
+        return ruled_route(tool, name, rules) if is_allowed else None
 
     def _find_method(self, name: str) -> Found | None:
         """What a method does or tells is not known here, so that it is for those who may use all of its server."""

@@ -79,7 +79,13 @@ class Sending(Protocol):
 
 @runtime_checkable
 class Patient(Protocol):
-    """An exchange that waits itself for a server that is away, since it keeps what was sent and what was not."""
+    """An exchange that keeps whether its call was sent: it writes that first, and can wait itself for a server.
+
+    Calls that have one last (`Call.lasts`).
+    """
+
+    def may_send(self, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
+        """Its call has left every queue. Whether it may be sent now; else `send` is called once that is written."""
 
     def put_back(self, inflight: InFlight) -> bool:
         """Take a call back that was not sent, to start it anew later; False if it is to wait where it is.

@@ -8,7 +8,7 @@ it takes the place of, so that of two who change the same one only the first suc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -111,9 +111,6 @@ class Journal(Protocol):
         There are at most `limit`, and fewer where they are large; none if none is left.
         """
 
-    async def newest(self, kind: str, states: Collection[str]) -> float | None:
-        """What every owner's documents in one of these states are newest by (`Document.at`); None if there is none."""
-
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """Take away some of those in one of these states that are older; return how many these were."""
 
@@ -131,6 +128,15 @@ class Journal(Protocol):
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
         """The newest `limit` entries of one kind and owner, oldest first."""
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A journal that knows whether it can be written at all."""
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the store refuses what is written to it."""
 
 
 class OpenJournal(Journal, Protocol):

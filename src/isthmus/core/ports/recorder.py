@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class Noting(Protocol):
     """An exchange that keeps what becomes of its call: facts of the call go into the same commit."""
 
-    is_begun_noted: bool
-    """Whether it is kept already that its next call may be sent; whoever asks takes it back."""
+    @property
+    def notes_begin(self) -> bool:
+        """Whether it writes by itself that its call begins, before that is sent."""
 
     @property
     def noted_as(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
@@ -33,6 +33,17 @@ class Seat(Protocol):
         """Its own answer to `initialize`, the text of a JSON object; empty if it gave none."""
 
 
+class Arrival(NamedTuple):
+    """A server that is connected and not listed yet."""
+
+    label: str
+    """Its `server_id`, or a default if it gave none."""
+    is_named: bool
+    """Whether it gave a `server_id`."""
+    ended: asyncio.Future[None]
+    """Done once the server is listed; cancelled if it is gone before."""
+
+
 class Roster(Protocol):
     """One agent's servers. There is one for each agent that anybody connects under."""
 
@@ -43,8 +54,8 @@ class Roster(Protocol):
     def seats(self) -> Sequence[Seat]:
         """Its servers, in the order in which they first came; a new sequence when one joins, leaves or is renamed."""
 
-    def arriving(self) -> Sequence[tuple[str, asyncio.Future[None]]]:
-        """Servers that are connected and not listed yet: what each is called, if that is known, and when that ends."""
+    def arriving(self) -> Sequence[Arrival]:
+        """Servers that are connected and not listed yet."""
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when `seats` or a seat changes, until the returned function is called."""

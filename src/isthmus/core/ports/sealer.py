@@ -1,4 +1,4 @@
-"""Texts that callers carry for the hub and can neither read nor change. `credentials` implements it."""
+"""Texts that others cannot change, or whose origin they can check. `credentials` implements it."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ class Sealer(Protocol):
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
         """The content; None if it was not sealed here, was changed, or is bound to something else."""
+
+
+class Signer(Protocol):
+    """Signs what is sent, with a key of which everybody may have the public half."""
+
+    def key_set(self) -> bytes:
+        """That half, as a JSON Web Key Set; may take a part of a second. Raises: OSError, ValueError."""
+
+    def token_for(self, body: bytes, now: float) -> str:
+        """The token that proves that a body of JSON was sent now, from here. Raises: OSError, ValueError."""

@@ -10,10 +10,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.model.callers import Caller
 from isthmus.model.faults import Fault
-from isthmus.model.names import FeatureName, ServerName
-
-REQUEST = FeatureName("request")
-"""The one tool of a server that is no MCP server; its arguments are a `method` and the `params` of it."""
+from isthmus.model.names import ServerName
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -33,7 +30,9 @@ class Opened(msgspec.Struct, frozen=True):
     hub: Hub
     server: ServerName
     is_plain: bool = False
-    """It speaks JSON-RPC and no MCP: all that it has is `REQUEST`."""
+    """It speaks JSON-RPC and no MCP: every method goes to it as the caller names it."""
+    initialize_result: msgspec.Raw | None = None
+    """What an MCP server said when the hub greeted it, as the result of `initialize`."""
 
 
 class Aim(Protocol):

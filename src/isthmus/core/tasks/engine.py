@@ -37,15 +37,16 @@ from isthmus.core.tasks.record import (
     Recipient,
     Record,
     document_of,
+    ending_of,
     owner_of,
     record_of,
 )
-from isthmus.core.tasks.repeats import Untold, untold_of
 from isthmus.core.tasks.rested import Key, Rested
 from isthmus.core.tasks.undoing import Undoing, nothing_of
 from isthmus.core.tasks.waiting import Waits
 from isthmus.model.calls import Call
-from isthmus.model.conversation import ABSENT, ENDED, Message, TaskState
+from isthmus.model.conversation import ABSENT, Message, TaskState
+from isthmus.model.faults import Cancelled
 from isthmus.model.questions import Reply
 
 log = structlog.get_logger(__name__)
@@ -59,9 +60,6 @@ RETRY_SECONDS = 1.0
 KEPT_SECONDS = 10.0
 """How long who begins a task, or went on with one, waits for the journal; then it is told how things stood before."""
 
-UNTOLD_SECONDS = 5.0
-"""How long an answer may be on its way to its caller after its task has ended, and then some."""
-
 RECOVERED_SECONDS = 5.0
 """How long the hub stays closed for a journal that does not take how tasks ended."""
 
@@ -72,10 +70,6 @@ LOST = Ending(
 )
 
 UNFINISHED: tuple[TaskState, ...] = ("submitted", "working", "input_required", "auth_required")
-STATES: tuple[TaskState, ...] = (*UNFINISHED, *ENDED)
-
-CLOSED = "closed"
-"""The kind of document that says of the hub before this one that it ended in good order."""
 
 Now: TypeAlias = Callable[[], float]
 OnDue: TypeAlias = Callable[[Sequence[Document]], None]
@@ -112,6 +106,8 @@ class Engine:
         self._crew = crew or Crew("tasks")
         self.on_due: OnDue = _leave_due
         """Is told what is to be sent as soon as that is kept."""
+        self.write_question: Callable[[Record], Message | None] = lambda _: None
+        """The open question of a task as a message of its history, where its face has one."""
         self._quota = Quota()
         self.allowance = Allowance(journal, self._crew, keep_bytes, self._forget)
         self._idle: asyncio.Event = asyncio.Event()
@@ -130,35 +126,51 @@ class Engine:
         live = Live(self, self._record(draft))
         live.listeners.update(dict.fromkeys(draft.listeners))
         live.waits_for_login = draft.waits_for_login
-        live.call = draft.call if isinstance(draft.call, Call) else None
-        if (pending := self.waits.pending(live)) is not None:
-            live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
-        document = self._document(live)
-        await self.allowance.check(live.record.owner, live.size_bytes, BEGIN_SHARE)
+        self._check_is_free(live)
+        if draft.call is not None:
+            self._launch(live, draft.call)
         try:
-            await self._undoing.until_done(live.key, KEPT_SECONDS)
-        except TimeoutError as error:
-            raise NotKept from error
-        if live.key in self._live or self._rested.get(live.key) is not None:
-            raise Taken(live.record.id)
-        if draft.call is None and (wait := self._quota.take(live.record.owner, live.size_bytes, self._loop.time())):
-            raise TooMuchSaid(wait)
+            document = await self._admitted(live, draft)
+        except BaseException:
+            self._drop_call(live)
+            raise
         self._enter(live)
         self.allowance.count(live)
+        live.is_starting = live.is_news = False
         live.is_writing = True
         live.begun = begun = self._loop.create_future()
+        live.writing_send = live.send
         due = deliveries_of(live.record)
         self.allowance.count_due(live.record.owner, due)
         documents = (document, *draft.besides, *due)
-        facts = self._foretold(live, draft.call)
-        self._journal.write(documents, partial(self._begun, live, documents, draft.call), facts)
+        facts, live.notes = (*live.notes, *self._foretold(live)), []
+        self._journal.write(documents, partial(self._begun, live, live.record, documents), facts)
         verdict = await begun
         if verdict == "kept":
             return live
         raise Taken(live.record.id) if verdict == "conflict" else NotKept
 
-    def _begun(self, live: Live, documents: Sequence[Document], call: Call | Errand | None, verdict: Verdict) -> None:
-        """The first record is kept, or not: start the call, or forget the task."""
+    async def _admitted(self, live: Live, draft: Draft) -> Document:
+        """What is to be written first of a task, if it may be begun."""
+        self._note_phase(live)
+        record, document = live.record, self._document(live)
+        await self.allowance.check(record.owner, live.size_bytes, BEGIN_SHARE)
+        try:
+            await self._undoing.until_done(live.key, KEPT_SECONDS)
+        except TimeoutError as error:
+            raise NotKept from error
+        self._check_is_free(live)
+        if draft.call is None and (wait := self._quota.take(record.owner, live.size_bytes, self._loop.time())):
+            raise TooMuchSaid(wait)
+        self._note_phase(live)
+        return document if live.record is record else self._document(live)
+
+    def _check_is_free(self, live: Live) -> None:
+        if self._in_mind(live.key) is not None:
+            raise Taken(live.record.id)
+
+    def _begun(self, live: Live, record: Record, documents: Sequence[Document], verdict: Verdict) -> None:
+        """The first record is kept, or not: let the call be sent, or forget the task."""
         live.is_writing = False
         begun, live.begun = live.begun, None
         if begun is not None and not begun.done():
@@ -166,25 +178,29 @@ class Engine:
             # On uvloop a quick tool is heard first, and `Live.reports` has what it said.
             begun.set_result(verdict)
         if verdict == "kept":
-            self._told(live, live.record)
-            self._pass_on(live.record, documents)
-            if call is not None:
-                self._start(live, call)
+            self._told(live, record)
+            self._pass_on(record, documents)
+            self._send_call(live)
+            if live.is_stale and not live.is_writing:
+                self._write(live)
+            if live.wait is None:
+                self.go_on(live)
+            self._wake(live)
             self._rest(live)
         else:
+            self._drop_call(live)
             if verdict == "unknown":
                 self._take_back(live.key, documents)
             self.allowance.uncount(live)
             self.allowance.uncount_due(live.record.owner, [each for each in documents if each.kind == DELIVERY])
             self._leave(live)
 
-    def _foretold(self, live: Live, call: Call | Errand | None) -> tuple[Fact, ...]:
-        """What the audit log must know before the call is sent that starts when this is kept."""
+    def _foretold(self, live: Live) -> tuple[Fact, ...]:
+        """What the audit log must know before the call is sent, which is when what is being written is kept."""
         witness = self._hub.witness
-        if witness is None or not isinstance(call, Call) or live.record.phase != "sent":
+        if witness is None or live.writing_send is None or live.call is None:
             return ()
-        live.is_begun_noted = True
-        return (witness.begun(call, live.noted_as),)
+        return (witness.begun(live.call, live.noted_as),)
 
     def _note_apart(self, live: Live) -> None:
         """Nothing more is kept of a task; what the audit log is to be told of it is, all the same."""
@@ -223,41 +239,88 @@ class Engine:
             recipients=draft.recipients,
         )
 
-    def _start(self, live: Live, call: Call | Errand) -> None:
-        if live.record.phase == "waiting":
-            self.go_on(live)
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    def _launch(self, live: Live, call: Call | Errand) -> None:
+        """Have a task's call find its place: a slot, a queue, or an end. Nothing is sent before that is kept."""
+        live.is_starting = True
+        if not isinstance(call, Call):
+            live.call, live.send = None, partial(self._run_errand, live, call)
             return
-        awaited, live.awaited = live.awaited, None
-        if awaited is not None and self._hub.is_draining:
-            self._keep_waiting(live, awaited)
-            return
-        if awaited is not None and (fault := self.waits.check(awaited)) is not None:
-            live.end(fault)
-            return
-        inflight = self._hub.start(call, live) if isinstance(call, Call) else call.start(live)
+        if not call.lasts:  # by which a lane knows that it must ask before it sends
+            call = msgspec.structs.replace(call, lasts=True)
+        live.call = call
+        inflight = self._hub.start(call, live)
         if inflight.outcome is None:
             live.inflight = inflight
-            if live.record.state == "submitted":
-                # Not written: what is kept as sent counts as being worked on.
-                live.record = msgspec.structs.replace(live.record, state="working")
-                self._told(live, live.record)
+
+    def _run_errand(self, live: Live, errand: Errand) -> None:
+        underway = errand.start(live)
+        if underway.outcome is None:
+            live.inflight = underway
+
+    def _note_phase(self, live: Live) -> None:
+        """Have the record of a task whose call was launched say whether that may be sent next, or waits."""
+        if live.send is not None:
+            if live.record.phase != "sent":
+                live.record = msgspec.structs.replace(live.record, phase="sent", pending=None)
+        elif isinstance(live.inflight, InFlight) and live.record.phase != "waiting":
+            pending = self.waits.pending(live, live.inflight)
+            live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
+
+    def may_send(self, live: Live, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
+        """Whether a call that has left its queue may be sent now; else `send` is called once that is kept."""
+        if live.is_starting:
+            live.send = partial(send, inflight)
+            return False
+        if live.record.phase != "waiting":
+            return True
+        live.send = partial(send, inflight)
+        self.change(live, state="working", phase="sent", pending=None)
+        return False
+
+    def _send_call(self, live: Live) -> None:
+        """Send a call if what is kept now says that it may have been sent: an earlier change does not."""
+        send, live.writing_send = live.writing_send, None
+        if send is None or send is not live.send:
+            return
+        live.send = None
+        if live.record.is_ended:
+            return
+        send()
+        if live.inflight is not None and live.record.state == "submitted":
+            # Not written: what is kept as sent counts as being worked on.
+            live.record = msgspec.structs.replace(live.record, state="working")
+            self._told(live, live.record)
+
+    def _drop_call(self, live: Live) -> None:
+        """Do not send the call of a task that was not sent; nobody is told."""
+        live.send = live.writing_send = None
+        self.waits.stop(live)
+        inflight, live.inflight = live.inflight, None
+        if isinstance(inflight, InFlight):
+            inflight.abandon()
 
     # -- waiting for a server ------------------------------------------------------------------------------------------
 
     def go_on(self, live: Live, lane: Lane | None = None) -> None:
-        """Start the call of a task that waits, as soon as it is kept that it may have been sent; or wait on.
+        """Start the call of a task that waits for its server, or wait on.
 
         `lane` is that of its server by now, if that has news.
         """
         pending = live.record.pending
-        if live.record.phase != "waiting" or pending is None:
+        if live.record.phase != "waiting" or pending is None or live.inflight is not None:
+            return
+        self.waits.stop(live)
+        if live.is_starting:  # once that is kept
             return
         if lane is not None and lane.server != pending.server:
             self._keep_waiting(live, self.waits.rename(live, pending, lane.server))
         found = self.waits.look(live)
         if isinstance(found, Call):
-            live.due, live.awaited = found, live.record.pending
-            self.change(live, state="working", phase="sent", pending=None)
+            inflight = self._hub.start(found, live)
+            if inflight.outcome is None:
+                live.inflight = inflight
         elif found is not None:
             live.end(found)
 
@@ -265,17 +328,20 @@ class Engine:
         """Have a task wait whose call could not be sent after all; False if it was not started here."""
         if (pending := self.waits.put_back(live, inflight)) is None:
             return False
-        live.inflight = None
+        live.inflight = live.send = None
         self._keep_waiting(live, pending)
         return True
 
     def _keep_waiting(self, live: Live, pending: Pending) -> None:
         """Keep it that a task waits so, which is no news to anybody."""
+        if live.record.phase == "waiting" and live.record.pending == pending:
+            return
         live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
-        self._save(live)
+        if not live.is_starting:
+            self._save(live)
 
-    def resume(self) -> list[Untold]:
-        """Go on with what the hub before this one left waiting; return what had begun these tasks.
+    def resume(self) -> None:
+        """Go on with what the hub before this one left waiting.
 
         To be asked once servers are known that were known then.
         """
@@ -285,13 +351,25 @@ class Engine:
             live = Live(self, record, is_kept=True)
             live.call, live.since = record.pending.call, record.pending.since
             live.waits_for_login = record.pending.waits_for_login
+            live.is_left = True
             self._enter(live)
             self.go_on(live)
-        return [untold_of(record) for record in left]
 
     def leave_waiting(self) -> None:
-        """Leave what waits for a server to the hub that comes next."""
-        waiting = [live for live in self._live.values() if live.record.phase == "waiting"]
+        """Leave what waits for a server that is away to the hub that comes next."""
+        self._leave_to_next([live for live in self._waiting() if live.inflight is None])
+
+    def leave_unsent(self) -> None:
+        """Leave all that was not sent to the hub that comes next, also what waits in a queue."""
+        waiting = self._waiting()
+        for live in waiting:
+            self._drop_call(live)
+        self._leave_to_next(waiting)
+
+    def _waiting(self) -> list[Live]:
+        return [live for live in self._live.values() if live.record.phase == "waiting"]
+
+    def _leave_to_next(self, waiting: Sequence[Live]) -> None:
         self.waits.leave(waiting)
         for live in waiting:
             self._rest(live)
@@ -304,8 +382,18 @@ class Engine:
             self._note_apart(live)
             return
         live.is_news = True
+        if live.record.asked is not None and "asked" in changes:
+            changes["said"] = self._with_question(live.record, changes.get("said", live.record.said))
         live.record = msgspec.structs.replace(live.record, updated=self.now(), **changes)
-        self._save(live)
+        if not live.is_starting:
+            self._save(live)
+
+    def _with_question(self, record: Record, said: object) -> object:
+        """What was said, and before what is said now the question that is not open any more."""
+        question = self.write_question(record)
+        if question is None or not isinstance(said, tuple):
+            return said
+        return (*record.said, question, *said[len(record.said) :])
 
     def address(self, live: Live, recipients: tuple[Recipient, ...]) -> None:
         """Have changes of a task told to these from now on; nobody hears of that, and an ended task allows it."""
@@ -332,14 +420,14 @@ class Engine:
     def _write(self, live: Live) -> None:
         live.is_writing = True
         live.is_stale = False
-        live.written = live.due
+        live.writing_send = live.send
         is_news, live.is_news = live.is_news, False
         live.record = msgspec.structs.replace(live.record, version=live.record.version + 1)
         due = deliveries_of(live.record) if is_news else ()
         self.allowance.count_due(live.record.owner, due)
         written = partial(self._written, live, live.record, due, is_news=is_news)
         live.noting, live.notes = live.notes, []
-        facts = (*live.noting, *self._foretold(live, live.written))
+        facts = (*live.noting, *self._foretold(live))
         document = self._document(live)
         self.allowance.count(live)
         self._journal.write((document, *due), written, facts)
@@ -371,7 +459,7 @@ class Engine:
                 self._pass_on(record, due)
             else:
                 live.kept = record
-            self._start_due(live)
+            self._send_call(live)
             if live.is_stale and not live.is_writing:
                 self._write(live)
             self._wake(live)
@@ -401,8 +489,7 @@ class Engine:
         """The journal has nothing of it any more."""
         log.error("somebody else took a task away", task=record.id)
         live.is_writing = False
-        live.due = live.written = None
-        self.waits.stop(live)
+        self._drop_unsent(live)
         live.record = msgspec.structs.replace(record, state="failed", phase="over", ending=LOST, asked=None)
         self._note_apart(live)
         self.allowance.uncount(live)
@@ -414,17 +501,21 @@ class Engine:
         """Somebody else changed it, which nobody should: that counts from now on."""
         log.error("somebody else changed a task", task=there.id)
         live.is_writing = live.is_stale = live.is_news = False
-        live.due = live.written = None
+        self._drop_unsent(live)
         ours, live.record = live.record, there
         self._told(live, there)
         self._note_apart(live)
-        self.waits.stop(live)
         if there.phase in ("sent", "waiting") and live.inflight is None:
             # Nobody else will end it: its call was ours, or is lost.
             state, ending = (ours.state, ours.ending) if ours.is_ended else ("failed", LOST)
             self.change(live, state=state, phase="over", ending=ending, asked=None, besides=())
         self._wake(live)
         self._rest(live)
+
+    def _drop_unsent(self, live: Live) -> None:
+        """Drop the call of a task if it was not sent."""
+        if live.record.phase == "waiting" or live.send is not None:
+            self._drop_call(live)
 
     def _wake(self, live: Live) -> None:
         if not live.is_writing:
@@ -438,15 +529,6 @@ class Engine:
             wake: asyncio.Future[None] = self._loop.create_future()
             live.wakes.append(wake)
             await asyncio.wait({wake}, timeout=KEPT_SECONDS)
-
-    def _start_due(self, live: Live) -> None:
-        """Start a call if what is kept now says that it may have been sent: an earlier change does not."""
-        call, live.written = live.written, None
-        if call is None or call is not live.due:
-            return
-        live.due = None
-        if not live.record.is_ended:
-            self._start(live, call)
 
     def _try_again(self, live: Live, record: Record, verdict: Verdict) -> None:
         live.is_writing = True  # whatever changes meanwhile is written with it
@@ -489,20 +571,20 @@ class Engine:
 
     def carry_on(self, live: Live, said: Message, call: Call | Errand, brief: Raw = ABSENT) -> None:
         """Start the call of a task that had none so far, as soon as that is kept."""
+        if self._is_another(live):
+            return
         record = live.record
         live.reports.begin_turn()
-        live.due = call
-        live.call, live.since = (call if isinstance(call, Call) else None), self.now()
-        pending = self.waits.pending(live)
-        self.change(
-            live,
-            state="working",
-            phase="sent" if pending is None else "waiting",
-            asked=None,
-            said=(*record.said, said),
-            brief=brief or record.brief,
-            pending=pending,
-        )
+        live.since = self.now()
+        live.is_starting = True
+        spoken, meant = (*record.said, said), brief or record.brief
+        self.change(live, state="submitted", phase="sent", asked=None, said=spoken, brief=meant, pending=None)
+        self._launch(live, call)
+        self._note_phase(live)
+        live.is_starting = False
+        if live.send is not None:
+            live.record = msgspec.structs.replace(live.record, state="working")
+        self._save(live)
 
     def reopen(self, live: Live) -> None:
         """Have a task that has ended wait for a message again, which must be given at once: it is kept with that."""
@@ -524,12 +606,15 @@ class Engine:
         """Give a task up; False if it has ended already."""
         if live.record.is_ended:
             return False
+        live.record = msgspec.structs.replace(live.record, is_withdrawn=True)
         if live.inflight is not None:
             live.inflight.cancel(why)
         else:
-            live.due = live.call = None
+            was_to_call = live.record.phase in ("waiting", "sent")
+            ending = ending_of(Cancelled(why, executed="no")) if was_to_call else None
+            live.send = live.call = None
             self.waits.stop(live)
-            self.change(live, state="canceled", phase="over", asked=None, pending=None)
+            self.change(live, state="canceled", phase="over", asked=None, pending=None, ending=ending)
         return True
 
     # -- finding -------------------------------------------------------------------------------------------------------
@@ -547,6 +632,14 @@ class Engine:
         if live is not None and live.begun is not None:
             await asyncio.wait({live.begun})
         return live if live is not None and live.kept is not None else None
+
+    def is_undoing(self, owner: Owner, id: str) -> bool:
+        """Whether a task could not be begun for certain, and what may be kept of it is being deleted."""
+        return (owner.key, id) in self._undoing
+
+    def is_in_mind(self, owner: Owner, id: str) -> bool:
+        """Whether a task can be found without the journal."""
+        return self._in_mind((owner.key, id)) is not None
 
     async def _read(self, key: Key) -> Document | None:
         """What the journal has of a task, unless that is being taken away."""
@@ -580,7 +673,7 @@ class Engine:
 
     def _rest(self, live: Live) -> None:
         """Let a task rest, unless it has a call or something is being written."""
-        is_waiting = live.record.phase == "waiting" and not self.waits.are_left
+        is_waiting = live.record.phase == "waiting" and (live.inflight is not None or not self.waits.are_left)
         if not live.is_writing and live.record.phase != "sent" and not is_waiting:
             self._leave(live)
             self._rested.keep(live.key, live)
@@ -615,41 +708,12 @@ class Engine:
 
     # -- after a crash -------------------------------------------------------------------------------------------------
 
-    async def perhaps_untold(self) -> list[Untold]:
-        """What was said last before a crash, so shortly that its callers may not have been told what came of it.
-
-        To be asked before anything else. When the crash was is seen by the newest task; after a good end there is none.
-        """
-        is_closed = await self._take_mark()
-        newest = None if is_closed else await self._journal.newest(TASK, STATES)
-        if newest is None:
-            return []
-        last = Document(TASK, "", "", 0, newest - UNTOLD_SECONDS, None)
-        untold: list[Untold] = []
-        while found := await self._journal.all_in(TASK, STATES, limit=RECOVERED_AT_ONCE, after=last):
-            last = found[-1]
-            untold += [untold_of(record) for document in found if (record := _readable(document)) is not None]
-        return untold
-
-    async def _take_mark(self) -> bool:
-        """Whether the hub before this one ended in good order; that is not so any more once this one writes."""
-        mark = await self._journal.read(CLOSED, "", "")
-        if mark is not None:
-            self._journal.write((msgspec.structs.replace(mark, version=mark.version + 1, body=None),), _ignore)
-        return mark is not None
-
-    async def close(self) -> None:
-        """Note that all have been told what there was to tell; nothing follows."""
-        kept: asyncio.Future[Verdict] = self._loop.create_future()
-        self._journal.write((Document(CLOSED, "", "", 1, self.now(), b"{}"),), kept.set_result)
-        await kept
-
-    async def recover(self) -> list[Untold]:
-        """End what was on its way when the hub ended, before anybody is let in; return what had begun these tasks.
+    async def recover(self) -> list[Record]:
+        """End what was on its way when the hub ended, before anybody is let in; return these tasks as they stood.
 
         What had not been sent waits until `resume`.
         """
-        lost: list[Untold] = []
+        lost: list[Record] = []
         last: Document | None = None
         latest = self._loop.time() + RECOVERED_SECONDS
         while found := await self._journal.all_in(TASK, UNFINISHED, limit=RECOVERED_AT_ONCE, after=last):
@@ -657,7 +721,7 @@ class Engine:
             read = [record for document in found if (record := _readable(document)) is not None]
             sent = [record for record in read if record.phase == "sent"]
             self._end_lost(sent)
-            lost += [untold_of(record) for record in sent]
+            lost += sent
             self._left += [record for record in read if record.phase == "waiting" and record.pending is not None]
             # They are tried again for as long as it takes, but nobody is kept waiting for that.
             with suppress(TimeoutError):

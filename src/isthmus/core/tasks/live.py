@@ -12,9 +12,9 @@ import structlog
 from isthmus.core.audit.facts import Fact
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.journal import Verdict
-from isthmus.core.tasks.draft import Errand, Listener, Underway
+from isthmus.core.tasks.draft import Listener, Underway
 from isthmus.core.tasks.login import is_login, login_of
-from isthmus.core.tasks.record import Asked, Pending, Record, bytes_of, ending_of, state_after
+from isthmus.core.tasks.record import Asked, Record, bytes_of, ending_of, state_after
 from isthmus.core.tasks.reports import Reports
 from isthmus.model.calls import Call
 from isthmus.model.conversation import TaskState
@@ -55,10 +55,12 @@ class Live:
         """What the journal says to the task itself, until it has."""
         self.wakes: list[asyncio.Future[None]] = []
         """Those who wait for what is being written."""
-        self.due: Call | Errand | None = None
-        """The call to start once it is kept that it may have been sent."""
-        self.written: Call | Errand | None = None
+        self.send: Callable[[], None] | None = None
+        """Sends the call, or starts the errand, once it is kept that it may have been sent."""
+        self.writing_send: Callable[[], None] | None = None
         """The one of which that is being written."""
+        self.is_starting = False
+        """Whether its call is just finding its place: what becomes of it is written with what is written next."""
         self.size_bytes = 0
         self.counted_bytes = 0
         self.is_counted_open = False
@@ -76,16 +78,14 @@ class Live:
         """The call of this turn, until it has ended; None if it is an errand, or was begun by somebody else."""
         self.since = record.created
         """When this turn began."""
+        self.is_left = False
+        """Whether the hub before this one left it unsent: it may wait for its server for as long as it may take."""
         self.wait: Wait | None = None
         """For its server, if that is away and the call was not sent."""
-        self.awaited: Pending | None = None
-        """What it waited with before it was kept that it may have been sent, until it is started."""
         self.notes: list[Fact] = []
         """What the audit log is to be told with what is written next."""
         self.noting: list[Fact] = []
         """What it is told with what is being written."""
-        self.is_begun_noted = False
-        """See `core.ports.recorder.Noting`."""
         self.key = (record.owner.key, record.id)
         """What it is found under."""
         self._engine = engine
@@ -157,6 +157,15 @@ class Live:
     def note(self, fact: Fact) -> None:
         """See `core.ports.recorder.Noting`."""
         self.notes.append(fact)
+
+    @property
+    def notes_begin(self) -> bool:
+        """See `core.ports.recorder.Noting`; an errand's call is begun by others."""
+        return self.call is not None
+
+    def may_send(self, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
+        """See `core.ports.exchange.Patient`."""
+        return self._engine.may_send(self, inflight, send)
 
     def put_back(self, inflight: InFlight) -> bool:
         """See `core.ports.exchange.Patient`."""

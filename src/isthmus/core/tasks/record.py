@@ -60,12 +60,14 @@ class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
     data: Raw = ABSENT
     """What a server's own error said besides."""
     retry_after: float | None = None
+    is_bare: bool = False
+    """As of `Result`."""
 
 
 def ending_of(outcome: Outcome) -> Ending:
     """What is kept of an outcome."""
     if isinstance(outcome, Result):
-        return Ending(outcome.payload, outcome.is_error)
+        return Ending(outcome.payload, outcome.is_error, is_bare=outcome.is_bare)
     code, data = (outcome.code, outcome.data) if isinstance(outcome, ServerError) else (None, None)
     return Ending(
         reason=outcome.reason,
@@ -89,7 +91,7 @@ _FAULTS: dict[str, type[Fault]] = {leaf.reason: leaf for leaf in leaves()}
 def outcome_of(ending: Ending) -> Outcome:
     """The outcome that an ending was made of, as far as it was kept."""
     if ending.result:
-        return Result(ending.result, ending.is_error)
+        return Result(ending.result, ending.is_error, is_bare=ending.is_bare)
     kind = _FAULTS.get(ending.reason, Lost)
     # Its message is made already, and what it was made of is not known any more.
     fault = kind.__new__(kind)
@@ -185,6 +187,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """What its server asks at the same time, to be asked next."""
     pending: Pending | None = None
     """The call, as long as it is known that it was not sent."""
+    is_withdrawn: bool = False
+    """Its caller cancelled it."""
 
     @property
     def is_ended(self) -> bool:

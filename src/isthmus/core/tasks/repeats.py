@@ -1,24 +1,20 @@
 """What is said twice is done once: messages that come again, and keys by which callers ask for that.
 
-A message whose answer never came is sent again by its caller, under the same id: it gets the task of the first one for
-as long as that is unfinished, or its answer was not handed over. This is remembered in memory, and after a crash of
-all that it may have kept from its caller. A caller that gives its message a key of its own gets the first answer for a
-day; that is kept in the journal, together with the task.
+A message whose answer never came is sent again by its caller, under the same id: it gets the task of the first one
+until ten minutes after that has ended. The task's id is made from the message, so the journal itself says which
+messages it knows. A caller that gives its message a key of its own gets the first answer for a day; that is kept in the
+journal, together with the task.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
 
 from isthmus.core.ports.journal import Document, Journal
 from isthmus.core.tasks.record import Owner, Record
-from isthmus.model.conversation import Message
 
 REPEAT = "repeat"
 """The kind of document that a key is."""
@@ -26,8 +22,9 @@ REPEAT = "repeat"
 KEPT_SECONDS = 24 * 3600.0
 """How long a key holds."""
 
-REMEMBERED_MAX = 10_000
-"""One owner's messages that may come again; one of them is forgotten for the next, and would be a new one then."""
+JOINED_SECONDS = 600.0
+"""How long after its task's end the same message joins it. Later it is a new one: there are clients that count their
+ids anew in every process."""
 
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -43,121 +40,25 @@ def digest_of(*said: object) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-class First:
-    """The first of the messages of one id: which task it began, once that is kept."""
+def task_of(owner: Owner, digest: str) -> str:
+    """The id of the task that a message begins, by the digest of its content.
 
-    __slots__ = ("begun", "digest", "is_delivered", "task")
-
-    def __init__(self, digest: str) -> None:
-        self.digest = digest
-        self.task: str | None = None
-        self.is_delivered = False
-        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def begin(self, task: str | None) -> None:
-        """It began this task; None if it could not begin any."""
-        self.task = task
-        if not self.begun.done():
-            self.begun.set_result(None)
+    The journal takes an id once: whoever sends the message again finds the task, also after a crash, and nothing has to
+    be looked up or written for it.
+    """
+    return hashlib.blake2b(f"{owner.key}\n{digest}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-class Untold(msgspec.Struct, frozen=True):
-    """A message whose caller was perhaps not told what came of it: as much as must be known if it comes again."""
+def is_joined(record: Record, now: float) -> bool:
+    """Whether a message that is sent again joins the task that it began; else it is a new message.
 
-    owner: str
-    message: str
-    digest: str
-    task: str
-
-
-def untold_of(record: Record) -> Untold:
-    """The message that began a task; without an id it cannot come again."""
-    if not record.said or not record.said[0].id:
-        return Untold(record.owner.key, "", "", record.id)
-    return Untold(record.owner.key, record.said[0].id, digest_of(record.said[0]), record.id)
-
-
-class _Owned:
-    """One owner's messages, the oldest first."""
-
-    __slots__ = ("all", "idle")
-
-    def __init__(self) -> None:
-        self.all: OrderedDict[str, First] = OrderedDict()
-        self.idle: OrderedDict[str, None] = OrderedDict()
-        """Of these, those whose tasks do nothing but wait for their caller, who was told so."""
-
-    def add(self, id: str, first: First) -> None:
-        """Remember one, in the place of one that costs nothing if it is done again, or else of the oldest."""
-        self.drop(id)
-        if len(self.all) >= REMEMBERED_MAX:
-            self.drop(next(iter(self.idle or self.all)))
-        self.all[id] = first
-
-    def drop(self, id: str) -> None:
-        """Forget one."""
-        self.all.pop(id, None)
-        self.idle.pop(id, None)
-
-    def deliver(self, id: str, *, is_idle: bool) -> None:
-        """Note that its caller knows how its task stands."""
-        self.all[id].is_delivered = True
-        self.idle.pop(id, None)
-        if is_idle:
-            self.idle[id] = None
-
-
-class Repeats:
-    """The messages that may come again."""
-
-    def __init__(self) -> None:
-        self._firsts: dict[str, _Owned] = {}
-        """By their owners' keys: what one of them says makes no other's message new."""
-
-    def find(self, owner: Owner, message: Message, digest: str) -> First | None:
-        """The first one, if this is its repeat; another message under the same id is none."""
-        first = self._first(owner.key, message.id)
-        return first if first is not None and first.digest == digest else None
-
-    def _first(self, owner: str, id: str) -> First | None:
-        owned = self._firsts.get(owner)
-        return None if owned is None else owned.all.get(id)
-
-    def add(self, owner: Owner, message: Message, digest: str) -> First:
-        """Remember a message that begins a task."""
-        return self._add(owner.key, message.id, digest)
-
-    def _add(self, owner: str, id: str, digest: str) -> First:
-        first = First(digest)
-        self._firsts.setdefault(owner, _Owned()).add(id, first)
-        return first
-
-    def untold(self, messages: Iterable[Untold]) -> None:
-        """Remember messages whose callers were perhaps not told what came of them."""
-        for each in messages:
-            if each.message:
-                self._add(each.owner, each.message, each.digest).begin(each.task)
-
-    def delivered(self, record: Record) -> None:
-        """An answer about this task was handed over; if it has ended, whatever comes under its id is new."""
-        owner, id = record.owner.key, record.said[0].id if record.said else ""
-        first = self._first(owner, id)
-        if first is None or first.task != record.id:
-            return
-        self._firsts[owner].deliver(id, is_idle=record.phase == "idle")
-        if record.is_ended:
-            self._drop(owner, id)
-
-    def forget(self, owner: Owner, message: Message, first: First) -> None:
-        """This one is over: whatever comes under its id is new."""
-        if self._first(owner.key, message.id) is first:
-            self._drop(owner.key, message.id)
-
-    def _drop(self, owner: str, id: str) -> None:
-        owned = self._firsts[owner]
-        owned.drop(id)
-        if not owned.all:
-            del self._firsts[owner]
+    A caller that said more in a task, or cancelled it, knows the task from the first answer, so that was not lost: the
+    same message after the task's end is meant anew.
+    """
+    if not record.is_ended:
+        return True
+    has_answer = record.is_withdrawn or sum(each.role == "user" for each in record.said) > 1
+    return not has_answer and now < record.updated + JOINED_SECONDS
 
 
 class _Kept(msgspec.Struct, frozen=True):

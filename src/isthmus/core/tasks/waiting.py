@@ -1,7 +1,8 @@
-"""Tasks whose calls were not sent, because their servers are away: they wait here, and in the journal, not in a lane.
+"""Tasks whose calls were not sent: what the journal keeps of them, and those whose servers are away.
 
-So it is known of each after a crash that it did not run: it waits on, and is sent once its server is back. That it may
-have been sent is kept before it is started. The engine asks, and does what follows.
+A call waits in its server's lane for a slot, or in its pool for a link; that of a task whose server is away waits here,
+outside the lane. The journal has each of them as not sent, so after a crash it is known that it did not run: the next
+hub sends it. That it may have been sent is kept before it is. The engine asks, and does what follows.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 FindCaller: TypeAlias = Callable[[Owner], Caller | None]
 OnEnd: TypeAlias = Callable[[Lane | None], None]
+
+LOOK_SECONDS = 5.0
+"""How often it is looked again whether the server of a task that the hub before left is there."""
 
 NO_GRANTS = Grants(())
 """What a caller may do is not kept with its call, but looked up when that is sent."""
@@ -71,25 +75,22 @@ class Waits:
         self.are_left = False
         """Whether all that waits is left to the hub that comes next."""
 
-    def pending(self, live: Live) -> Pending | None:
-        """What is to be kept of a call that would wait; None if it would not."""
-        inflight = None if live.call is None else self._hub.would_wait(live.call, live)
-        return None if inflight is None else self._pending(live, inflight)
-
     def put_back(self, live: Live, inflight: InFlight) -> Pending | None:
         """Have a call wait that its lane could not send: what is to be kept of it; None if it is to wait there."""
         if live.call is None or inflight.lane is None or live.record.is_ended:
             return None
         self._wait(live, inflight.lane, self._seconds_left(live, live.call))
-        pending, server = self._pending(live, inflight), inflight.lane.server
+        pending, server = self.pending(live, inflight), inflight.lane.server
         if pending.server == server:
             return pending
         # It was renamed while the call was queued.
         pending = msgspec.structs.replace(pending, agent=self._agent_of(server))
         return self.rename(live, pending, server)
 
-    def _pending(self, live: Live, inflight: InFlight) -> Pending:
-        server = inflight.target.feature.server
+    def pending(self, live: Live, inflight: InFlight) -> Pending:
+        """What is to be kept of a call that was not sent."""
+        # What is put off until its server has listed it for such callers has no server yet.
+        server = ServerName("") if inflight.route is None else inflight.route.feature.server
         unsent = _without_grants(live.call or inflight.call)
         return Pending(unsent, server, self._agent_of(server), inflight.name, live.since, live.waits_for_login)
 
@@ -121,11 +122,12 @@ class Waits:
             return TimedOut(pending.server, self._seconds(call), executed="no")
         if (fault := self.check(pending)) is not None:
             return fault
-        inflight = self._hub.would_wait(call, live)
-        if inflight is None or inflight.lane is None:
-            return msgspec.structs.replace(call, timeout=left)
-        self._wait(live, inflight.lane, left)
-        return None
+        lane = self._hub.lanes.get(pending.server)
+        if live.is_left and lane is not None and not lane.has_link and not lane.grace:
+            # It is configured, and only starting perhaps. Another lane may come in the place of this one.
+            self._wait(live, lane, min(left, LOOK_SECONDS))
+            return None
+        return msgspec.structs.replace(call, timeout=left)
 
     def _wait(self, live: Live, lane: Lane, seconds: float) -> None:
         self.stop(live)

@@ -12,6 +12,7 @@ from isthmus.faces.a2a.contents import parts_of
 from isthmus.faces.a2a.instructions import Form
 from isthmus.model.conversation import ABSENT, Data, Part, Text
 from isthmus.wire.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, Payload, render
+from isthmus.wire.mcp.results import plain
 
 ErrorKind: TypeAlias = Literal["request", "network", "mcp", "internal"]
 
@@ -96,7 +97,10 @@ def summary(ending: Ending, brief: Brief) -> str | None:
 
 def _execute_output(ending: Ending, brief: Brief) -> bytes:
     if ending.result and not ending.is_error:
-        return render({"success": b"true", "mcp_result": ending.result})
+        # `mcp_result` is an object there: any other value is told as a tool of MCP would.
+        is_object = bytes(memoryview(ending.result)[:1]) == b"{"
+        told = ending.result if is_object else plain(ending.result).payload
+        return render({"success": b"true", "mcp_result": told})
     source, code, message = _blame(ending, brief)
     error: dict[str, Payload] = {"source": _json(source), "code": _json(code), "message": _json(message)}
     if details := _details(ending):

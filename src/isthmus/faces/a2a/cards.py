@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate, parsedate_to_datetime
 
 import msgspec
@@ -41,10 +41,32 @@ from isthmus.wire.a2a.cards import (
     write_merged,
     write_strict,
 )
+from isthmus.wire.a2a.negotiate import HEADER, PARAMETER, dialect_of, version_of
 from isthmus.wire.a2a.operations import DialectName, Problem, ProblemKind
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.hubs import write_hubs
 from isthmus.wire.mcp.messages import read_string
+
+SETTLE_SECONDS = 1.0
+"""How long a card waits for servers that are starting: clients fetch it first, and some wait five seconds for it."""
+
+CARD_PATHS: Mapping[str, DialectName | None] = {
+    "/.well-known/agent-card.json": None,
+    "/a2a/.well-known/agent-card.json": None,
+    "/a2a/1.0/.well-known/agent-card.json": "1.0",
+    "/a2a/0.3/.well-known/agent-card.json": "0.3",
+    "/.well-known/agent.json": "0.1",
+    "/agent-card.json": "agentvault",
+}
+"""Where cards are, and in which generation's form; None leaves that to the version that the request asks for.
+
+A client that names no version needs both forms in one document: the SDKs of 1.0 and 0.3 for Python send the same bytes,
+and each requires members that the other's schema does not have. An agent's address is the path before `/.well-known`,
+so `/a2a/1.0` is the one for clients that take no member they do not know.
+"""
+
+AUTH_PARAMETER = "auth"
+"""The parameter of a query by which AgentVault's card lists one scheme alone."""
 
 FRESH_SECONDS = 60
 
@@ -98,7 +120,8 @@ class AgentCards:
     """Writes cards; `settings` may be replaced at any time.
 
     `address` says where the hub is spoken to, `needs_key` whether callers must have one now; those who do see more.
-    `gives_tokens` says whether a token can be had for one.
+    `gives_tokens` says whether somebody has a key now, for which a token can be had; `token_urls` are where others give
+    tokens that are good here.
     """
 
     def __init__(
@@ -110,6 +133,7 @@ class AgentCards:
         needs_key: Callable[[], bool],
         now: Callable[[], float],
         gives_tokens: Callable[[], bool] = lambda: False,
+        token_urls: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._hub = hub
         self.settings = settings
@@ -117,19 +141,29 @@ class AgentCards:
         self._address = address
         self._needs_key = needs_key
         self._gives_tokens = gives_tokens
+        self._token_urls = token_urls
         self._now = now
         self._since: OrderedDict[tuple[str, Caller | None], tuple[bytes, int]] = OrderedDict()
         """The tag of each card that was shown, and the second since when it has this one."""
         self.grpc_address: str | None = None
         """Where gRPC is spoken, if it is."""
 
-    async def show(self, peer: Peer, path: str, fields: Fields, admitted: Caller | Denied) -> None:
-        """Answer with the card in the form of its path, or say that the one they have is still right."""
-        await self._hub.settle(EVERYTHING)
+    async def show(
+        self, peer: Peer, path: str, query: Mapping[str, str], fields: Fields, admitted: Caller | Denied
+    ) -> None:
+        """Answer with the card, or say that the one they have is still right.
+
+        Its form is the path's, else that of the version that is asked for. A version that is not spoken here gets
+        the card of those that name none: it says which are.
+        """
+        await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
         caller = None if isinstance(admitted, Denied) else admitted
-        body = self.written(path, caller)
+        version = version_of(fields.get(HEADER.encode(), b"").decode("latin-1"), query.get(PARAMETER))
+        form = CARD_PATHS.get(path) or (None if version is None else dialect_of(version))
+        auth = query.get(AUTH_PARAMETER)
+        body = self.written(form, caller, auth)
         tag = b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
-        since = self._unchanged_since((path, caller), tag)
+        since = self._unchanged_since((f"{form} {auth}", caller), tag)
         # What a stranger sees, or everybody where nobody has a key, is the same for all.
         scope = b"private" if caller is not None and self._needs_key() else b"public"
         known = header_lines(
@@ -137,7 +171,7 @@ class AgentCards:
                 (b"etag", tag),
                 (b"cache-control", b"%b, max-age=%d" % (scope, FRESH_SECONDS)),
                 (b"last-modified", formatdate(since, usegmt=True).encode()),
-                (b"vary", b"authorization, x-api-key"),
+                (b"vary", b"authorization, x-api-key, a2a-version, origin"),
             ]
         )
         if is_known(fields, tag, since):
@@ -156,21 +190,28 @@ class AgentCards:
             self._since.popitem(last=False)
         return since
 
-    def written(self, path: str, caller: Caller | None) -> bytes:
-        """The card of a path."""
+    def written(self, form: DialectName | None, caller: Caller | None, auth: str | None = None) -> bytes:
+        """The card in a generation's form; without one, in the form that the settings name."""
         card = self._card(caller)
-        if path == "/.well-known/agent.json":
-            return write_0_1(card)
-        if path == "/agent-card.json":
-            return write_agentvault(card, "isthmus/mcp-tool-proxy")
-        return write_strict(_of_1_0(card)) if self.settings.card == "strict" else write_merged(card)
+        match form:
+            case "1.0":
+                return write_strict(_of_1_0(card))
+            case "0.3":
+                return write_0_3(card)
+            case "0.1":
+                return write_0_1(card)
+            case "agentvault":
+                own = replace(card, schemes=self._agentvault_schemes())
+                return write_agentvault(own, "isthmus/mcp-tool-proxy", auth)
+            case None:
+                return write_strict(_of_1_0(card)) if self.settings.card == "strict" else write_merged(card)
 
     async def extended(self, caller: Caller, dialect: DialectName) -> Payload | Problem:
         """The card for who proved who it is, in the words of who asks; where there are no keys, nobody can."""
         if not self._needs_key():
             kind: ProblemKind = "card_not_configured" if dialect == "0.3" else "unsupported_operation"
             return Problem(kind, "There is no other card here: the agent does not ask who its callers are")
-        await self._hub.settle(EVERYTHING)
+        await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
         card = self._card(caller)
         if dialect == "0.3":
             return write_0_3(card)
@@ -200,6 +241,17 @@ class AgentCards:
             return {}
         keys: dict[str, Scheme] = {"bearer": Http("Bearer"), "key": ApiKey("X-Api-Key")}
         return {**keys, "oauth": OAuth(base + TOKEN_PATH)} if self._gives_tokens() else keys
+
+    def _agentvault_schemes(self) -> dict[str, Scheme]:
+        """The same for AgentVault, whose clients insist on a key where one is listed, though nobody may have one."""
+        if not self._needs_key():
+            return {}
+        schemes: dict[str, Scheme] = {}
+        if self._gives_tokens():
+            schemes = {"key": ApiKey("X-Api-Key"), "oauth": OAuth(self._address().rstrip("/") + TOKEN_PATH)}
+        for number, url in enumerate(self._token_urls()):
+            schemes[f"issuer-{number}"] = OAuth(url)
+        return {**schemes, "bearer": Http("Bearer")}
 
     def _interfaces(self, base: str) -> tuple[Interface, ...]:
         """Where the agent is spoken to, those that keep numbers exact first."""

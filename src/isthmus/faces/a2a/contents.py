@@ -39,9 +39,14 @@ class _Block(msgspec.Struct):
     meta: Raw = msgspec.field(default=ABSENT, name="_meta")
 
 
-class _Result(msgspec.Struct):
+class _Result(msgspec.Struct, forbid_unknown_fields=True):
     content: list[Raw] = []
     structuredContent: Raw = ABSENT  # noqa: N815
+    isError: Raw = ABSENT  # noqa: N815
+    resultType: Raw = ABSENT  # noqa: N815
+    ttlMs: Raw = ABSENT  # noqa: N815
+    cacheScope: Raw = ABSENT  # noqa: N815
+    meta: Raw = msgspec.field(default=ABSENT, name="_meta")
 
 
 _result = msgspec.json.Decoder(_Result).decode
@@ -53,11 +58,34 @@ _exactly = msgspec.json.Decoder(float_hook=Raw).decode
 def parts_of(result: Raw) -> tuple[Part, ...]:
     """The parts that a result is made of; whatever cannot be read is there as the JSON that it is."""
     try:
-        read = _result(result)
+        read, rest = _result(result), ABSENT
     except UNREADABLE:
-        return (Data(result, "application/json"),)
+        read, rest = _beside(result)
     parts = tuple(_parts(read))
-    return parts or (Data(result, "application/json"),)
+    if parts and rest:
+        return *parts, Data(rest, "application/json")
+    return parts or (_value(result),)
+
+
+def _beside(result: Raw) -> tuple[_Result, Raw]:
+    """Of a result that has more members than MCP's, what MCP knows of it, and the others; nothing if it is another."""
+    members = object_members(result) or {}
+    known = {name: value for name, value in members.items() if name in _MEMBERS}
+    try:
+        return _result(render(known)), Raw(render({name: members[name] for name in members if name not in known}))
+    except UNREADABLE:
+        return _Result(), ABSENT
+
+
+_MEMBERS = frozenset(_Result.__struct_encode_fields__)
+
+
+def _value(result: Raw) -> Part:
+    """What a server returned that is no result of MCP: a text as such, anything else as the JSON that it is."""
+    try:
+        return Text(msgspec.json.decode(result, type=str))
+    except UNREADABLE:
+        return Data(result, "application/json")
 
 
 def _parts(read: _Result) -> Iterator[Part]:

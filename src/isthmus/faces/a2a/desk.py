@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import msgspec
@@ -21,17 +22,17 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.journal import Document, Journal, Verdict
 from isthmus.core.ports.targets import Aim, Named, Targets
-from isthmus.core.tasks.draft import Draft, NotKept, Taken, TooManyKeys, TooMuchKept, TooMuchSaid
+from isthmus.core.tasks.draft import Draft, NotBegun, NotKept, Taken, TooManyKeys, TooMuchKept, TooMuchSaid
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK, Asked, Owner, Record, owner_of
-from isthmus.core.tasks.repeats import First, Keyed, Repeats, digest_of, read_key, write_key
+from isthmus.core.tasks.repeats import JOINED_SECONDS, Keyed, digest_of, is_joined, read_key, task_of, write_key
 from isthmus.faces.a2a.instructions import Saying, ToolInstruction, object_in, read_instruction, without_headers
 from isthmus.faces.a2a.planning import Plan, Words, plan
 from isthmus.faces.a2a.pushing import Pushing
 from isthmus.faces.a2a.replies import is_refusal, read_reply
 from isthmus.faces.a2a.settings import A2aSettings
-from isthmus.faces.a2a.shown import shown
+from isthmus.faces.a2a.shown import question_of, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.conversation import ENDED, WAITING, Data, File, Message, Task, Text
@@ -55,6 +56,16 @@ SAID_MAX = 1_000
 SAID_BYTES_MAX = 4 * 1024 * 1024
 """All that is said after a task has begun, for the same reason."""
 
+SAID_AGAIN = "\nmessage "
+"""Before a task's id, what the key of its message is known by. No caller's own key has a line break."""
+
+UNSURE = Problem(
+    "internal",
+    "The hub cannot look up now whether this message ran before. It did not run this time; send it again later with "
+    "the same id",
+    {"executed": "unknown"},
+)
+
 Stand: TypeAlias = tuple[str, int, int]
 """How a task stood: its state, how much was said and what was asked."""
 
@@ -76,6 +87,9 @@ class _Views:
     def closed(self, server: str) -> NotConnected | None:
         missing = self.view(EVERYTHING).missing.get(ServerName(server))
         return None if missing is None or missing.is_listed else self.away(server)
+
+    def unreached(self, surface: Surface, name: str) -> NotConnected | None:
+        return self._hub.unreached(self._caller.grants, surface, name)
 
     def away(self, server: str) -> NotConnected | None:
         name = ServerName(server)
@@ -111,9 +125,9 @@ class Desk:
     ) -> None:
         self.settings = settings
         self.pushing = pushing
-        self.repeats = Repeats()
         self._hub = hub
         self._engine = engine
+        engine.write_question = question_of
         self._journal = journal
         self._now = now
         self._targets = targets
@@ -126,9 +140,11 @@ class Desk:
 
     async def send(self, caller: Caller, dialect: DialectName, said: Send, key: str | None = None) -> Live | Problem:
         """Begin a task, or go on with one; with a `key` that was used before, what came of that is the answer."""
+        if said.message.role != "user":
+            return Problem("invalid_params", "message.role must be the user's: only those are instructions")
         if (problem := _unusable(said.message)) is not None:
             return problem
-        if said.push is not None and (problem := await self.pushing.check(caller, said.push)) is not None:
+        if said.push is not None and (problem := await self.pushing.check(caller, dialect, said.push)) is not None:
             return problem
         if key is None:
             return await self._send(caller, dialect, said, None)
@@ -148,10 +164,12 @@ class Desk:
                 return _not_found(said.task)
         if len(said.task or "") > ID_LENGTH_MAX or len(said.context or "") > ID_LENGTH_MAX:
             return Problem("invalid_params", f"an id must have at most {ID_LENGTH_MAX} characters")
-        if key is not None:
-            return await self._keyed(caller, dialect, said, key)
         if not said.message.id:
+            if key is not None:
+                return await self._keyed(caller, dialect, said, key)
             return await self._begin_named(caller, dialect, _with_id(said))
+        if key is not None:
+            return await self._once_under(caller, dialect, said, key)
         return await self._once(caller, dialect, said)
 
     async def _begin_named(self, caller: Caller, dialect: DialectName, said: Send) -> Live | Problem:
@@ -167,43 +185,70 @@ class Desk:
     ) -> Live | Problem:
         try:
             return await self._engine.begin(await self._draft(caller, dialect, said, besides))
-        except Taken as taken:
-            return Problem("invalid_params", str(taken))
-        except (TooMuchKept, TooMuchSaid) as refused:
-            return _too_much_of(refused)
-        except NotKept as refused:
-            return Problem("internal", str(refused), {"executed": "no"})
+        except NotBegun as refused:
+            return _refusal(refused)
 
     # -- saying it again ---------------------------------------------------------------------------------------------
 
     async def _once(self, caller: Caller, dialect: DialectName, said: Send) -> Live | Problem:
-        """Begin a task, unless it is one that has begun and whose caller has not been answered."""
-        # Of what is kept: after a crash nothing else is known of the first.
-        owner, digest = owner_of(caller), digest_of(without_headers(said.message))
-        while (first := self.repeats.find(owner, said.message, digest)) is not None:
-            if (live := await self._joined(owner, first, said.context)) is not None:
-                problem = self._address(caller, live, dialect, said)
-                await self._engine.until_kept(live)
-                return problem or live
-            self.repeats.forget(owner, said.message, first)
-        first = self.repeats.add(owner, said.message, digest)
-        begun: Live | Problem | None = None
-        try:
-            begun = await self._begin(caller, dialect, said)
-        finally:
-            first.begin(begun.record.id if isinstance(begun, Live) else None)
-        return begun
+        """Begin a task, unless this message began one: then that is the answer."""
+        owner = owner_of(caller)
+        task = _task_of(owner, said)
+        while True:
+            refused: NotBegun | None = None
+            if not self._engine.is_in_mind(owner, task):
+                try:
+                    return await self._engine.begin(await self._draft(caller, dialect, replace(said, task=task), ()))
+                except NotBegun as error:
+                    refused = error
+            try:
+                live = await self._engine.find(owner, task)
+            except OSError:
+                return UNSURE
+            if live is not None:
+                return await self._again(caller, dialect, said, live)
+            if isinstance(refused, NotKept):
+                return UNSURE if self._engine.is_undoing(owner, task) else _refusal(refused)
+            # Two came at once and the first was not begun, or the task was taken away meanwhile: this one is the first.
 
-    async def _joined(self, owner: Owner, first: First, context: str | None) -> Live | None:
-        await asyncio.wait({first.begun})
-        live = None if first.task is None else await self._engine.find(owner, first.task)
-        if live is None or (first.is_delivered and live.record.is_ended):
-            return None
-        return live if context in (None, live.record.context) else None
+    async def _again(self, caller: Caller, dialect: DialectName, said: Send, live: Live) -> Live | Problem:
+        """What comes of a message that began a task before."""
+        if is_joined(live.record, self._now()):
+            return await self._join(caller, dialect, said, live)
+        # It is a new one. Which is the newest of those that it began, a key says: the id is the oldest's.
+        owner, name = owner_of(caller), f"{SAID_AGAIN}{live.record.id}"
+        used = await self._used(owner, name)
+        newest = None if used is None else await self._engine.find(owner, used.task)
+        if newest is not None and is_joined(newest.record, self._now()):
+            return await self._join(caller, dialect, said, newest)
+        return await self._keyed(caller, dialect, said, _Fresh(name, used, _digest(said)))
 
-    async def _keyed(self, caller: Caller, dialect: DialectName, said: Send, key: _Fresh) -> Live | Problem:
+    async def _join(self, caller: Caller, dialect: DialectName, said: Send, live: Live) -> Live | Problem:
+        problem = self._address(caller, live, dialect, said)
+        await self._engine.until_kept(live)
+        return problem or live
+
+    async def _once_under(self, caller: Caller, dialect: DialectName, said: Send, key: _Fresh) -> Live | Problem:
+        """Begin a task under a key, unless this message began one: then the key is for that."""
+        owner = owner_of(caller)
+        task, begun = _task_of(owner, said), None
+        if not self._engine.is_in_mind(owner, task):
+            begun = await self._keyed(caller, dialect, said, key, task)
+        live = None if isinstance(begun, Live) else await self._engine.find(owner, task)
+        if live is None:
+            return begun or await self._keyed(caller, dialect, said, key)
+        if not is_joined(live.record, self._now()):
+            return await self._keyed(caller, dialect, said, key)
+        with suppress(TooManyKeys):  # the message is known without it
+            await self._engine.allowance.take_key(owner, write_key(owner, key.name, key.digest, task, 0.0, key.before))
+            await self._keep_key(owner, key, task)
+        return await self._join(caller, dialect, said, live)
+
+    async def _keyed(
+        self, caller: Caller, dialect: DialectName, said: Send, key: _Fresh, task: str = ""
+    ) -> Live | Problem:
         """Begin a task under a key."""
-        owner, task = owner_of(caller), said.task or secrets.token_hex(16)
+        owner, task = owner_of(caller), task or said.task or secrets.token_hex(16)
         document = write_key(owner, key.name, key.digest, task, self._now(), key.before)
         try:
             await self._engine.allowance.take_key(owner, document)
@@ -249,8 +294,8 @@ class Desk:
         return self.pushing.add(live, self.pushing.recipient(caller, dialect, said.push, live.record.id))
 
     async def _draft(self, caller: Caller, dialect: DialectName, said: Send, besides: tuple[Document, ...]) -> Draft:
-        await self._hub.settle(EVERYTHING)
         context, task = said.context or secrets.token_hex(16), said.task or secrets.token_hex(16)
+        await self._hub.settle(EVERYTHING, until=lambda: self._plan(caller, said.message, context).is_sure)
         made = self._plan(caller, said.message, context)
         spoken: tuple[Message, ...] = (without_headers(said.message),)
         if made.state == "input_required":
@@ -286,7 +331,7 @@ class Desk:
         self, caller: Caller, dialect: DialectName, live: Live, said: Send, key: _Fresh | None
     ) -> Live | Problem:
         is_first, message = dialect == "0.1", without_headers(said.message)
-        is_known = key is not None and self._is_said_again(live.record, message, by_words=is_first)
+        is_known = self._is_known(live.record, said, message, is_first=is_first)
         if not is_known:
             found = await self._with_room(live, message, key)
             if isinstance(found, Problem):
@@ -325,8 +370,6 @@ class Desk:
             return Problem("invalid_params", f"task {record.id} belongs to another context")
         if record.state in ENDED and not is_first:
             return Problem("unsupported_operation", f"task {record.id} has ended ({record.state})")
-        if self._is_said_again(record, message, by_words=is_first):
-            return None
         if (problem := _too_much(record, message)) is not None:
             return problem
         if record.state in ENDED:
@@ -342,6 +385,12 @@ class Desk:
             self._instruct(caller, live, message, said.message)
             return None
         return self._note(live, message)
+
+    def _is_known(self, record: Record, said: Send, message: Message, *, is_first: bool) -> bool:
+        """Whether this message was sent to its task before, and is to be answered as it was then."""
+        is_late = record.is_ended and self._now() >= record.updated + JOINED_SECONDS
+        is_elsewhere = said.context not in (None, record.context)
+        return not (is_late or is_elsewhere) and self._is_said_again(record, message, by_words=is_first)
 
     def _is_said_again(self, record: Record, message: Message, *, by_words: bool) -> bool:
         """Whether it was said before, by somebody who may only have missed the answer to it.
@@ -399,7 +448,6 @@ class Desk:
 
     def delivered(self, record: Record) -> None:
         """A caller has been answered so about its task."""
-        self.repeats.delivered(record)
         if record.origin == "0.1":
             self._note_handed_over(record)
 
@@ -470,6 +518,14 @@ def _stand(record: Record) -> Stand:
     return record.state, len(record.said), 0 if record.asked is None else record.asked.number
 
 
+def _refusal(refused: NotBegun) -> Problem:
+    if isinstance(refused, Taken):
+        return Problem("invalid_params", str(refused))
+    if isinstance(refused, TooMuchKept | TooMuchSaid):
+        return _too_much_of(refused)
+    return Problem("internal", str(refused), {"executed": "no"})
+
+
 def _too_much_of(refused: NotKept) -> Problem:
     """The caller has reached a bound of its own, which is no failure of ours: to try again does not help."""
     return Problem("unsupported_operation", str(refused), {"executed": "no"})
@@ -498,6 +554,11 @@ def _unusable(message: Message) -> Problem | None:
             kind = (part.media_type or "any type")[:ID_LENGTH_MAX]
             return Problem("content_type_not_supported", f"A file of {kind} cannot be taken: only text and data can")
     return None
+
+
+def _task_of(owner: Owner, said: Send) -> str:
+    """The id of the task that a message begins: of what is kept of it, and so not of the secrets in it."""
+    return task_of(owner, digest_of(without_headers(said.message), said.context))
 
 
 def _digest(said: Send) -> str:

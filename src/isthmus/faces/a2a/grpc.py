@@ -20,18 +20,17 @@ from msgspec import Struct
 
 from isthmus.core.crew import Crew
 from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.record import Record
 from isthmus.faces.a2a.http import A2aHttp, Answered, Visit
 from isthmus.faces.a2a.listeners import IsLast, Telling, is_over, is_settled
 from isthmus.faces.http.bind import DoorError
 from isthmus.faces.http.bodies import joined
 from isthmus.faces.http.brake import COMING_FROM
-from isthmus.faces.http.gate import Denied, Fields, Gate
+from isthmus.faces.http.gate import BASES, Denied, Fields, Gate, Request
 from isthmus.model.callers import Caller
 from isthmus.model.conversation import Data, File, Part, Update
 from isthmus.wire.a2a import v1_0, v1_0_proto
 from isthmus.wire.a2a.negotiate import HEADER, dialect_of, unsupported, version_of
-from isthmus.wire.a2a.operations import Operation, Problem
+from isthmus.wire.a2a.operations import Operation, Problem, Send
 from isthmus.wire.a2a.proto_schema import METHODS, SERVICE, STREAMS
 from isthmus.wire.a2a.v1_0_proto import Unwritable
 from isthmus.wire.jsonrpc import Payload
@@ -93,6 +92,8 @@ class A2aGrpc:
         self._crew = crew
         self._settings = settings
         self._server: Any = None
+        self.bases: tuple[str, ...] = ()
+        """Where it may be called, for proofs that name where they are sent; set by who knows, once it listens."""
 
     async def open(self) -> int:
         """Start serving and return the port.
@@ -128,13 +129,12 @@ class A2aGrpc:
         }
 
     async def _answer(self, method: str, _: object, context: Any) -> bytes:
-        visit, done = await self._visit(method, context)
+        done = (await self._visit(method, context))[1]
         assert not isinstance(done, Live), "only streams follow a task"
         try:
             written = v1_0_proto.write(method, done)
         except Unwritable as error:
             await _refuse(context, Problem("invalid_agent_response", str(error)))
-        context.add_done_callback(visit.answered)
         return written
 
     async def _stream(self, method: str, _: object, context: Any) -> None:
@@ -151,17 +151,17 @@ class A2aGrpc:
             client.leave()
         if client.problem is not None:
             await _refuse(context, client.problem)
-        if (told := telling.over.result()) is not None:
-            visit.tell_delivered(told, context)
 
     async def _visit(self, method: str, context: Any) -> tuple[_GrpcVisit, Payload | Live]:
         """Do what is asked; refuses the call, which raises, where that is not possible."""
         fields = _fields(context)
         COMING_FROM.set(_address(context.peer()))
-        await self._caller(fields, context)
+        # What gRPC is to HTTP, of which a proof that somebody has a key speaks.
+        scope = {"method": "POST", "raw_path": f"/{SERVICE}/{method}".encode(), "headers": [], BASES: self.bases}
+        await self._caller(fields, context, scope)
         request = await self._request(context)
         # It may have taken its time, and the key may have been revoked meanwhile.
-        caller = await self._caller(fields, context)
+        caller = await self._caller(fields, context, scope)
         visit = _GrpcVisit(self._face, caller, _Client(), fields)
         # The desk finishes what it begins, whoever waits for it: a task may be kept and not yet known as begun.
         work = self._crew.spawn("a call over gRPC", visit.do(method, request))
@@ -176,11 +176,12 @@ class A2aGrpc:
             await _refuse(context, done)
         return visit, done
 
-    async def _caller(self, fields: Fields, context: Any) -> Caller:
+    async def _caller(self, fields: Fields, context: Any, scope: Request) -> Caller:
         """Who is let in with this metadata; refuses the call, which raises, where nobody is."""
-        caller = self._gate.know(fields, "a2a")
+        caller = self._gate.know(fields, "a2a", scope)
         if isinstance(caller, Denied):
             self._gate.on_turned_away("a2a", caller.status)
+            _tell_nonce(context, caller)
             await _abort(context, DENIALS.get(caller.status, grpc.StatusCode.UNAUTHENTICATED), caller.message)
         return caller
 
@@ -196,6 +197,13 @@ class A2aGrpc:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "There is no request")
         read: bytes = request
         return read
+
+
+def _tell_nonce(context: Any, denied: Denied) -> None:
+    """Give the nonce that the next proof must have (RFC 9449), which is a header elsewhere."""
+    nonces = tuple((name.decode(), value.decode()) for name, value in denied.headers if name == b"dpop-nonce")
+    if nonces:
+        context.set_trailing_metadata(nonces)
 
 
 def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
@@ -263,17 +271,8 @@ class _GrpcVisit(Visit):
         stream = _ProtoStream(self.client)
         after = self._after(live, operation)
         self.telling = Telling(self._caller, live, self.client, stream, after, is_last, form=_form, is_kept_alive=False)
+        self.telling.is_for_sender = isinstance(operation, Send)
         self._face.follow(self.telling)
-
-    def answered(self, context: Any) -> None:
-        """The call is over: who got the answer to its message may say the same again."""
-        if self._told is not None:
-            self.tell_delivered(self._told, context)
-
-    def tell_delivered(self, record: Record, context: Any) -> None:
-        """A call that its client gave up has answered nothing."""
-        if not context.cancelled():
-            self._desk.delivered(record)
 
 
 class _Client:

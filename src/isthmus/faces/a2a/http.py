@@ -14,12 +14,12 @@ import structlog
 
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Record
-from isthmus.faces.a2a.cards import AgentCards
-from isthmus.faces.a2a.desk import Desk
+from isthmus.faces.a2a.cards import CARD_PATHS, AgentCards
+from isthmus.faces.a2a.desk import UNSURE, Desk
 from isthmus.faces.a2a.listeners import IsLast, Telling, is_over, is_settled, number_in, until_settled
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.faces.a2a.shown import direct_answer, shown
-from isthmus.faces.http.bodies import JSON, STREAM, joined, read_body
+from isthmus.faces.http.bodies import JSON, STREAM, joined, named_types, read_body
 from isthmus.faces.http.gate import TOO_MANY, Denied, Fields, Gate
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send, Taking, header_lines
 from isthmus.model.callers import Caller
@@ -50,9 +50,16 @@ log = structlog.get_logger(__name__)
 
 RPC_PATHS = frozenset({"/", "/a2a", "/a2a/"})
 REST_PATH = "/a2a/rest/"
-CARD_PATHS = frozenset({"/.well-known/agent-card.json", "/.well-known/agent.json", "/agent-card.json"})
+ODD_BODY_BYTES = 64 * 1024
+"""A longer body that is refused is not read a second time."""
+
+
+KEYS_PATH = "/.well-known/jwks.json"
+"""Where listeners of the first generation find the keys with which notifications are signed."""
 
 KEY_HEADER = b"idempotency-key"
+
+FRESH = header_lines([(b"cache-control", b"public, max-age=60")])
 
 MEDIA_TYPES = (b"application/json", b"application/a2a+json")
 EVENTS = b"text/event-stream"
@@ -87,19 +94,22 @@ class A2aHttp:
 
     def is_at(self, path: str) -> bool:
         """Whether a request is for this face."""
-        return path in CARD_PATHS or path in RPC_PATHS or path.startswith(REST_PATH)
+        return path in CARD_PATHS or path in RPC_PATHS or path == KEYS_PATH or path.startswith(REST_PATH)
 
     async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
         """Answer one request."""
         peer: Taking = scope["extensions"][PEER]
         fields = joined(scope["headers"])
-        admitted = self._gate.admit(fields, "a2a")
+        admitted = self._gate.admit(fields, "a2a", scope)
         path: str = scope["path"]
         if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
             self._turn_away(peer, path, admitted)
         elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
-            await self._cards.show(peer, path, fields, admitted)
-        elif path in CARD_PATHS:
+            query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+            await self._cards.show(peer, path, query, fields, admitted)
+        elif scope["method"] in ("GET", "HEAD") and path == KEYS_PATH:
+            peer.answer(200, JSON + FRESH, await self.desk.pushing.key_set())
+        elif path in CARD_PATHS or path == KEYS_PATH:
             peer.answer(405, header_lines([(b"allow", b"GET, HEAD")]), b"")
         elif isinstance(admitted, Denied):
             self._turn_away(peer, path, admitted)
@@ -109,7 +119,7 @@ class A2aHttp:
                 if (body := await read_body(receive)) is None:
                     return
                 # It may have taken its time, and the key may have been revoked meanwhile.
-                if isinstance(admitted := self._gate.admit(fields, "a2a"), Denied):
+                if isinstance(admitted := self._gate.admit(fields, "a2a", scope), Denied):
                     self._turn_away(peer, path, admitted)
                     return
             await self._serve(scope, fields, admitted, peer, body)
@@ -119,16 +129,14 @@ class A2aHttp:
         _say(peer, path, denied)
 
     async def _serve(self, scope: Message, fields: Fields, caller: Caller, peer: Taking, body: bytes) -> None:
-        query = scope["query_string"].decode("latin-1")
         if scope["path"].startswith(REST_PATH):
+            query = scope["query_string"].decode("latin-1")
             path = scope["raw_path"].decode("latin-1").partition(REST_PATH)[2]
             await _RestVisit(self, caller, peer, fields).serve(scope["method"], path, query, body)
         elif scope["method"] != "POST":
             peer.answer(405, header_lines([(b"allow", b"GET, POST")]), b"")
         else:
-            asked = dict(parse_qsl(query)).get(PARAMETER) if query else None
-            version = version_of(_text(fields.get(HEADER.encode())), asked)
-            await _RpcVisit(self, caller, peer, fields).serve(body, version)
+            await _RpcVisit(self, caller, peer, fields).serve(body, _version_in(scope, fields))
 
     def change(self, settings: A2aSettings) -> None:
         """Go by these from now on."""
@@ -174,13 +182,20 @@ def _say(peer: Peer, path: str, denied: Denied) -> None:
     peer.answer(denied.status, JSON + header_lines(denied.headers), body)
 
 
+def _version_in(scope: Message, fields: Fields) -> str | None:
+    """The version that a request asks for, by its header or its query."""
+    query = scope["query_string"].decode("latin-1")
+    return version_of(_text(fields.get(HEADER.encode())), dict(parse_qsl(query)).get(PARAMETER) if query else None)
+
+
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
 def _has_odd_method(malformed: Malformed, body: bytes) -> bool:
     """Whether all that is wrong with a request is that no method can have this name: none of ours has."""
-    members = jsonrpc.object_members(body) if malformed.code == jsonrpc.INVALID_REQUEST else None
+    is_worth_a_look = malformed.code == jsonrpc.INVALID_REQUEST and len(body) <= ODD_BODY_BYTES
+    members = jsonrpc.object_members(body) if is_worth_a_look else None
     return members is not None and "method" in members and not bytes(members["method"]).startswith(b'"')
 
 
@@ -204,7 +219,8 @@ class Visit:
         self._peer = peer
         self._fields = fields
         self._told: Record | None = None
-        """What is about to be told of a task that was begun or gone on with."""
+        """What is about to be told of a task of the first generation: its messages have no ids, and what its caller
+        says next is said to this."""
 
     async def _do(self, dialect: Dialect, operation: Operation) -> Answered | Live:
         """Do what is asked, as far as the journal lets it."""
@@ -212,6 +228,8 @@ class Visit:
             return await self._done(dialect, operation)
         except OSError:
             log.exception("a task could not be looked up", caller=self._caller.name)
+            if isinstance(operation, SendMessage):
+                return UNSURE
             return Problem("internal", "The hub cannot look up its tasks now; try again later")
 
     async def _done(self, dialect: Dialect, operation: Operation) -> Answered | Live:
@@ -224,7 +242,7 @@ class Visit:
                 if isinstance(record, Problem):
                     return record
                 if record.origin == "0.1":
-                    self._told = record  # whose messages have no ids: what it says next is said to this
+                    self._told = record
                 return dialect.write_task(shown(record), operation.history_length)
             case List():
                 page = await self._desk.list(self._caller, operation)
@@ -262,7 +280,8 @@ class Visit:
         if operation.waits:
             seconds = FIRST_WAIT_SECONDS if dialect.name == "0.1" else WAIT_SECONDS
             record = await until_settled(live, self._peer, seconds)
-        self._told = record
+        if record.origin == "0.1":
+            self._told = record
         if operation.waits and dialect.name in DIRECT and (message := direct_answer(record)) is not None:
             return dialect.write_sent(message, None)
         return dialect.write_sent(shown(record), operation.history_length)
@@ -286,8 +305,11 @@ class Visit:
             return heard
         return live.reports.turn if isinstance(operation, SendMessage) else 0
 
-    async def _tell(self, live: Live, stream: Stream, after: int, is_last: IsLast) -> None:
+    async def _tell(self, live: Live, stream: Stream, dialect: Dialect, operation: Operation | Problem) -> None:
+        after, is_last = self._after(live, operation), last_word(dialect, operation)
         telling = Telling(self._caller, live, self._peer, stream, after, is_last)
+        telling.has_final = dialect.name == "0.3"
+        telling.is_for_sender = isinstance(operation, SendMessage)
         self._face.follow(telling)
         told = await telling.over
         if told is not None:
@@ -302,7 +324,7 @@ class _HttpVisit(Visit):
         self._taking = peer
 
     def _hand_over(self, status: int, lines: bytes, body: bytes) -> None:
-        """Answer; who got the whole answer to its message may say the same again."""
+        """Answer; a caller of the first generation that got the whole answer may say the same again."""
         self._taking.answer(status, lines, body)
         if self._told is not None:
             self._taking.on_taken(partial(self._desk.delivered, self._told))
@@ -346,7 +368,7 @@ class _RpcVisit(_HttpVisit):
             self._refuse(dialect, request.id, done)
         elif isinstance(done, Live):
             stream = rpc_stream(dialect, request.id, done.record.id)
-            await self._tell(done, stream, self._after(done, operation), last_word(dialect, operation))
+            await self._tell(done, stream, dialect, operation)
         else:
             self._answer(jsonrpc.result(request.id, done))
 
@@ -367,8 +389,10 @@ class _RpcVisit(_HttpVisit):
         return next((name for name in DIALECTS if name == live.record.origin), None)
 
     def _refuse(self, dialect: Dialect, id: Payload | None, problem: Problem) -> None:
-        # Before 1.0, clients that opened a stream find nothing in an answer that is none, or call it broken.
-        if id is not None and dialect.name != "1.0" and self._fields.get(b"accept") == EVENTS:
+        # Before 1.0, clients that opened a stream find nothing in an answer that is none, or call it broken. They name
+        # only streams; the Python SDK's HTTP client adds `*/*` on a line of its own.
+        named = named_types(self._fields)
+        if id is not None and dialect.name != "1.0" and EVENTS in named and MEDIA_TYPES[0] not in named:
             self._hand_over(200, STREAM, rpc_stream(dialect, id, "").fail(problem))
         else:
             self._answer(jsonrpc.error(id, *dialect.write_problem(problem)))
@@ -390,8 +414,7 @@ class _RestVisit(_HttpVisit):
             status, refusal = binding.write_problem(done)
             self._hand_over(status, self._type(), refusal)
         elif isinstance(done, Live):
-            is_last = last_word(binding.dialect, operation)
-            await self._tell(done, RestStream(binding), self._after(done, operation), is_last)
+            await self._tell(done, RestStream(binding), binding.dialect, operation)
         else:
             self._hand_over(200, self._type(), bytes(done))
 

@@ -15,7 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.model.conversation import ABSENT, Data, File, Message, Part, Text
-from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, render
+from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, render, repeats_a_member
 
 Form: TypeAlias = Literal["tool", "execute", "command"]
 """In whose words the instruction was given, and the answer is: our own; `target_mcp_server_id`, `tool_name`,
@@ -111,11 +111,11 @@ def _without_object(message: Message, skill: str | None) -> Instruction:
 
 
 def _first_object(parts: tuple[Part, ...]) -> tuple[dict[str, Raw] | None, Raw]:
-    """The first part that is a JSON object, one level deep and whole; without members, if that is said in two ways."""
+    """The first part that is a JSON object, whole and one level deep; without members if one in it is there twice."""
     for part in parts:
         given = part.data if isinstance(part, Data) else object_in(part)
         if given and _is_object(given):
-            return object_members(given), given
+            return None if repeats_a_member(given) else object_members(given), given
     return None, ABSENT
 
 

@@ -15,7 +15,15 @@ from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Record
 from isthmus.core.tasks.reports import Noted
 from isthmus.faces.a2a.pieces import Form, as_it_is, is_long, pieces_of
-from isthmus.faces.a2a.shown import RESULT, agent_says, artifacts_of, brief_of, reported, shown
+from isthmus.faces.a2a.shown import (
+    RESULT,
+    agent_says,
+    artifacts_of,
+    brief_of,
+    reported,
+    shown,
+    without_questions,
+)
 from isthmus.faces.http.bodies import CROWDED_BYTES, STREAM, KeepAlive
 from isthmus.faces.http.turn import Peer
 from isthmus.model.callers import Caller
@@ -133,6 +141,10 @@ class Telling:
         self._timer: asyncio.TimerHandle | None = None
         self._pause = POUR_SECONDS[0]
         self.over: asyncio.Future[Record | None] = self._loop.create_future()
+        self.has_final = False
+        """Whether the last thing that is said is an update that is final, as readers of 0.3 wait for."""
+        self.is_for_sender = False
+        """Whether a message opened the stream, whose sender knows what it was asked."""
 
     def begin(self) -> None:
         """Say how it stands, and listen."""
@@ -148,10 +160,11 @@ class Telling:
             self.moved(record)
             return
         self._version = record.version
-        self._say(made.task)
+        self._say(without_questions(made.task) if self.is_for_sender else made.task)
         if self._is_last(record):
             self._last = record
-        if self._live.reports.after(self._number):
+        # A task may be faster than the stream that its message opened.
+        if self._live.reports.after(self._number) or (self.has_final and self._last is not None):
             self._due.append(self._missed(made))
         self._pour()
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from isthmus.core.catalog.names import Ambiguous, Pair, canonical, resolve
 from isthmus.core.catalog.view import Route, View
-from isthmus.core.ports.targets import REQUEST, Aim, Named, Opened
+from isthmus.core.ports.targets import Aim, Named, Opened
 from isthmus.core.tasks.record import Ending, ending_of, state_after
 from isthmus.faces.a2a.answers import Brief
 from isthmus.faces.a2a.errands import Errand
@@ -74,6 +74,13 @@ class Plan(msgspec.Struct, frozen=True):
     """Tools that fit, told to who did not say which."""
     note: str = ""
     """What the operator should know."""
+    is_closed: bool = False
+    """The server that it needs was never reached: what it has is not known."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is known what to call, so that servers that are starting do not matter."""
+        return self.call is not None and not self.is_closed
 
 
 class Views(Protocol):
@@ -87,6 +94,9 @@ class Views(Protocol):
 
     def closed(self, server: str) -> NotConnected | None:
         """Why a server that the caller may see lists nothing, if that is because it was never reached."""
+
+    def unreached(self, surface: Surface, name: str) -> NotConnected | None:
+        """Why a tool that the caller could use is not there, if that is because its server was never reached."""
 
     def away(self, server: str) -> NotConnected | None:
         """Why a server that the caller may see is not connected, whatever it has listed before; None if it is."""
@@ -104,14 +114,26 @@ class Words(msgspec.Struct, frozen=True):
 
 
 def plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -> Plan:
-    """What a task does about an instruction."""
+    """What a task does about an instruction, in its context."""
+    made = _plan(instruction, caller, views, words)
+    if isinstance(made.call, Call):
+        return replace(made, call=_in_context(words.context, made.call))
+    return made
+
+
+def _in_context(context: str, call: Call) -> Call:
+    """A call as one of a context: all of these reach the same process of a server."""
+    return replace(call, session=context, shares_link=True)
+
+
+def _plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -> Plan:
     match instruction:
         case BadInstruction():
             return _failed(_refusal("bad_instruction", instruction.message), _brief(instruction))
         case ToolInstruction():
             return _plan_tool(instruction, caller, views, words)
         case CommandInstruction():
-            return _plan_command(instruction, caller, views)
+            return _plan_command(instruction, caller, views, words.context)
         case Saying():
             return _plan_saying(instruction, caller, views, words)
 
@@ -123,23 +145,20 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: Views, words
     brief = Brief(instruction.form, instruction.name)
     found = _find(instruction, views)
     if isinstance(found, str):
-        arguments = _arguments(instruction, words, views.view(EVERYTHING).routes[found])
+        arguments = _arguments(instruction, words, views.view(EVERYTHING).find_tool(found))
         if arguments is None:
             return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
         return Plan(brief, _call(caller, EVERYTHING, found, arguments))
     closed = _closed(instruction, views)
-    return _failed(found, brief) if closed is None else Plan(brief, _turned_away(closed))
+    return _failed(found, brief) if closed is None else Plan(brief, _turned_away(closed), is_closed=True)
 
 
 def _closed(instruction: ToolInstruction, views: Views) -> NotConnected | None:
     """Why nobody knows the tools of the server that is named, if that is because it was never reached."""
-    server, _, name = instruction.name.partition(".")
-    if instruction.server is not None:
-        server, name = instruction.server, instruction.name.removeprefix(f"{instruction.server}.")
-    closed = views.closed(server)
-    # What it has is not known, and what the caller may call of it is.
-    may_call = closed is not None and views.view(EVERYTHING).may_have(ServerName(server), FeatureName(name))
-    return closed if name and may_call else None
+    name, server = instruction.name, instruction.server
+    if server is not None:
+        return views.unreached(EVERYTHING, f"{server}.{name.removeprefix(f'{server}.')}")
+    return views.unreached(EVERYTHING, name) or views.unreached(LLM, name)
 
 
 class _Closed(msgspec.Struct, frozen=True):
@@ -177,9 +196,14 @@ def _find(instruction: ToolInstruction, views: Views) -> str | Ending:
     view = views.view(EVERYTHING)
     name, server = instruction.name, instruction.server
     if server is None:
-        return name if name in view.routes else _find_otherwise(name, views)
+        if name in view.routes:
+            return name
+        # `filesystem.readFile` alone means the server filesystem, and all of it is what that calls its method.
+        whole = f"{name.partition('.')[0]}.{name}" if instruction.form == "execute" else name
+        return whole if view.find_unlisted(whole) is not None else _find_otherwise(name, views)
     for tool in (name, name.removeprefix(f"{server}.")):
-        if (full := canonical((ServerName(server), FeatureName(tool)))) in view.routes:
+        full = canonical((ServerName(server), FeatureName(tool)))
+        if view.find_tool(full) is not None:
             return full
     return _unknown(f"{server}.{name}", view)
 
@@ -191,7 +215,8 @@ def _find_otherwise(name: str, views: Views) -> str | Ending:
         pair = resolve(name, _pairs(view))
     except Ambiguous as several:
         return _refusal("unknown_tool", str(several))
-    if pair is None and (route := views.view(LLM).routes.get(name)) is not None:
+    named = views.view(LLM)
+    if pair is None and (route := named.routes.get(name) or named.by_alias(name)) is not None:
         pair = route.feature.server, route.feature.name
     return _unknown(name, view) if pair is None else canonical(pair)
 
@@ -209,7 +234,7 @@ def _unknown(name: str, view: View) -> Ending:
 # -- methods of MCP ----------------------------------------------------------------------------------------------------
 
 
-def _plan_command(instruction: CommandInstruction, caller: Caller, views: Views) -> Plan:
+def _plan_command(instruction: CommandInstruction, caller: Caller, views: Views, context: str) -> Plan:
     id = instruction.id or _new_id()
     brief = Brief("command", instruction.method, id)
     read = _read(instruction)
@@ -222,12 +247,13 @@ def _plan_command(instruction: CommandInstruction, caller: Caller, views: Views)
     if aimed is None:
         return _failed(_refusal("unknown_server", f"Unknown server: {instruction.target}"), brief)
     if not isinstance(aimed, str):
-        return Plan(brief, Errand(aimed, partial(_do_there, instruction, caller)))
+        return Plan(brief, Errand(aimed, partial(_do_there, instruction, caller, context)))
     # A list may be told of a server that was there before; that it answers may not.
     closed = views.away(aimed) if instruction.method == "ping" else views.closed(aimed)
-    if closed is not None:
-        return Plan(brief, _turned_away(closed))
     surface = Surface("own", aimed)
+    is_denied = read is not None and read.kind == "tool" and views.unreached(surface, read.name) is None
+    if closed is not None and not is_denied:
+        return Plan(brief, _turned_away(closed), is_closed=True)
     done = _do(instruction, caller, surface, views.view(surface))
     if isinstance(done, Call):
         return Plan(brief, done)
@@ -266,10 +292,24 @@ def _do(
         return Result(Raw(_list(shape, view)))
     if instruction.method == "ping":
         return Result(EMPTY)
-    if instruction.method in view.routes:  # of a server that is no MCP server, methods are the tools
+    if view.find_tool(instruction.method) is not None:  # of a server that is no MCP server, methods are the tools
         return _call(caller, surface, instruction.method, instruction.params)
-    taken = CALLED if is_named else CALLED - TASK_METHODS
-    return read or f"mcp_method {instruction.method!r} is none of {', '.join(sorted({*taken, *SHAPES, 'ping'}))}"
+    if is_named and read is None:
+        return _method_call(instruction, caller, surface)
+    known = sorted({*(CALLED - TASK_METHODS), *SHAPES, "ping"})
+    return read or f"mcp_method {instruction.method!r} is none of {', '.join(known)}"
+
+
+def _method_call(instruction: CommandInstruction, caller: Caller, surface: Surface) -> Call | Result | str:
+    """A method that the hub does not know, for a server that nobody else uses."""
+    if instruction.method == "notifications/initialized":
+        return Result(EMPTY)  # the hub said so when it greeted the server
+    if instruction.method.startswith("notifications/"):
+        return f"mcp_method {instruction.method!r} is a notification, which has no answer"
+    members = object_members(instruction.params) or {}
+    meta = object_members(members.get("_meta", EMPTY)) or {}
+    call = _call(caller, surface, instruction.method, instruction.params)
+    return replace(call, meta=passed_meta(meta, _nobodys), kind="method")
 
 
 def _call_as(read: CallRequest, caller: Caller, surface: Surface, *, is_named: bool) -> Call | str:
@@ -287,14 +327,20 @@ def _nobodys(_: str) -> None:
     """What a server calls the task to which a command says it relates: callers of the agent are told of none."""
 
 
-def _do_there(instruction: CommandInstruction, caller: Caller, opened: Opened) -> Call | Outcome:
+def _do_there(instruction: CommandInstruction, caller: Caller, context: str, opened: Opened) -> Call | Outcome:
     """The same at a server that a caller named: all of it is its caller's to call."""
     guest, surface = replace(caller, grants=ALL), Surface("own", opened.server)
     if opened.is_plain:
-        request = {"method": msgspec.json.encode(instruction.method), "params": instruction.params}
-        return _call(guest, surface, REQUEST, Raw(render(request)))
-    done = _do(instruction, guest, surface, opened.hub.snapshot.view(ALL, surface), is_named=True)
-    return BadArguments("execute_mcp_command", done) if isinstance(done, str) else done
+        done: Call | Result | str = _call(guest, surface, instruction.method, instruction.params)
+    elif instruction.method == "initialize" and opened.initialize_result is not None:
+        done = Result(opened.initialize_result)  # a second one would begin another session, or be refused
+    else:
+        done = _do(instruction, guest, surface, opened.hub.snapshot.view(ALL, surface), is_named=True)
+    if isinstance(done, str):
+        return BadArguments("execute_mcp_command", done)
+    if isinstance(done, Call):
+        return _in_context(context, replace(done, request_id=instruction.id or None))
+    return done
 
 
 def _list(shape: ListShape, view: View) -> bytes:
@@ -321,7 +367,8 @@ def _plan_saying(saying: Saying, caller: Caller, views: Views, words: Words) -> 
         return plan(BadInstruction(saying.form, f"an object is needed: {_NEEDED[saying.form]}"), caller, views, words)
     view = views.view(EVERYTHING)
     found = None if words.tool is None else _find(ToolInstruction(words.tool, EMPTY), views)
-    arguments = _saying_arguments(saying.text, words, view.routes[found]) if isinstance(found, str) else None
+    route = view.find_tool(found) if isinstance(found, str) else None
+    arguments = None if route is None else _saying_arguments(saying.text, words, route)
     if isinstance(found, str) and arguments is not None:
         return Plan(Brief("tool", found), _call(caller, EVERYTHING, found, arguments))
     note = f"text_tool {found} has no argument named text" if isinstance(found, str) else ""
@@ -335,9 +382,9 @@ _NEEDED: dict[Form, str] = {
 }
 
 
-def _arguments(instruction: ToolInstruction, words: Words, route: Route) -> Raw | None:
+def _arguments(instruction: ToolInstruction, words: Words, route: Route | None) -> Raw | None:
     """What a tool is to be told; None if that is words and it takes none."""
-    if not instruction.words.strip():
+    if route is None or not instruction.words.strip():
         return instruction.arguments
     return _saying_arguments(instruction.words, words, route)
 

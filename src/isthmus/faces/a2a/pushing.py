@@ -6,6 +6,7 @@ is sent there. Used by the desk and its faces; the outbox sends what is written 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from isthmus.core.ports.courier import Courier
-from isthmus.core.ports.sealer import Sealer
+from isthmus.core.ports.sealer import Sealer, Signer
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.outbox import Letter
@@ -53,6 +54,8 @@ ID_HEADER = "x-a2a-notification-id"
 TIME_HEADER = "x-a2a-notification-time"
 """When that happened which is told, so that who gets it can refuse what is old."""
 
+AUTHORIZATION = "authorization"
+
 TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105 - the name of a header
 
 SEALED = "sealed:"
@@ -66,19 +69,53 @@ class Pushing:
     """The recipients of callers' tasks. `trusts` says who may name private addresses, if the operator listed them."""
 
     def __init__(
-        self, engine: Engine, courier: Courier, trusts: Callable[[Caller], bool], sealer: Sealer | None = None
+        self,
+        engine: Engine,
+        courier: Courier,
+        trusts: Callable[[Caller], bool],
+        sealer: Sealer | None = None,
+        signer: Signer | None = None,
     ) -> None:
         """With a `sealer`, addresses are kept sealed and bound to their tasks, proofs to the addresses they are for.
 
-        An address, too, is often a secret: whoever has it can speak for the hub there.
+        An address, too, is often a secret: whoever has it can speak for the hub there. The `signer` is for recipients
+        of the first generation.
         """
         self._engine = engine
         self._courier = courier
         self._trusts = trusts
         self._sealer = sealer
+        self._signer = signer
 
-    async def check(self, caller: Caller, target: PushTarget) -> Problem | None:
+    async def key_set(self) -> bytes:
+        """The keys with which notifications are signed; none if they cannot be had."""
+        if self._signer is not None:
+            try:
+                return await asyncio.to_thread(self._signer.key_set)
+            except (OSError, ValueError) as error:
+                log.warning("push notifications are not signed: the key cannot be had", reason=str(error))
+        return b'{"keys": []}'
+
+    def letters(self, recipient: Recipient, record: Record, mark: str, now: float) -> Sequence[Letter]:
+        """What a recipient is told of a change; in the first generation, signed."""
+        opened = self.opened(recipient, record.id)
+        return [self._signed(letter, opened, now) for letter in write_letters(opened, record, mark)]
+
+    def _signed(self, letter: Letter, recipient: Recipient, now: float) -> Letter:
+        """The same as its listener wants it, unless its caller gave credentials of its own."""
+        if recipient.form != "0.1" or self._signer is None or AUTHORIZATION in letter.headers:
+            return letter
+        try:
+            token = self._signer.token_for(letter.body, now)
+        except (OSError, ValueError) as error:
+            log.warning("a push notification is not signed", task=recipient.id, reason=str(error))
+            return letter
+        return replace(letter, headers={**letter.headers, AUTHORIZATION: f"Bearer {token}"})
+
+    async def check(self, caller: Caller, form: DialectName, target: PushTarget) -> Problem | None:
         """Why nothing can be sent there for this caller."""
+        if form == "0.1":
+            await self.key_set()  # which may have to be made first, aside
         wrong = flaw_in(target) or await self._courier.refusal(target.url, is_trusted=self._trusts(caller))
         return None if wrong is None else Problem("invalid_params", f"Push notifications cannot be sent there: {wrong}")
 
@@ -87,7 +124,7 @@ class Pushing:
         live = await self._task(caller, asked.task)
         if isinstance(live, Problem):
             return live
-        if (problem := await self.check(caller, asked.target)) is not None:
+        if (problem := await self.check(caller, form, asked.target)) is not None:
             return problem
         # A look at an address takes its time, in which a task is forgotten and called back as another.
         live = await self._task(caller, asked.task)
@@ -249,5 +286,5 @@ def _headers(recipient: Recipient, kind: str, id: str, time: str) -> dict[str, s
     if recipient.token:
         headers[TOKEN_HEADER] = recipient.token
     if recipient.scheme and recipient.credentials:
-        headers["authorization"] = f"{recipient.scheme} {recipient.credentials}"
+        headers[AUTHORIZATION] = f"{recipient.scheme} {recipient.credentials}"
     return headers

@@ -22,7 +22,7 @@ class A2aSettings:
     text_tool: str | None = None
     """The tool that is given plain words; without one, who sends them is asked for an instruction."""
     card: CardForm = "merged"
-    """Whether the card also speaks to clients of 0.3, or is what 1.0 allows and nothing else."""
+    """The card for requests that name no version: for clients of 1.0 and 0.3, or that of 1.0 alone."""
     keep: float = 7 * 24 * 3600.0
     """How many seconds an ended task is kept."""
     keep_bytes: int = BYTES

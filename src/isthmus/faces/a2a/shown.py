@@ -17,6 +17,9 @@ from isthmus.wire.mcp.messages import read_string
 RESULT = "result"
 """The id of the one artifact of a task."""
 
+QUESTION = "question-"
+"""How the ids of questions go on after the task's."""
+
 ANSWER = "isthmus/answer"
 """What a tool says in the `_meta` of its result to be answered by a `message`, and not by a task."""
 
@@ -69,13 +72,30 @@ def artifacts_of(record: Record, brief: Brief) -> tuple[Artifact, ...]:
 
 def _status_message(record: Record, brief: Brief) -> Message | None:
     if record.asked is not None:
-        return agent_says(record, f"question-{record.version}", question_parts(record.asked))
+        return question_of(record)
     if record.ending is not None and (text := summary(record.ending, brief)) is not None:
         said = agent_says(record, "status", (Text(text),))
         return msgspec.structs.replace(said, metadata=facts_of(record.ending))
     if record.state in WAITING and record.said and record.said[-1].role == "agent":
         return record.said[-1]  # which tools there are, to who did not say which
     return None
+
+
+def question_of(record: Record) -> Message | None:
+    """What a server asks, as the agent says it now and as it stays in the task's history."""
+    if record.asked is None or record.owner.realm:
+        return None
+    # Nothing else is said while it is open, so this id is its own.
+    return agent_says(record, f"{QUESTION}{len(record.said)}", question_parts(record.asked))
+
+
+def without_questions(task: Task) -> Task:
+    """A task whose history lacks what was asked and answered.
+
+    For who just answered: Google's ADK takes the last message of the agent in a task without artifacts for its answer.
+    """
+    questions = f"{task.id}-{QUESTION}"
+    return replace(task, history=tuple(each for each in task.history if not each.id.startswith(questions)))
 
 
 def facts_of(ending: Ending) -> Raw:

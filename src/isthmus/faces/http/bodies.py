@@ -17,10 +17,11 @@ CROWDED_BYTES = 64 * 1024
 """With this much unsent, events are skipped: a later report replaces an earlier one, and nobody waits for a log."""
 
 JSON = header_lines([(b"content-type", b"application/json")])
+# Chromium keeps a stream in its cache unless this forbids it, and then sends a DELETE to the same address twice.
 STREAM = header_lines(
     [
         (b"content-type", b"text/event-stream"),
-        (b"cache-control", b"no-cache, no-transform"),
+        (b"cache-control", b"no-store, no-transform"),
         (b"x-accel-buffering", b"no"),
     ]
 )
@@ -54,6 +55,11 @@ def joined(headers: Headers) -> dict[bytes, bytes]:
     for name, value in headers:
         found[name] = found[name] + b", " + value if name in found else value
     return found
+
+
+def named_types(fields: Fields) -> list[bytes]:
+    """The media types that `Accept` names, on one line or several, without their parameters."""
+    return [part.partition(b";")[0].strip().lower() for part in fields.get(b"accept", b"").split(b",")]
 
 
 def is_json(headers: Fields) -> bool:

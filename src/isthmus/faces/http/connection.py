@@ -35,6 +35,9 @@ log = structlog.get_logger(__name__)
 LINGER_SECONDS = 2.0
 """How long a refused client may go on sending; to close on unread bytes would reset our answer away."""
 
+TURNED_AWAY_MAX = 256
+"""How many connections without room may linger to read so; further ones are cut at once."""
+
 STALL_PROGRESS_BYTES = 64 * 1024
 """What a reader must take of a long answer within `stall_seconds`; less is a trick to hold our memory."""
 
@@ -57,6 +60,8 @@ Phase = Literal["head", "body", "between", "leaving"]
 WATCHED_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 """What decides how a body is read; given twice, two readers could disagree on it."""
 
+NOTED_HEADERS = WATCHED_HEADERS | {b"origin"}
+
 BLANKS = b" \t"
 """What may stand around a header's value and is no part of it; the parser leaves what stands behind."""
 
@@ -77,9 +82,13 @@ class DoorState(ServerState):
         self.shares = Shares()
         self.at_once: AtOnce | None = None
         """Offered every request that has arrived whole, before the application is."""
+        self.cors_lines: Callable[[bytes], bytes] = lambda _: b""
+        """Header lines that let pages of an origin read their answers."""
         self.on_upgrade: OnUpgrade | None = None
         """Decides on requests for a WebSocket."""
         self.addresses = Addresses(settings.max_connections_per_address)
+        self.turned_away = 0
+        """Connections for which there was no room, and which linger. They count for their address only."""
 
 
 class Connection(HttpToolsProtocol):
@@ -109,6 +118,7 @@ class Connection(HttpToolsProtocol):
         self._window_bytes = 0
         self._body_bytes = 0
         self._watched: dict[bytes, bytes] = {}
+        self._origin: bytes | None = None  # Of the latest request.
         self._target = NO_TARGET  # Of the request before, which is mostly the next one's too.
         self._announced_bytes = 0
         self._scope: Message | None = None  # Of the latest request, if its head alone may tell what follows it.
@@ -117,6 +127,7 @@ class Connection(HttpToolsProtocol):
         self._stalled_since: float | None = None
         self._stall_goal_bytes = 0
         self._address = ""
+        self._is_turned_away = False
 
     # The transport's callbacks
 
@@ -124,10 +135,19 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         has_room = self.server_state.addresses.has_room_for(self._address)
-        if len(self.connections) > self._settings.max_connections:
-            self._refuse(503, "This hub has no room for another connection.")
+        if len(self.connections) - self.server_state.turned_away > self._settings.max_connections:
+            self._turn_away("This hub has no room for another connection.")
         elif not has_room:
-            self._refuse(503, "This hub has no room for another connection from this address.")
+            self._turn_away("This hub has no room for another connection from this address.")
+
+    def _turn_away(self, sentence: str) -> None:
+        self._is_turned_away = True
+        self.server_state.turned_away += 1
+        if self.server_state.turned_away > TURNED_AWAY_MAX:
+            self._is_deaf = True
+            self.transport.abort()
+        else:
+            self._refuse(503, sentence)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -162,6 +182,7 @@ class Connection(HttpToolsProtocol):
         if self in self.connections:
             self.connections.discard(self)
             self.server_state.addresses.left(self._address)
+            self.server_state.turned_away -= self._is_turned_away
 
     def _leave_late(self) -> None:
         """As a WebSocket that nobody is known by: it is soon closed, and counted for its address until then."""
@@ -198,6 +219,7 @@ class Connection(HttpToolsProtocol):
         if len(self._waiting) >= MAX_PIPELINED or not 0 < len(body) <= self._settings.max_body_bytes:
             return False
         self._watched = {}
+        self._origin = None  # Heads of pages are not remembered.
         self._announced_bytes = self._body_bytes = len(body)
         turn = self._make_turn(seen.scope_for(body), is_kept_alive=True)
         self._admit(turn)
@@ -275,6 +297,7 @@ class Connection(HttpToolsProtocol):
             self._received_bytes = 1  # Its first byte, whose read may have been counted for the request before.
         self.url = b""
         self._watched = {}
+        self._origin = None
         self._announced_bytes = 0
         self.headers = []
 
@@ -284,10 +307,13 @@ class Connection(HttpToolsProtocol):
         name = name.lower()
         if value and value[-1] <= _SPACE:
             value = value.strip(BLANKS)
-        if name in WATCHED_HEADERS:
-            if name in self._watched:
+        if name in NOTED_HEADERS:
+            if name == b"origin":
+                self._origin = value if self._origin is None else b""
+            elif name in self._watched:
                 refuse_now(400, f"The header {name.decode()} is there twice.")
-            self._watched[name] = value
+            else:
+                self._watched[name] = value
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -303,7 +329,7 @@ class Connection(HttpToolsProtocol):
         self._received_bytes = self._window_bytes = self._body_bytes = 0
         is_kept_alive = version == "1.1" and self.parser.should_keep_alive()
         # Kept alive, with a length and nothing else that decides how its body is read.
-        is_plain = is_kept_alive and self._announced_bytes > 0 and len(self._watched) == 1
+        is_plain = is_kept_alive and self._announced_bytes > 0 and len(self._watched) == 1 and self._origin is None
         self._scope = scope if is_plain and len(self._seen) < HEADS_MAX else None
         self._admit(self._make_turn(scope, is_kept_alive=is_kept_alive))
 
@@ -362,6 +388,7 @@ class Connection(HttpToolsProtocol):
             is_kept_alive=is_kept_alive and self.server_state.idle_until is None,
             owes_continue=self._watched.get(b"expect", b"").lower() == b"100-continue",
             is_short=self.server_state.at_once is not None and self._is_body_short(),
+            cors=b"" if self._origin is None else self.server_state.cors_lines(self._origin),
         )
 
     def _is_body_short(self) -> bool:
@@ -538,7 +565,8 @@ class Connection(HttpToolsProtocol):
         """Answer what is arriving with an error, after the turns before it, and hear nothing more."""
         log.debug("request refused", client=self.client, status=status, reason=sentence)
         self._is_deaf = True
-        self._refusal = render_error(status, sentence, headers)
+        cors = b"" if self._origin is None else self.server_state.cors_lines(self._origin)
+        self._refusal = render_error(status, sentence, headers, lines=cors)
         turn, self._arriving = self._arriving, None
         if turn is not None and not self._withdraw(turn):
             self.transport.abort()

@@ -11,10 +11,14 @@ that application find the client of a request as a `Peer` in the scope. It handl
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
+import os
+import sys
 from collections.abc import Callable
 from typing import cast
 
+import structlog
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 
@@ -24,6 +28,11 @@ from isthmus.faces.http.settings import DoorSettings
 from isthmus.faces.http.turn import PEER, App, AtOnce, Peer, call_contained
 from isthmus.faces.http.upgrade import OnUpgrade
 
+if sys.platform != "win32":
+    import resource
+
+log = structlog.get_logger(__name__)
+
 __all__ = ["PEER", "App", "Door", "DoorError", "DoorSettings", "Peer"]
 
 DRAIN_PATROL_SECONDS = 0.02
@@ -31,6 +40,9 @@ DRAIN_PATROL_SECONDS = 0.02
 
 LAME_DUCK_SECONDS = 0.25
 """How long idle connections outlive a drain's start, so that a request on its way is still answered."""
+
+DESCRIPTORS_TOLD_SECONDS = 60.0
+"""How often it is said that there are no descriptors left."""
 
 CLOSE_SECONDS = 0.5
 """How long closing waits for cancelled requests; a second signal must end the hub within a second."""
@@ -50,6 +62,8 @@ class Door:
         self._timer: asyncio.TimerHandle | None = None
         self._on_drain: list[Callable[[], None]] = []
         self._emptied: asyncio.Future[bool] | None = None
+        self._listening = -1
+        self._tell_descriptors_at = float("-inf")
 
     @property
     def is_draining(self) -> bool:
@@ -63,6 +77,10 @@ class Door:
     def offer_sockets(self, on_upgrade: OnUpgrade) -> None:
         """Have requests for a WebSocket decided by `on_upgrade`. One that is open is not the door's any more."""
         self._state.on_upgrade = on_upgrade
+
+    def allow_pages(self, cors_lines: Callable[[bytes], bytes]) -> None:
+        """Have these header lines added to every answer to a page; `cors_lines` is given the page's origin."""
+        self._state.cors_lines = cors_lines
 
     def on_drain(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when draining begins, so that a face can end its idle streams."""
@@ -79,6 +97,7 @@ class Door:
         make = functools.partial(Connection, self._config, self._state)
         self._listeners = [await loop.create_server(make, sock=sock, backlog=BACKLOG) for sock in sockets]
         self._timer = loop.call_later(self._settings.patrol_seconds, self._patrol)
+        self._listening = sockets[0].fileno()
         return int(sockets[0].getsockname()[1])
 
     async def drain(self, within: float | None = None) -> bool:
@@ -135,14 +154,37 @@ class Door:
         seconds = DRAIN_PATROL_SECONDS if self.is_draining else self._settings.patrol_seconds
         self._timer = loop.call_later(seconds, self._patrol)
         now = loop.time()
+        if self._listeners:
+            self._look_for_descriptors(now)
         for connection in tuple(self._state.connections):
             if isinstance(connection, Connection):
                 connection.inspect(now)
         if self._emptied is not None and not self._emptied.done() and not self._is_busy():
             self._emptied.set_result(True)
 
+    def _look_for_descriptors(self, now: float) -> None:
+        """Log when there are none left: uvloop accepts and closes connections then, and tells nobody."""
+        try:
+            os.close(os.dup(self._listening))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or now < self._tell_descriptors_at:
+                return
+            self._tell_descriptors_at = now + DESCRIPTORS_TOLD_SECONDS
+            log.error(
+                "out of file descriptors: new connections are closed",
+                limit=_descriptor_limit(),
+                connections=len(self._state.connections),
+                fix="raise the limit (ulimit -n, LimitNOFILE= in systemd), or lower limits.connections",
+            )
+
     def _is_busy(self) -> bool:
         return bool(self._state.connections or self._state.tasks)
+
+
+def _descriptor_limit() -> int | None:
+    if sys.platform == "win32":
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _uvicorn_config(app: App) -> Config:

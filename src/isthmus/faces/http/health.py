@@ -1,4 +1,4 @@
-"""Whether the process lives and whether it can be sent work; no key needed, and no detail given."""
+"""Whether the process lives and whether it can be sent work. No key is needed; only operators are given details."""
 
 from __future__ import annotations
 
@@ -6,25 +6,47 @@ from collections.abc import Callable
 
 import msgspec
 
+from isthmus.core.calls.hub import Hub
+from isthmus.faces.http.bodies import joined
+from isthmus.faces.http.gate import Denied, Gate
 from isthmus.faces.http.turn import Message, Receive, Send
 
-PATHS = ("/livez", "/readyz", "/healthz")
+LIVE, READY, HEALTHY = PATHS = ("/livez", "/readyz", "/healthz")
 
 
 class Health:
-    """Answers probes. `is_ready` says whether new work is welcome."""
+    """Answers probes.
 
-    def __init__(self, is_ready: Callable[[], bool]) -> None:
-        self._is_ready = is_ready
+    `/livez` is well while it can answer at all, `/healthz` until the hub is told to end. `/readyz` is also not well
+    while a first list would wait for servers that are starting: at most `listing_seconds`, so that a server that does
+    not start keeps nobody away from the others; and not while the journal refuses every write.
+    """
+
+    def __init__(self, hub: Hub, gate: Gate, is_storage_failing: Callable[[], bool] = lambda: False) -> None:
+        self._hub = hub
+        self._gate = gate
+        self._is_storage_failing = is_storage_failing
 
     async def serve(self, scope: Message, _: Receive, send: Send) -> None:
-        """Answer one probe: `/livez` is well while it can answer at all, the others while work is welcome."""
-        is_well = scope["path"] == "/livez" or self._is_ready()
-        body = msgspec.json.encode({"status": "ok" if is_well else "draining"})
+        """Answer one probe."""
+        path = scope["path"]
+        starting = self._hub.awaited() if path == READY else []
+        status = "draining" if self._hub.is_draining and path != LIVE else "starting" if starting else "ok"
+        if status == "ok" and path == READY and self._is_storage_failing():
+            status = "storage_failing"
+        document: dict[str, object] = {"status": status}
+        if path == READY and self._is_operator(scope):
+            unready = (each for each in self._hub.snapshot.standings.values() if each.state == "starting")
+            document["starting"] = sorted(standing.server for standing in unready)
+        body = msgspec.json.encode(document)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"cache-control", b"no-store"),
         ]
-        await send({"type": "http.response.start", "status": 200 if is_well else 503, "headers": headers})
+        await send({"type": "http.response.start", "status": 200 if status == "ok" else 503, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def _is_operator(self, scope: Message) -> bool:
+        caller = self._gate.admit(joined(scope["headers"]), "rest")
+        return not isinstance(caller, Denied) and caller.is_operator

@@ -1,8 +1,12 @@
-"""Which Host and Origin headers a request may carry: the guard against DNS rebinding.
+"""Which Host and Origin headers a request may carry: the guard against DNS rebinding, and CORS.
 
 A page on `evil.test` can make a browser talk to a hub on this machine; the browser then says so in `Host` or
-`Origin`. The guard is a pure decision over those two headers. It knows no route and no caller, and answers
+`Origin`. Of requests without `Origin` (pictures, frames, links) browsers tell the site that made them in
+`Sec-Fetch-Site`. The guard is a pure decision over these headers. It knows no route and no caller, and answers
 nothing itself: each HTTP face asks it first and turns a `Refusal` into a response.
+
+Pages of the origins that the operator lists may also read answers (CORS, https://fetch.spec.whatwg.org). The listener
+adds `cors_lines` to every answer to such a page, errors included; `app` answers preflights with `preflight_lines`.
 """
 
 from __future__ import annotations
@@ -23,6 +27,39 @@ CACHED_VALUE_BYTES = 256
 """Longer header values are judged anew each time, so that the cache stays under a megabyte."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
+
+CORS_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
+
+CORS_HEADERS = (
+    "accept",
+    "a2a-extensions",
+    "a2a-version",
+    "authorization",
+    "content-type",
+    "dpop",
+    "if-none-match",
+    "last-event-id",
+    "mcp-method",
+    "mcp-name",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "traceparent",
+    "tracestate",
+    "x-a2a-extensions",
+    "x-api-key",
+)
+"""Request headers that pages may send. What else a listed page asks for is allowed, too (`Mcp-Param-*`, say)."""
+
+CORS_EXPOSED = (
+    "A2A-Extensions, A2A-Version, DPoP-Nonce, ETag, Location, Mcp-Protocol-Version, Mcp-Session-Id, Retry-After, "
+    "WWW-Authenticate, X-A2A-Extensions"
+)
+"""Response headers that pages may read beside those that every page may."""
+
+CORS_SECONDS = 7200
+"""How long a browser may remember a preflight; Chromium remembers none for longer."""
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,128}")
 
 # RFC 9110 lets more through than any client sends; what is not here (`#`, `?`, `/`, `@`, spaces) is how one
 # header is read as two different hosts.
@@ -58,13 +95,15 @@ class OriginGuard:
     ) -> None:
         """Raises: ValueError naming the entry that is not a host, an origin or a URL."""
         named_hosts = {_configured_host(entry) for entry in allowed_hosts}
-        self._origins = {_configured_origin(entry) for entry in allowed_origins}
+        self._listed = frozenset(_configured_origin(entry) for entry in allowed_origins)
+        self._origins = {*self._listed}
         self._is_loopback = is_loopback(bind_host)
         self._hosts = _served_hosts(bind_host, named_hosts) if self._is_loopback or named_hosts else None
         self._public_host = ""
         if public_url is not None:
             self._admit_public(public_url)
         self._verdicts: dict[tuple[bytes, bytes | None], Refusal | None] = {}
+        self._cors: dict[bytes, bytes] = {}
 
     def _admit_public(self, public_url: str) -> None:
         # Behind a proxy the Host may be ours or the public one, and the page's Origin is the public one.
@@ -84,7 +123,26 @@ class OriginGuard:
         host = fields.get(b"host")
         if host is None:
             return Refusal(400, "The request has no Host header.")
-        return self._recall(host, fields.get(b"origin"))
+        origin = fields.get(b"origin")
+        if origin is None and fields.get(b"sec-fetch-site") == b"cross-site" and not _is_click(fields):
+            return Refusal(403, "Pages of another site may not use this hub.")
+        return self._recall(host, origin)
+
+    def cors_lines(self, origin: bytes) -> bytes:
+        """Header lines that let a page of this origin read an answer; empty unless the operator lists the origin.
+
+        They name the one origin and no credentials: browsers send no cookies, and a page sends its key itself.
+        """
+        lines = self._cors.get(origin)
+        if lines is None:
+            is_listed = bool(self._listed) and _parse_origin(origin.decode("latin-1")) in self._listed
+            told = b"access-control-allow-origin: %b\r\nvary: origin\r\naccess-control-expose-headers: %b\r\n"
+            lines = told % (origin, CORS_EXPOSED.encode()) if is_listed else b""
+            if len(origin) <= CACHED_VALUE_BYTES:
+                if len(self._cors) >= CACHED_PAIRS:
+                    self._cors.clear()
+                self._cors[origin] = lines
+        return lines
 
     def _recall(self, host: bytes, origin: bytes | None) -> Refusal | None:
         pair = (host, origin)
@@ -121,6 +179,30 @@ class OriginGuard:
         # What listens on another port of the same host is somebody else's, and so are its pages.
         is_own = host == asked_host and port == (asked_port or DEFAULT_PORTS[scheme])
         return is_own and host != self._public_host and (self._hosts is not None or _is_address(host))
+
+
+def preflight_lines(fields: Mapping[bytes, bytes]) -> bytes:
+    """What a browser is told, beside `cors_lines`, that asks whether a page may send a request."""
+    asked = fields.get(b"access-control-request-headers", b"").decode("latin-1").lower()
+    further = [name for name in map(str.strip, asked.split(",")) if _HEADER_NAME.fullmatch(name)]
+    lines = [
+        f"access-control-allow-methods: {CORS_METHODS}",
+        f"access-control-allow-headers: {', '.join(dict.fromkeys((*CORS_HEADERS, *further)))}",
+        f"access-control-max-age: {CORS_SECONDS}",
+        "vary: access-control-request-headers, access-control-request-private-network",
+    ]
+    if fields.get(b"access-control-request-private-network") == b"true":
+        lines.append("access-control-allow-private-network: true")
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def _is_click(fields: Mapping[bytes, bytes]) -> bool:
+    """Whether a person followed a link: the page that has the link cannot read what a new tab or window shows."""
+    return (
+        fields.get(b"sec-fetch-mode") == b"navigate"
+        and fields.get(b"sec-fetch-dest") == b"document"
+        and fields.get(b"sec-fetch-user") == b"?1"
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -32,6 +32,8 @@ NO_CONTENT = 204
 PEER = "isthmus"
 """Where a face finds its `Peer`: `scope["extensions"][PEER]`."""
 
+ALLOW_ORIGIN = b"access-control-allow-origin:"
+
 Framing = Literal["length", "chunked", "close", "none"]
 """How a client learns where an answer's body ends."""
 
@@ -131,6 +133,7 @@ class Turn:
         "_held_head",
         "_owed_bytes",
         "_waiter",
+        "cors",
         "has_whole_body",
         "is_complete",
         "is_gone",
@@ -150,8 +153,11 @@ class Turn:
         is_kept_alive: bool,
         owes_continue: bool,
         is_short: bool = False,
+        cors: bytes = b"",
     ) -> None:
+        """`cors` are header lines for the page that sent the request; empty for any other client."""
         self.scope = scope
+        self.cors = cors
         self.is_short = is_short
         self.is_kept_alive = is_kept_alive
         self.owes_continue = owes_continue
@@ -209,6 +215,8 @@ class Turn:
         length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body)
         if self.scope["method"] == "HEAD":
             body = b""  # its length is told all the same; the bytes would be taken for the next answer
+        if self.cors:
+            lines = self._with_cors(lines)
         self._carrier.put([STATUS_LINE[status], lines, length, *self._closing_lines(), body])
         self._finish()
 
@@ -218,7 +226,7 @@ class Turn:
             return
         self.is_started = True
         self._framing = self._framing_for(status, None)
-        self._held_head = b"".join([STATUS_LINE[status], lines, *self._closing_lines()])
+        self._held_head = b"".join([STATUS_LINE[status], self._with_cors(lines), *self._closing_lines()])
 
     def end(self, chunk: bytes) -> None:
         """See `Peer`."""
@@ -311,7 +319,7 @@ class Turn:
             self._carrier.transport.abort()
             return
         self.is_kept_alive = False
-        self._carrier.put([render_error(500, "The hub failed to answer this request.")])
+        self._carrier.put([render_error(500, "The hub failed to answer this request.", lines=self.cors)])
         self._finish()
 
     async def receive(self) -> Message:
@@ -367,8 +375,12 @@ class Turn:
                 self.is_kept_alive = False
         self._framing = self._framing_for(status, length)
         self._owed_bytes = length or 0
-        self._held_head = b"".join([*lines, *self._closing_lines()])
+        self._held_head = b"".join([self._with_cors(b"".join(lines)), *self._closing_lines()])
         self.is_started = True
+
+    def _with_cors(self, lines: bytes) -> bytes:
+        """An answer's lines with those for the page; what is open to every page says so itself."""
+        return lines if ALLOW_ORIGIN in lines else lines + self.cors
 
     def _framing_for(self, status: int, length: int | None) -> Framing:
         if self.scope["method"] == "HEAD" or status in (204, 304):
@@ -447,7 +459,9 @@ def render_header(name: bytes, value: bytes) -> tuple[bytes, Literal["length", "
     return b"%b: %b\r\n" % (name, value), "length" if name == b"content-length" else None
 
 
-def render_error(status: int, sentence: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+def render_error(
+    status: int, sentence: str, headers: Iterable[tuple[bytes, bytes]] = (), *, lines: bytes = b""
+) -> bytes:
     """A whole answer of the door's own, after which the connection closes: a problem as RFC 9457 has it.
 
     What the door refuses has reached no face; only of its own failure is it not known how far the request came.
@@ -456,4 +470,4 @@ def render_error(status: int, sentence: str, headers: Iterable[tuple[bytes, byte
     told = {"title": HTTPStatus(status).phrase, "status": status, "detail": sentence, "executed": executed}
     body = msgspec.json.encode(told)
     head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n"
-    return b"".join([STATUS_LINE[status], head % len(body), header_lines(headers), b"\r\n", body])
+    return b"".join([STATUS_LINE[status], head % len(body), header_lines(headers), lines, b"\r\n", body])

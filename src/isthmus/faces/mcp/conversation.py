@@ -64,12 +64,12 @@ class Conversation:
         deliver: Callable[[bytes], None],
         is_crowded: Callable[[], bool] = lambda: False,
         session: str | None = None,
-        whose: Callable[[Members], tuple[Caller, str] | None] = lambda _meta: None,
+        whose: Callable[[Members], tuple[Caller, str, bool] | None] = lambda _meta: None,
     ) -> None:
         """`is_crowded` says that the caller reads slowly: events are then skipped, as a later report replaces one.
 
         A caller that is known to be the same again has the `session` that it had. One that calls for others has
-        `whose` say by a modern call's `_meta` who calls, and in which conversation.
+        `whose` say by a modern call's `_meta` who calls, in which conversation, and what `Call.shares_link` is.
         """
         self._is_crowded = is_crowded
         self._whose = whose
@@ -229,7 +229,9 @@ class Conversation:
     async def _call_when_settled(self, request: Request) -> None:
         """Start a call once servers that only start were given their moment, unless it is withdrawn meanwhile."""
         id = bytes(request.id)
-        await self._hub.settle(self._surface)
+        await self._hub.settle(
+            self._surface, until=partial(self._dialogue.is_known, request, self._caller, self._surface)
+        )
         if id in self._waiting:
             self._waiting.discard(id)
             self._call(request)
@@ -241,13 +243,14 @@ class Conversation:
         meta = self._dialogue.check(request, None) if era == "modern" else None
         if isinstance(meta, Answer):
             return self._reply(meta)
-        caller, session = (None if meta is None else self._whose(meta)) or (self._caller, self._session)
+        whose = None if meta is None else self._whose(meta)
+        caller, session, shares = whose or (self._caller, self._session, False)
         read = self._dialogue.read_call(request, caller, self._surface, meta, self._interests.level, self._profile)
         if isinstance(read, Answer):
             return self._reply(read)
         call, token = read
         if call.profile or (call.extra and is_of_session(call)):
-            call = msgspec.structs.replace(call, session=session)
+            call = msgspec.structs.replace(call, session=session, shares_link=shares)
         id = bytes(request.id)
         level = call.log_level if era == "modern" else call.log_level or "debug"
         asker: Asker | None = self._asked if era == "legacy" else self._dialogue.comebacks

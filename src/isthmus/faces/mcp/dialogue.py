@@ -48,10 +48,19 @@ from isthmus.wire.mcp.messages import (
 from isthmus.wire.mcp.missing import Missing, write_missing
 from isthmus.wire.mcp.passing import ANSWERS, passed_extra
 from isthmus.wire.mcp.requests import read_request
+from isthmus.wire.mcp.results import as_tool_result
 from isthmus.wire.mcp.tasks import EXTENSION, KNOWN, REQUIRED, TASK, TASKS_VERSION, read_ttl, with_support
 
 if TYPE_CHECKING:
     from isthmus.faces.mcp.kept_tasks import KeptTasks
+
+_NAMED: Mapping[str, Kind] = {"tools/call": "tool", "prompts/get": "prompt", "resources/read": "resource"}
+"""Calls that name what they are about, and as what."""
+
+GREETING_SECONDS = 2.0
+"""How long a greeting waits for servers that are starting; most local ones are there by then."""
+
+LISTS: frozenset[Ability] = frozenset({"tools", "prompts", "resources"})
 
 VERSIONS = (*modern.VERSIONS, *reversed(legacy.VERSIONS))
 """Every version spoken here, newest first."""
@@ -102,6 +111,14 @@ class Dialogue:
             return refuse(request.id, checked.code, checked.message, checked.data)
         return checked
 
+    def is_known(self, request: Request, caller: Caller, surface: Surface) -> bool:
+        """Whether the caller sees what a call names, so that it need not wait for servers that are starting."""
+        kind = _NAMED.get(request.method)
+        name = None if kind is None else read_string(request.params.get("uri" if kind == "resource" else "name"))
+        if kind is None or name is None:
+            return False
+        return self.hub.snapshot.view(caller.grants, surface).find(kind, name) is not None
+
     async def answer(
         self,
         request: Request,
@@ -124,9 +141,9 @@ class Dialogue:
             case ("ping", "legacy"):
                 return Answer(jsonrpc.result(request.id, b"{}"))
             case ("server/discover", "modern"):
-                view = await self.hub.view_for(caller, surface, profile)
+                view, can = await self._greeting(caller, surface, profile)
                 hubs = {**view.hubs, self.hub.id: 0}
-                can = self._claimed(view, "task_handles")
+                can = self._with_tasks(can, "task_handles")
                 result = modern.discover_result(VERSIONS, self._me, can, self._instructions, hubs)
                 return Answer(jsonrpc.result(request.id, result))
             case ("tasks/list", "legacy"):
@@ -143,14 +160,25 @@ class Dialogue:
         requested = legacy.requested_version(request.params)
         if requested is None:
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "initialize needs a protocolVersion, a string")
-        view = await self.hub.view_for(caller, surface, profile)
+        view, can = await self._greeting(caller, surface, profile)
         version = legacy.negotiate(requested)
         hubs = {**view.hubs, self.hub.id: 0}
-        can = self._claimed(view, "tasks") if version >= TASKS_VERSION else view.claimed
+        if version >= TASKS_VERSION:
+            can = self._with_tasks(can, "tasks")
         if not caller.is_anyone:  # who cannot be told from others is not to be listed theirs
             can |= {"task_list"}
         result = legacy.initialize_result(version, self._me, can, self._instructions, hubs)
         return Answer(jsonrpc.result(request.id, result))
+
+    async def _greeting(self, caller: Caller, surface: Surface, profile: Profile) -> tuple[View, frozenset[Ability]]:
+        """What a caller sees, and the capabilities to tell of.
+
+        Clients give up on a server that does not answer the greeting soon, often after ten seconds, so it waits less
+        than a list does. A legacy client never asks for what the greeting left out: while a server is starting of
+        which nothing is known, all lists are promised.
+        """
+        view = await self.hub.view_for(caller, surface, profile, within=GREETING_SECONDS)
+        return view, view.claimed | LISTS if self.hub.awaits(view.servers) else view.claimed
 
     # -- tasks of the hub's own ------------------------------------------------------------------------------------
 
@@ -158,10 +186,9 @@ class Dialogue:
         """Who keeps tasks where servers do not, if that is wanted."""
         return self.kept if self.kept is not None and self.kept.are_offered else None
 
-    def _claimed(self, view: View, ability: Ability) -> frozenset[Ability]:
-        """What a caller is told can be done; what can be called can also be run as a task, in its era's way."""
-        is_kept = self._keeping() is not None and "tools" in view.claimed
-        return view.claimed | {ability} if is_kept else view.claimed
+    def _with_tasks(self, can: frozenset[Ability], ability: Ability) -> frozenset[Ability]:
+        """What can be called can also be run as a task, in its era's way."""
+        return can | {ability} if self._keeping() is not None and "tools" in can else can
 
     async def _list_tasks(self, request: Request, pages: TaskPages, view: View) -> Answer:
         """A page of a caller's own tasks."""
@@ -404,6 +431,8 @@ def answer_call(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") ->
 
 
 def _in_era(result: Result, era: Era, kind: Kind) -> Payload:
+    if result.is_bare:
+        result = as_tool_result(result)
     if result.is_typed == (era == "modern"):
         return result.payload
     # Only an object was accepted as a result, so there is always something to translate.

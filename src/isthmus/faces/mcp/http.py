@@ -87,7 +87,7 @@ class McpHttp:
         if scope["method"] != "POST" or self.hub.is_settling():
             return False
         fields = joined(scope["headers"])
-        caller = self._gate.admit(fields, "mcp")
+        caller = self._gate.admit(fields, "mcp", scope)
         if isinstance(caller, Denied):
             return False
         visit = Visit(self, caller, surface, scope["headers"], fields, arrival)
@@ -103,7 +103,7 @@ class McpHttp:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
         fields = joined(scope["headers"])
-        caller = self.admit(fields, peer)
+        caller = self.admit(fields, peer, scope)
         if caller is None:
             return
         visit = Visit(self, caller, surface, scope["headers"], fields, peer)
@@ -112,7 +112,7 @@ class McpHttp:
             return
         match scope["method"]:
             case "POST":
-                await visit.post(receive)
+                await visit.post(receive, scope)
             case "GET":
                 await visit.listen()
             case "DELETE":
@@ -120,9 +120,9 @@ class McpHttp:
             case _:
                 say(peer, 405, "Use POST, GET or DELETE", ((b"allow", b"GET, POST, DELETE"),))
 
-    def admit(self, fields: Fields, peer: Peer) -> Caller | None:
+    def admit(self, fields: Fields, peer: Peer, scope: Message) -> Caller | None:
         """Who sent these headers; None if nobody who is let in, and who it is has been told so."""
-        caller = self._gate.admit(fields, "mcp")
+        caller = self._gate.admit(fields, "mcp", scope)
         if not isinstance(caller, Denied):
             return caller
         self._gate.on_turned_away("mcp", caller.status)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.core.catalog.view import View
-from isthmus.core.tasks.record import Asked, Record, outcome_of
+from isthmus.core.tasks.record import Asked, Ending, Record, outcome_of
 from isthmus.faces.mcp.faults import code_of, data_of
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
@@ -22,6 +22,7 @@ from isthmus.model.questions import Question
 from isthmus.model.tasks import TaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.results import as_tool_result
 from isthmus.wire.mcp.tasks import TASK, Summary, earlier_state, modern_state, related_to, state_of
 
 REALM = "mcp"
@@ -29,6 +30,9 @@ REALM = "mcp"
 
 ENDED_SECONDS = 60.0
 """How long at least a task is kept after its end, however short a time its caller asked for."""
+
+WAITS = "The call waits for its server, and has not been sent to it yet"
+"""How a task stands that is being worked on only in the words of the protocol."""
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -76,7 +80,7 @@ def until(record: Record) -> float:
 
 def _summary(record: Record, status: str) -> Summary:
     ending = record.ending
-    message = "" if ending is None else ending.message
+    message = WAITS if record.phase == "waiting" else "" if ending is None else ending.message
     return Summary(record.id, status, record.created, record.updated, brief_of(record).ttl_seconds, message)
 
 
@@ -107,7 +111,7 @@ def announced(record: Record) -> TaskState:
 
 def modern_members(record: Record) -> dict[str, Payload]:
     """How it stands since then, with all that comes with it: what is asked, the result, or the error."""
-    outcome = None if record.ending is None else outcome_of(record.ending)
+    outcome = None if record.ending is None else _outcome_of(record.ending)
     # A tool that ran and said no has completed there.
     status = "completed" if isinstance(outcome, Result) else status_of(record)
     members = modern_state(_summary(record, status))
@@ -118,6 +122,11 @@ def modern_members(record: Record) -> dict[str, Payload]:
     elif status == "failed" and outcome is not None:
         members["error"] = _error(outcome)
     return members
+
+
+def _outcome_of(ending: Ending) -> Outcome:
+    outcome = outcome_of(ending)
+    return as_tool_result(outcome) if isinstance(outcome, Result) and outcome.is_bare else outcome
 
 
 def _asked(record: Record) -> bytes:
@@ -180,7 +189,7 @@ def result_of(record: Record) -> Outcome:
     """What the call itself would have been answered, once it has ended."""
     if record.ending is None:
         return Cancelled("the task was given up before it was begun", executed="no")
-    outcome = outcome_of(record.ending)
+    outcome = _outcome_of(record.ending)
     if isinstance(outcome, Fault):
         return outcome
     members = related_to(record.id, object_members(outcome.payload) or {})

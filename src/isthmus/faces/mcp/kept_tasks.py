@@ -129,19 +129,11 @@ class KeptTasks:
         return inflight
 
     async def _create(self, inflight: InFlight, call: Call, exchange: Exchange) -> None:
-        server, alone = inflight.target.feature.server, _alone(call)
+        server = inflight.target.feature.server
         report = exchange.reporter() if isinstance(exchange, Lasting) else None
-        news = News(
-            self._hub,
-            call.caller,
-            server,
-            self._ended,
-            session=call.session,
-            own_session=alone.session,
-            report=report,
-        )
+        news = News(self._hub, call.caller, server, self._ended, session=call.session, report=report)
         try:
-            draft = self._draft(server, alone, news, self._ttl(call), session=call.session)
+            draft = self._draft(server, _as_task(call), news, self._ttl(call), session=call.session)
             live = await self._engine.begin(draft)
         except NotBegun as refused:
             inflight.finish(NotWritten(str(refused)))
@@ -202,8 +194,8 @@ class KeptTasks:
         exchange = inflight.exchange
         if inflight.outcome is not None or not isinstance(exchange, CallerSide) or self._hub.is_draining:
             return
-        # As a task, one that was not sent yet because its server is away would be kept as one that may have been.
-        is_held_up = inflight.link is None and inflight.lane is not None and not inflight.lane.has_link
+        # As a task, one that waits to be sent would be kept as one that may have been.
+        is_held_up = inflight.lane is not None and not inflight.may_have_run
         if not is_held_up and (inflight.lane is None or inflight.lane.let_last(inflight)):
             self._crew.spawn("a call that becomes a task", self._keep_running(inflight, exchange))
         else:  # or tasks hold enough of its server; there may be fewer by and by
@@ -375,8 +367,7 @@ def _blame(inflight: InFlight) -> None:
     inflight.finish(Bug(secrets.token_hex(6)))
 
 
-def _alone(call: Call) -> Call:
-    """A task's call: it outlasts the conversation that asked for it, and so does its link, if that is its own."""
+def _as_task(call: Call) -> Call:
+    """A task's call: it outlasts its conversation, whose link stays until the last call on it is over."""
     extra = {key: value for key, value in call.extra.items() if key != TASK}
-    session = f"task-{secrets.token_hex(8)}" if call.profile else ""
-    return msgspec.structs.replace(call, extra=extra, session=session, lasts=True)
+    return msgspec.structs.replace(call, extra=extra, lasts=True)

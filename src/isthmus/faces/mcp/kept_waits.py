@@ -118,16 +118,14 @@ class News:
         on_end: Callable[[Live], None],
         *,
         session: str | None,
-        own_session: str = "",
         report: Report | None = None,
     ) -> None:
-        """`session` is the conversation that asked for the task; None if nobody is told. `own_session` is its own."""
+        """`session` is the conversation that asked for the task; None if nobody is told."""
         self._hub = hub
         self._caller = caller
         self._server = server
         self._on_end = on_end
         self._session = session
-        self._own_session = own_session
         self._report = report
         self._live: Live | None = None
         self._task: Task | None = None
@@ -160,8 +158,6 @@ class News:
 
     def _over(self, live: Live) -> None:
         live.listeners.pop(self, None)
-        if self._own_session:
-            self._hub.left(self._own_session)
         self._on_end(live)
 
 

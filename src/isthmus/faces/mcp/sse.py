@@ -130,7 +130,7 @@ class McpSse:
 
     def _admit(self, scope: Message, peer: Peer) -> Caller | None:
         """Who sent a request; None if nobody who is let in, and who it is has been told so."""
-        caller = self._gate.admit(joined(scope["headers"]), "sse")
+        caller = self._gate.admit(joined(scope["headers"]), "sse", scope)
         if not isinstance(caller, Denied):
             return caller
         self._gate.on_turned_away("sse", caller.status)
@@ -194,7 +194,7 @@ class McpSse:
         session = self._find(caller, scope)
         if session is None:
             return say(peer, 404, "Session not found: open a stream at /sse")
-        if not is_json(dict(scope["headers"])):
+        if not is_json(joined(scope["headers"])):
             return say(peer, 415, "Content-Type must be application/json")
         body = peer.take_body()
         if body is None:

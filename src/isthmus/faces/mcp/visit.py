@@ -16,7 +16,7 @@ import msgspec
 from isthmus.core.calls.inflight import InFlight
 from isthmus.faces.http.bodies import JSON, STREAM, is_json, read_body, say
 from isthmus.faces.http.gate import Fields, Headers
-from isthmus.faces.http.turn import Peer, Receive, header_lines
+from isthmus.faces.http.turn import Message, Peer, Receive, header_lines
 from isthmus.faces.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
 from isthmus.faces.mcp.dialogue import VERSIONS, Answer, profile_of, refuse, withdrawn
 from isthmus.faces.mcp.exchange import HttpExchange, status_of
@@ -100,14 +100,14 @@ class Visit:
 
     # -- POST ------------------------------------------------------------------------------------------------------
 
-    async def post(self, receive: Receive) -> None:
+    async def post(self, receive: Receive, scope: Message) -> None:
         """Answer a JSON-RPC message."""
         if not is_json(self._headers):
             return say(self._peer, 415, "Content-Type must be application/json")
         if not accepts_something(self._headers):
             return say(self._peer, 406, "Accept must include application/json and text/event-stream")
         body = self._peer.take_body()
-        if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again()):
+        if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again(scope)):
             return None
         message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
         match message:
@@ -125,9 +125,9 @@ class Visit:
                 self._answered(message)
         return None
 
-    def _is_admitted_again(self) -> bool:
+    def _is_admitted_again(self, scope: Message) -> bool:
         """Whether who sent the headers is let in still: a body may take its time, and a key be revoked meanwhile."""
-        caller = self._face.admit(self._headers, self._peer)
+        caller = self._face.admit(self._headers, self._peer, scope)
         if caller is None:
             return False
         self._caller = caller
@@ -214,7 +214,8 @@ class Visit:
         waiting.add(key)
         if self._is_modern(request):  # to an earlier caller, a broken connection is no withdrawal
             self._peer.on_disconnect(partial(waiting.discard, key))
-        await self._hub.settle(self._surface)
+        is_known = partial(self._dialogue.is_known, request, self._caller, self._surface)
+        await self._hub.settle(self._surface, until=is_known)
         if key not in waiting:
             return self._answer(withdrawn(request.id), 200)
         waiting.discard(key)

@@ -32,6 +32,8 @@ class Trusted(Struct, frozen=True):
     issuer: str
     audience: tuple[str, ...]
     scopes: tuple[str, ...]
+    binds_all: bool = False
+    """Whether its tokens must be bound to keys (RFC 9449)."""
 
 
 class OwnAddresses:
@@ -67,8 +69,10 @@ def place_in(path: str) -> str | None:
     return place if path.startswith(RESOURCE_PATH) and _PLACES.fullmatch(place) else None
 
 
-def resource_document(base: str, place: str, issuers: Sequence[Trusted], *, gives_tokens: bool) -> dict[str, Any]:
-    """What a client must know to get a token for the hub, or for one place in it."""
+def resource_document(
+    base: str, place: str, issuers: Sequence[Trusted], *, gives_tokens: bool, algorithms: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What a client must know to get a token for the hub, or for one place in it; `algorithms` are those of proofs."""
     scopes = dict.fromkeys(scope for issuer in issuers for scope in issuer.scopes)
     document: dict[str, Any] = {
         "resource": _resource(base + place, issuers),
@@ -76,7 +80,13 @@ def resource_document(base: str, place: str, issuers: Sequence[Trusted], *, give
         "bearer_methods_supported": ["header"],
         "resource_name": "Isthmus",
     }
-    return {**document, "scopes_supported": list(scopes)} if scopes else document
+    if scopes:
+        document["scopes_supported"] = list(scopes)
+    if issuers and algorithms:
+        document["dpop_signing_alg_values_supported"] = list(algorithms)
+        if not gives_tokens and all(issuer.binds_all for issuer in issuers):
+            document["dpop_bound_access_tokens_required"] = True
+    return document
 
 
 def _resource(address: str, issuers: Sequence[Trusted]) -> str:

@@ -66,11 +66,14 @@ class OauthHttp:
         giver: Giver,
         address: Callable[[Fields], str | None],
         issuers: Callable[[], Sequence[Trusted]],
+        algorithms: Sequence[str] = (),
     ) -> None:
+        """`algorithms` are those of proofs that somebody has the key of a token (RFC 9449)."""
         self._gate = gate
         self._giver = giver
         self._address = address
         self._issuers = issuers
+        self._algorithms = algorithms
 
     def is_at(self, path: str) -> bool:
         """Whether a request is for this face."""
@@ -101,7 +104,9 @@ class OauthHttp:
         if path == SERVER_PATH:
             return server_document(base) if gives else None
         place = place_in(path)
-        return None if place is None else resource_document(base, place, self._issuers(), gives_tokens=gives)
+        if place is None:
+            return None
+        return resource_document(base, place, self._issuers(), gives_tokens=gives, algorithms=self._algorithms)
 
     async def _give(self, peer: Peer, method: str, fields: Fields, receive: Receive, base: str) -> None:
         if (denied := self._gate.place(fields)) is not None:

@@ -6,7 +6,8 @@ There is one for each agent that has a device here; `faces.relay.http` makes and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -14,9 +15,10 @@ import structlog
 from isthmus.core.access.policy import AGENT, is_of_agent, is_of_label
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import Snapshot, Standing
-from isthmus.core.ports.relay import Roster, Seat
+from isthmus.core.ports.relay import Arrival, Roster, Seat
 from isthmus.faces.relay.settings import RelaySettings
 from isthmus.faces.relay.table import Entry, Table
+from isthmus.faces.relay.waiting import ARRIVAL_SECONDS, Patience
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
@@ -28,7 +30,7 @@ log = structlog.get_logger(__name__)
 GATHER_SECONDS = 0.05
 """Several servers that come at once are told as one change."""
 
-QUIET_SECONDS = 1.0
+QUIET_SECONDS = 0.25
 """After one announcement the next waits this long, however much changes meanwhile."""
 
 REASON_LENGTH = 200
@@ -49,8 +51,16 @@ class Announced(Protocol):
 class Agent:
     """What devices of one agent share. Closed with the last of them."""
 
-    def __init__(self, hub: Hub, roster: Roster, claim: Claim, settings: RelaySettings, settling: Settling) -> None:
-        """`settling` says whether configured servers are still starting."""
+    def __init__(
+        self,
+        hub: Hub,
+        roster: Roster,
+        claim: Claim,
+        settings: RelaySettings,
+        settling: Settling,
+        patience: Patience,
+    ) -> None:
+        """`settling` says whether configured servers are still starting; `patience` is shared by all agents."""
         self.hub = hub
         self.key = roster.agent
         self.name = claim.agent
@@ -63,8 +73,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self.caller: Caller
         self._table: Table
-        self._awaited: dict[asyncio.Future[None], float] = {}
-        """Those who are just arriving, and since when somebody waits for them."""
+        self._patience = patience
         self._told = b""
         self._told_at = -QUIET_SECONDS
         self._timer: asyncio.TimerHandle | None = None
@@ -114,15 +123,50 @@ class Agent:
     def _may_see(self, snapshot: Snapshot, server: ServerName) -> bool:
         return server in snapshot.view(self.caller.grants, Surface("own", server)).servers
 
-    def arrivals(self) -> list[asyncio.Future[None]]:
-        """When those will have arrived who are just arriving, or starting if they are not its own."""
-        now = self._loop.time()
-        coming = [arrival for _, arrival in self._roster.arriving() if not arrival.done()]
-        self._awaited = {arrival: self._awaited.get(arrival, now) for arrival in coming}
-        # Who was waited for once is not waited for again and again: one that hangs would delay every device each time.
-        arrivals = [arrival for arrival, since in self._awaited.items() if now - since < self.settings.wait]
-        settling = self._settling() if self._has_others else None
-        return arrivals if settling is None else [*arrivals, settling]
+    def arrivals(self, *, for_list: bool = False) -> tuple[Sequence[asyncio.Future[None]], float]:
+        """Servers to wait for before an unknown tool is called or all are listed, and for how many seconds at most.
+
+        These are servers that are connected and not listed yet, and configured ones that are starting. Each is waited
+        for once, by all devices together: a silent one would delay every device each time.
+        """
+        arriving, settling = self._roster.arriving(), self._settling() if self._has_others else None
+        if not arriving and settling is None:
+            return (), 0.0
+        seconds = min(ARRIVAL_SECONDS, self.settings.wait)
+        if for_list:
+            arriving = [each for each in arriving if not self._is_doubted(each)]
+        waits = self._waits(arriving, seconds)
+        if settling is not None and (left := self._patience.left(settling, seconds)) > 0:
+            waits[settling] = left
+        return tuple(waits), max(waits.values(), default=0.0)
+
+    def arrivals_of(self, server_id: str) -> tuple[Sequence[asyncio.Future[None]], float]:
+        """Arriving servers that may be this one, which is away; and for how many seconds a call waits for them."""
+        arriving = [each for each in self._roster.arriving() if not each.is_named or each.label == server_id]
+        waits = self._waits(arriving, self.settings.wait)
+        return tuple(waits), max(waits.values(), default=0.0)
+
+    def _waits(self, arriving: Iterable[Arrival], seconds: float) -> dict[asyncio.Future[None], float]:
+        waits: dict[asyncio.Future[None], float] = {}
+        for arrival in arriving:
+            name, ended = (self.key, arrival.label) if arrival.is_named else None, arrival.ended
+            if ended.done():
+                continue
+            self._note_end_of(arrival)
+            if (left := self._patience.left(ended, seconds, name)) > 0:
+                waits[ended] = left
+        return waits
+
+    def _is_doubted(self, arrival: Arrival) -> bool:
+        if arrival.is_named or arrival.ended.done():
+            return False
+        self._note_end_of(arrival)
+        return self._patience.is_doubted(arrival.ended, self.key)
+
+    def _note_end_of(self, arrival: Arrival) -> None:
+        if not self._patience.is_known(arrival.ended):
+            server_id = arrival.label if arrival.is_named else None
+            arrival.ended.add_done_callback(partial(_note_end, self._patience, self.key, server_id))
 
     @property
     def _has_others(self) -> bool:
@@ -135,7 +179,7 @@ class Agent:
 
     def absent(self, *, with_others: bool = False) -> list[Absent]:
         """Who is away, or is not listed yet, and why: of its own servers, or of all that its devices see."""
-        arriving = dict.fromkeys(server_id for server_id, arrival in self._roster.arriving() if not arrival.done())
+        arriving = dict.fromkeys(each.label for each in self._roster.arriving() if not each.ended.done())
         standings = self.hub.snapshot.standings
         away = [seat for seat in self.seats() if not seat.is_here and seat.server_id not in arriving]
         others = [entry for entry in self._other_servers() if entry[1].state != "ready"] if with_others else []
@@ -173,8 +217,8 @@ class Agent:
     def _find_sources(self, snapshot: Snapshot, seats: Sequence[Seat]) -> Iterator[tuple[str, Standing]]:
         standings = snapshot.standings
         own = [(seat.server_id, standings[seat.server]) for seat in seats if seat.server in standings]
-        # Who is away comes last, and leaves the bare name to who is here: a device that listed it long ago goes on to
-        # call it.
+        # Servers that are away are not listed, but a device may still call tools that it listed before. They come
+        # last, so that a server that is here has the bare name.
         yield from (source for source in own if source[1].state != "away")
         if self._has_others:
             yield from self._others(snapshot, {seat.server for seat in seats})
@@ -201,7 +245,7 @@ class Agent:
     def _entries(self, snapshot: Snapshot, server_id: str, standing: Standing) -> Iterator[Entry]:
         surface = Surface("own", standing.server)
         for route in snapshot.view(self.caller.grants, surface).routes.values():
-            yield Entry(server_id, surface, route)
+            yield Entry(server_id, surface, route, standing.state != "away")
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
@@ -223,6 +267,11 @@ class Agent:
             except Exception:  # one device's trouble must not keep the others from the news
                 log.exception("a device could not be told that its tools changed", agent=self.key)
 
+    def listed(self, table: Table) -> None:
+        """A device was shown this table; if it has not been announced, the next look announces whatever is then."""
+        if table.digest != self._told:
+            self._told = b""
+
     def join(self, device: Announced) -> None:
         """Have a device told of changes from now on."""
         if not self.devices:
@@ -232,6 +281,10 @@ class Agent:
     def leave(self, device: Announced) -> None:
         """Have it told nothing any more."""
         self.devices.pop(device, None)
+
+
+def _note_end(patience: Patience, agent: str, server_id: str | None, ended: asyncio.Future[None]) -> None:
+    patience.ended(ended, agent, server_id, is_here=not ended.cancelled())
 
 
 def _are_same(one: Sequence[tuple[str, Standing]], other: Sequence[tuple[str, Standing]]) -> bool:

@@ -38,6 +38,7 @@ def greeting(agent: Agent, me: Implementation, version: str) -> bytes:
 def tools(agent: Agent, cursor: str | None) -> bytes | None:
     """A page of the tools, of which there is only one unless it were too long for a device; None if it is none."""
     table = agent.table()
+    agent.listed(table)
     position = 0 if cursor is None else table.position(cursor)
     if position is None:
         return None

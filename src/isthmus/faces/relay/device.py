@@ -1,14 +1,15 @@
 """One device's conversation: what it asks over its WebSocket, answered once each, under its own ids.
 
 A device greets, lists and calls; what else it asks goes to every server of its agent. Greetings and lists are answered
-in the order asked, calls as they end. Nothing here is a task, and nothing waits: a call is an entry in the hub's
-tables, and its end is the answer.
+in the order asked, calls as they end. A list, and a call whose tool is not there, wait a moment for servers that have
+just arrived. Nothing here is a task: a call is an entry in the hub's tables, and its end is the answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -17,14 +18,14 @@ import structlog
 from isthmus.faces.http.bodies import CROWDED_BYTES
 from isthmus.faces.relay import answers
 from isthmus.faces.relay.agents import Agent
-from isthmus.faces.relay.broadcast import Asked, Broadcast
+from isthmus.faces.relay.broadcast import SHORTEST_SECONDS, Asked, Broadcast
 from isthmus.faces.relay.exchange import DeviceExchange
-from isthmus.faces.relay.faults import NO_NAME, fault_reply, no_such_method, no_such_tool, refusal
+from isthmus.faces.relay.faults import NO_NAME, fault_reply, no_such_method, refusal
 from isthmus.faces.relay.ports import DeviceSocket
 from isthmus.faces.relay.table import Entry
-from isthmus.faces.relay.waiting import Waiting
-from isthmus.model.calls import Call
-from isthmus.model.faults import Bug, Executed, Fault
+from isthmus.faces.relay.waiting import Wait, Waiting
+from isthmus.model.calls import EVERYTHING, Call
+from isthmus.model.faults import Bug, Executed, Fault, NotConnected, UnknownTool
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOTHING
 from isthmus.model.relay import Claim, Device
@@ -40,6 +41,7 @@ from isthmus.wire.mcp.messages import (
 )
 from isthmus.wire.mcp.passing import ANSWERS, passed_extra, passed_meta
 from isthmus.wire.mcp.requests import CallRequest, read_request
+from isthmus.wire.mcp.results import as_tool_result
 from isthmus.wire.mcp.tasks import TASK
 from isthmus.wire.relay.answers import with_error_text
 from isthmus.wire.relay.messages import decode
@@ -177,8 +179,7 @@ class DeviceLine:
             broadcast.cancel(LEFT)
         self._broadcasts.clear()
         for exchange in list(self._calls):
-            if exchange.inflight is not None:
-                exchange.inflight.cancel(LEFT)
+            exchange.cancel(LEFT)
         self._on_over(self)
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -215,8 +216,7 @@ class DeviceLine:
     def _withdraw(self, id: bytes) -> None:
         """Cancel the call of this id, which is answered so, or whatever else is asked under it, which is not."""
         for exchange in [exchange for exchange in self._calls if bytes(exchange.id) == id]:
-            if exchange.inflight is not None:
-                exchange.inflight.cancel("by the device")
+            exchange.cancel("by the device")
         self._drop(id, "by the device")
         self._leave_if_done()
 
@@ -256,7 +256,7 @@ class DeviceLine:
                 self._greet(request)
             case "tools/list":
                 cursor = answers.read_cursor(request.params)
-                self._await(request, partial(answers.tools, self._agent, cursor))
+                self._await(request, partial(answers.tools, self._agent, cursor), *self._agent.arrivals(for_list=True))
             case "ping":
                 self._say(jsonrpc.result(request.id, answers.alive(self._agent)))
             case method if _is_refused(method):
@@ -275,14 +275,19 @@ class DeviceLine:
         self._title = answers.title_of(request.params)
         self._await(request, partial(answers.greeting, self._agent, self._me, version))
 
-    def _await(self, request: Request, make: Callable[[], bytes | None]) -> None:
-        """Answer once the servers that are just arriving are there, and in the order asked."""
+    def _await(
+        self,
+        request: Request,
+        make: Callable[[], bytes | None],
+        arrivals: Sequence[asyncio.Future[None]] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        """Answer once these servers are there or the time is over, and in the order asked."""
         if len(self._waiting) >= PENDING_MAX:
             self._refuse(request.id, f"{PENDING_MAX} answers wait for servers already; ask again later")
             return
         id = bytes(request.id)
-        give = partial(self._give, id, make)
-        self._waiting.add(id, give, self._agent.arrivals(), self._agent.settings.wait)
+        self._waiting.add(id, partial(self._give, id, make), arrivals, seconds)
 
     def _give(self, id: bytes, make: Callable[[], bytes | None]) -> None:
         try:
@@ -310,12 +315,55 @@ class DeviceLine:
                 self._say(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, asked))
                 return
         entry = self._agent.table().entries.get(asked.name)
-        if entry is None:
-            self._say(_unknown(request.id, asked.name))
+        arrivals, seconds = ((), 0.0) if entry is not None and entry.is_listed else self._arrivals_for(asked, entry)
+        if entry is None and not arrivals:
+            self._say(self._unknown(request.id, asked.name))
         elif (why := self._why_too_much(size)) is not None:
             self._refuse(request.id, why)
         else:
-            self._start(request, asked, entry, size)
+            exchange = DeviceExchange(self, request.id, asked.name, asked.meta.get(PROGRESS_TOKEN), size)
+            self._calls.add(exchange)
+            self._held_bytes += size
+            if arrivals or entry is None:
+                self._hold(exchange, asked, arrivals, seconds)
+            else:
+                self._start(exchange, asked, entry, self._agent.settings.timeout)
+
+    def _arrivals_for(self, asked: CallRequest, entry: Entry | None) -> tuple[Sequence[asyncio.Future[None]], float]:
+        """Servers being greeted that may have the tool: any for an unknown name, else its own if that is away."""
+        if not asked.name:
+            return (), 0.0
+        return self._agent.arrivals() if entry is None else self._agent.arrivals_of(entry.server_id)
+
+    def _hold(
+        self, exchange: DeviceExchange, asked: CallRequest, arrivals: Sequence[asyncio.Future[None]], seconds: float
+    ) -> None:
+        """Start a call once its server is there; when the time is over, answer as things are then."""
+        began = self._agent.hub.now()
+
+        def start(*, is_due: bool) -> None:
+            entry = self._agent.table().entries.get(asked.name)
+            if not is_due and (entry is None or not entry.is_listed):
+                return
+            assert exchange.wait is not None
+            exchange.wait.stop()
+            exchange.wait = None
+            if entry is None:
+                exchange.end(self._unreached(asked.name) or UnknownTool(asked.name))
+            else:
+                held = self._agent.hub.now() - began
+                self._start(exchange, asked, entry, max(self._agent.settings.timeout - held, SHORTEST_SECONDS))
+
+        exchange.wait = Wait(arrivals, seconds, partial(start, is_due=True), partial(start, is_due=False))
+
+    def _unknown(self, id: Payload, name: str) -> bytes:
+        """The answer where no tool has this name: a server that the device may use can be down."""
+        if not name:
+            return jsonrpc.error(id, jsonrpc.INVALID_PARAMS, NO_NAME)
+        return fault_reply(id, self._unreached(name) or UnknownTool(name), self._agent.name, name)
+
+    def _unreached(self, name: str) -> NotConnected | None:
+        return self._agent.hub.unreached(self._agent.caller.grants, EVERYTHING, name)
 
     def _why_too_much(self, size: int) -> str | None:
         """Why a call of this size is not made now; None if it is."""
@@ -327,11 +375,7 @@ class DeviceLine:
             return "this device has too many answers unread; call again when it has read them"
         return None
 
-    def _start(self, request: Request, asked: CallRequest, entry: Entry, size: int) -> None:
-        token = asked.meta.get(PROGRESS_TOKEN)
-        exchange = DeviceExchange(self, request.id, asked.name, token, size)
-        self._calls.add(exchange)
-        self._held_bytes += size
+    def _start(self, exchange: DeviceExchange, asked: CallRequest, entry: Entry, seconds: float) -> None:
         call = Call(  # by position: by name it takes three times as long, and every call comes through here
             self._agent.caller,
             entry.surface,
@@ -339,14 +383,14 @@ class DeviceLine:
             asked.arguments,
             passed_meta(asked.meta, _nobodys) if asked.meta else {},
             passed_extra(asked.extra, NOT_FOR_SERVERS) if asked.extra else {},
-            token is not None,
+            PROGRESS_TOKEN in asked.meta,
             "tool",
             None,
             NOTHING,
             "",
             False,
             "relay",
-            self._agent.settings.timeout,
+            seconds,
             False,
             False,
             self.id,
@@ -367,6 +411,7 @@ class DeviceLine:
                 exchange.id, fault_reply(exchange.id, outcome, self._agent.name, exchange.name), outcome.executed
             )
         else:
+            outcome = as_tool_result(outcome) if outcome.is_bare else outcome
             payload = self._as_read(outcome) if outcome.is_typed or outcome.is_error else outcome.payload
             self._answer(exchange.id, jsonrpc.result(exchange.id, payload), "yes")
         if self._is_draining:
@@ -461,10 +506,6 @@ def _is_refused(method: str) -> bool:
 
 def _repeatable(id: msgspec.Raw | None) -> msgspec.Raw | None:
     return None if id is None or len(memoryview(id)) > ID_BYTES_MAX else id
-
-
-def _unknown(id: Payload, name: str) -> bytes:
-    return no_such_tool(id, name) if name else jsonrpc.error(id, jsonrpc.INVALID_PARAMS, NO_NAME)
 
 
 def _forgiven(request: Request) -> CallRequest | str:

@@ -7,7 +7,9 @@ from typing import Protocol
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.faces.relay.waiting import Wait
 from isthmus.model.events import Event, Progress
+from isthmus.model.faults import Cancelled
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.wire.jsonrpc import notification
@@ -27,7 +29,7 @@ class Calling(Protocol):
 class DeviceExchange:
     """One call's caller. `size` is how long the message was that asked for it."""
 
-    __slots__ = ("_line", "_token", "id", "inflight", "name", "size")
+    __slots__ = ("_line", "_token", "id", "inflight", "name", "size", "wait")
 
     def __init__(self, line: Calling, id: msgspec.Raw, name: str, token: msgspec.Raw | None, size: int) -> None:
         """`name` is what the device calls the tool, `token` its own for progress."""
@@ -37,6 +39,17 @@ class DeviceExchange:
         self.name = name
         self.size = size
         self.inflight: InFlight | None = None
+        self.wait: Wait | None = None
+        """Set while the call waits for its server to be listed, before it starts."""
+
+    def cancel(self, why: str) -> None:
+        """Withdraw the call, which ends it, started or not."""
+        if self.inflight is not None:
+            self.inflight.cancel(why)
+        elif self.wait is not None:
+            self.wait.stop()
+            self.wait = None
+            self.end(Cancelled(why, executed="no"))
 
     def emit(self, event: Event) -> None:
         """Pass progress on, if the device asked for it."""

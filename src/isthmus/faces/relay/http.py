@@ -27,6 +27,7 @@ from isthmus.faces.relay.device import DeviceLine
 from isthmus.faces.relay.handshake import REFUSED_CODE, Query, Refused, choose, read_query, read_server_id, read_token
 from isthmus.faces.relay.ports import DialIns, Tokens
 from isthmus.faces.relay.settings import RelaySettings
+from isthmus.faces.relay.waiting import Patience
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.relay import MUX_SUBPROTOCOL, Claim, Device, Role
 from isthmus.transport.websocket import AcceptedSocket, Hearer
@@ -122,6 +123,7 @@ class RelayHttp:
         self._agents: dict[str, Agent] = {}
         """Those that have a device here."""
         self._lines: dict[DeviceLine, Agent] = {}
+        self._patience = Patience()
         self._settled: asyncio.Future[None] | None = None
         self._refusals = _Refusals(hub.now)
         self._is_draining = False
@@ -280,7 +282,9 @@ class RelayHttp:
         agent = self._agents.get(claim.key)
         if agent is None:
             roster = self._dialins.roster(claim.key)
-            agent = self._agents[claim.key] = Agent(self._hub, roster, claim, self._settings, self._settling)
+            agent = self._agents[claim.key] = Agent(
+                self._hub, roster, claim, self._settings, self._settling, self._patience
+            )
         line = DeviceLine(socket, agent, claim, self._me, self._now(), self._device_left)
         self._lines[line] = agent
         agent.join(line)

@@ -1,5 +1,7 @@
 """What one agent's devices see: exposed name → tool. Listing and calling read the same table.
 
+Tools of servers that are away are in it for devices that listed them before, and are not listed.
+
 A table is a value of one moment; `faces.relay.agents` makes another when a server's standing changes.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -24,6 +26,8 @@ class Entry(msgspec.Struct, frozen=True, eq=False):
     server_id: str
     surface: Surface
     route: Route
+    is_listed: bool = True
+    """False for a tool of a server that is away: it can be called by its name, and is not listed."""
 
     @property
     def tool(self) -> str:
@@ -50,10 +54,13 @@ class Table:
         """Changes exactly when the listed tools, their names or their descriptions do."""
         if self._digest is None:
             total = hashlib.blake2b(digest_size=6)
-            for name, entry in self.entries.items():
+            for name, entry in self._listed():
                 total.update(f"{name}\0{entry.server_id}\0".encode() + entry.route.feature.digest)
             self._digest = total.digest()
         return self._digest
+
+    def _listed(self) -> Iterator[tuple[str, Entry]]:
+        return ((name, entry) for name, entry in self.entries.items() if entry.is_listed)
 
     def page(self, position: int) -> tuple[bytes, ...]:
         """The entries of one page, each as it is listed; none where there is no such page."""
@@ -65,7 +72,7 @@ class Table:
 
     def _cut(self) -> list[tuple[bytes, ...]]:
         if self._pages is None:
-            listed = [_listed(name, entry) for name, entry in self.entries.items()]
+            listed = [_listed(name, entry) for name, entry in self._listed()]
             self._pages = _pages(listed, self._frame_bytes * 3 // 4)  # the rest is for what is said beside them
         return self._pages
 

@@ -18,7 +18,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.ports.relay import RelayBook
-from isthmus.faces.http.bodies import JSON, is_json, joined, read_body
+from isthmus.faces.http.bodies import JSON, is_json, joined, named_types, read_body
 from isthmus.faces.http.gate import Denied, Fields, Gate
 from isthmus.faces.http.turn import PEER, Arrival, Message, Peer, Receive, Send
 from isthmus.faces.rest import openapi
@@ -52,10 +52,13 @@ def is_rest(path: str) -> bool:
 class RestHttp:
     """The face over HTTP."""
 
-    def __init__(self, hub: Hub, gate: Gate, relay: RelayBook | None = None) -> None:
-        """Without a `relay` there is nothing to be found of one."""
+    def __init__(
+        self, hub: Hub, gate: Gate, relay: RelayBook | None = None, loop_figures: Callable[[], object] = dict
+    ) -> None:
+        """Without a `relay` there is nothing to be found of one. `loop_figures` tells how late the event loop runs."""
         self.hub = hub
         self.relay = relay
+        self.loop_figures = loop_figures
         self.loop = asyncio.get_running_loop()
         self._gate = gate
 
@@ -67,7 +70,7 @@ class RestHttp:
         if place is None or operation is None or not operation.is_call or self.hub.is_settling():
             return False
         fields = joined(scope["headers"])
-        caller = self._gate.admit(fields, "rest")
+        caller = self._gate.admit(fields, "rest", scope)
         if isinstance(caller, Denied):
             return False
         visit = _Visit(self, caller, operation, place, scope, fields, arrival)
@@ -84,16 +87,16 @@ class RestHttp:
         if problem is not None:
             answer_problem(peer, problem)
 
-    def admit(self, fields: Fields) -> Caller | Denied:
+    def admit(self, fields: Fields, scope: Message) -> Caller | Denied:
         """Who sent these headers; book is kept of who is not let in."""
-        caller = self._gate.admit(fields, "rest")
+        caller = self._gate.admit(fields, "rest", scope)
         if isinstance(caller, Denied):
             self._gate.on_turned_away("rest", caller.status)
         return caller
 
     async def _serve(self, scope: Message, receive: Receive, peer: Peer) -> Problem | None:
         fields = joined(scope["headers"])
-        caller = self.admit(fields)
+        caller = self.admit(fields, scope)
         if isinstance(caller, Denied):
             return denial(caller)
         place = ROUTER.find(scope["path"])
@@ -107,7 +110,7 @@ class RestHttp:
         if (problem := visit.check()) is not None:
             return problem
         if operation.is_call:
-            await visit.call(receive)
+            await visit.call(receive, scope)
             return None
         return await visit.tell()
 
@@ -176,11 +179,20 @@ class _Visit:
     async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answered:
         """One entry of a list."""
         document = entry_document(await self.view(), shape, self.argument)
-        return problem_of(unknown(self.argument)) if document is None else document
+        if document is not None:
+            return document
+        down = self._hub.unreached(self.caller.grants, EVERYTHING, self.argument) if shape is TOOLS else None
+        return problem_of(down or unknown(self.argument))
 
     async def view(self) -> View:
         """Everything that the caller sees."""
         return await self._hub.view(self.caller.grants, EVERYTHING)
+
+    async def hub(self) -> Answered:
+        """How the hub itself does."""
+        if not self.caller.is_operator:
+            return refusal("forbidden", "Only operators see this: set `operator = true` for the caller")
+        return msgspec.json.encode({"event_loop": self._face.loop_figures()})
 
     async def servers(self) -> Answered:
         """All servers; this one does not wait for any."""
@@ -221,26 +233,32 @@ class _Visit:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    async def call(self, receive: Receive) -> None:
+    async def call(self, receive: Receive, scope: Message) -> None:
         """Start a call once its body is here and servers that only start were given their moment; wait for its end.
 
         Who has gone by then is not served: nobody would hear what was done.
         """
         body = self._peer.take_body()
-        if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again()):
+        if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again(scope)):
             return
         left = asyncio.Event()
         self._peer.on_disconnect(left.set)
-        await self._hub.settle(EVERYTHING)
+        await self._hub.settle(EVERYTHING, until=self._is_known)
         if left.is_set():
             return
         over: asyncio.Future[None] = self._face.loop.create_future()
         self.start_call(body, partial(_set, over))
         await over
 
-    def _is_admitted_again(self) -> bool:
+    def _is_known(self) -> bool:
+        """Whether the caller sees what the call names, so that it need not wait for servers that are starting."""
+        call = self._call_of(EMPTY_OBJECT)
+        view = self._hub.snapshot.view(self.caller.grants, EVERYTHING)
+        return isinstance(call, Call) and view.find(call.kind, call.name) is not None
+
+    def _is_admitted_again(self, scope: Message) -> bool:
         """Whether who sent the headers is let in still: a body may take its time, and a key be revoked meanwhile."""
-        caller = self._face.admit(self._headers)
+        caller = self._face.admit(self._headers, scope)
         if isinstance(caller, Denied):
             answer_problem(self._peer, denial(caller))
             return False
@@ -320,9 +338,7 @@ class _Visit:
 
     def _wants_stream(self) -> bool:
         """Only who asks for events by name gets them; `*/*` is what everybody sends."""
-        accept = self._headers.get(b"accept", b"").lower()
-        kinds = [part.partition(b";")[0].strip() for part in accept.split(b",")]
-        return b"text/event-stream" in kinds and not self._is_head
+        return b"text/event-stream" in named_types(self._headers) and not self._is_head
 
 
 async def _describe(_: _Visit) -> Answered:
@@ -336,6 +352,7 @@ TELLERS: dict[str, Callable[[_Visit], Awaitable[Answered]]] = {
     "list_templates": lambda visit: visit.list(TEMPLATES),
     "list_prompts": lambda visit: visit.list(PROMPTS),
     "get_prompt": lambda visit: visit.entry(PROMPTS, UnknownPrompt),
+    "get_hub": _Visit.hub,
     "list_servers": _Visit.servers,
     "get_server": _Visit.server,
     "list_relay_agents": lambda visit: visit.relay(Seen.list_agents),

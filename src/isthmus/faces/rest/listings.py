@@ -106,6 +106,7 @@ def _summary(standing: Standing, *, is_operator: bool) -> dict[str, Any]:
         "transport": standing.carrier,
         "era": standing.era,
         "capabilities": sorted(standing.abilities),
+        "unlisted": standing.is_unlisted,
     }
 
 

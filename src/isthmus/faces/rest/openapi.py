@@ -122,6 +122,7 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Prompts": _list_of("prompts", "Prompt"),
         "Prompt": _open({"name": {"type": "string"}}),
         "Messages": _open({"messages": {"type": "array", "items": OPEN_OBJECT}}),
+        "Hub": _hub(),
         "Servers": _open({"servers": {"type": "array", "items": {"$ref": "#/components/schemas/Server"}}}),
         "Server": _server(),
         "Result": _result(),
@@ -150,6 +151,17 @@ def _list_of(member: str, shape: str | None) -> dict[str, Any]:
     return _open({member: {"type": "array", "items": items}, "missing": MISSING})
 
 
+def _hub() -> dict[str, Any]:
+    seconds = {"type": "number", "minimum": 0}
+    loop = {
+        "lag_seconds": {**seconds, "description": "How late the last beat of the event loop was."},
+        "lag_seconds_max": {**seconds, "description": "The latest beat of the last minute."},
+        "busy_seconds_max": {**seconds, "description": "The most processor time between two beats, since the start."},
+        "held": {**COUNT, "description": "How often one piece of work held the event loop for over 50 ms."},
+    }
+    return _open({"event_loop": _open(loop)})
+
+
 def _server() -> dict[str, Any]:
     told: dict[str, Any] = {
         "name": {"type": "string"},
@@ -158,6 +170,7 @@ def _server() -> dict[str, Any]:
         "transport": NULLABLE_TEXT,
         "era": NULLABLE_TEXT,
         "capabilities": {"type": "array", "items": {"type": "string"}},
+        "unlisted": {"type": "boolean"},
         "tools": COUNT,
         "prompts": COUNT,
         "resources": COUNT,
@@ -212,9 +225,13 @@ def _relay_device() -> dict[str, Any]:
 
 
 def _result() -> dict[str, Any]:
-    described = "What the server answered. A tool that ran and said no has `isError: true`."
+    described = (
+        "What the server answered. A tool that ran and said no has `isError: true`."
+        " A plain JSON-RPC server may answer any JSON value, which comes as it is."
+    )
     optional = {"isError": {"type": "boolean"}, "structuredContent": {}}
-    return {**_open({"content": {"type": "array", "items": OPEN_OBJECT}}, optional), "description": described}
+    result = _open({"content": {"type": "array", "items": OPEN_OBJECT}}, optional)
+    return {"anyOf": [result, {}], "description": described}
 
 
 def _problem() -> dict[str, Any]:

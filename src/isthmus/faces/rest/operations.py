@@ -15,7 +15,7 @@ import msgspec
 Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 
 Shape: TypeAlias = Literal[
-    "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Servers", "Server",
+    "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
     "Result", "Completion", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Document",
 ]  # fmt: skip
@@ -52,7 +52,9 @@ class Operation(msgspec.Struct, frozen=True):
 
 SERVER = Parameter("server", "Only what this server offers.")
 TIMEOUT = Parameter(
-    "timeout", "Seconds that the caller can wait; the server's own limit holds when it is shorter.", "number"
+    "timeout",
+    "Seconds that the whole call may take. Progress does not extend it; silence of the server ends a call earlier.",
+    "number",
 )
 LOG = Parameter("log", "From which level on the server's log is streamed: debug, info (if not given), … emergency.")
 URI = Parameter("uri", "What to read, as it is listed.", is_required=True)
@@ -86,6 +88,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "type `ref/resource` with the `uri` of a template; `context` may hold the arguments chosen so far.",
         is_call=True,
     ),
+    Operation("get_hub", "GET", "/v1/hub", "How late the hub's event loop runs; for operators.", "Hub"),
     Operation("list_servers", "GET", "/v1/servers", "How the servers stand.", "Servers"),
     Operation(
         "get_server", "GET", "/v1/servers/{name}", "How one server stands; to the operator, also what it logged.",

@@ -59,7 +59,7 @@ class WellKnown:
     async def serve(self, scope: Message, _: Receive, __: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        admitted = self._gate.admit(joined(scope["headers"]), "mcp")
+        admitted = self._gate.admit(joined(scope["headers"]), "mcp", scope)
         match scope["method"]:
             case _ if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
                 self._gate.on_turned_away("mcp", admitted.status)

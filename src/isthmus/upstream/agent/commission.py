@@ -130,6 +130,8 @@ class Commission:
         """How the task ended, while what it brought forth is asked for once more."""
         self._question: Status | None = None
         """What the agent last asked."""
+        self._looked_at: tuple[object, ...] = ()
+        """What the last look showed."""
         self._doubts = 0
         """How many more times that may be shown before its answer is taken for lost; 0 if it has arrived."""
         self._is_given_up = False
@@ -190,6 +192,8 @@ class Commission:
         return None
 
     def _take(self, update: Task | StatusUpdate | ArtifactUpdate, *, is_whole: bool) -> None:
+        if not is_whole or self._has_changed(update):
+            self._inflight.heartbeat()
         wrong: str | None = None
         match update:
             case Task():
@@ -203,6 +207,13 @@ class Commission:
             self._spoil(wrong)
         elif not isinstance(update, ArtifactUpdate):
             self._stand(update.status, update if isinstance(update, Task) else None, is_whole=is_whole)
+
+    def _has_changed(self, update: Task | StatusUpdate | ArtifactUpdate) -> bool:
+        """Whether a look shows something new: that an agent answers is no sign that it works on the task."""
+        if not isinstance(update, Task):
+            return True
+        before, self._looked_at = self._looked_at, (update.status.state, update.status.message, update.artifacts)
+        return self._looked_at != before
 
     def _stand(self, status: Status, task: Task | None, *, is_whole: bool) -> None:
         if status.state in ENDED:

@@ -20,7 +20,7 @@ from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.transport.egress import Egress, Origin, parse_url
-from isthmus.transport.http import HttpClient, Ticket, request_head
+from isthmus.transport.http import HttpClient, Ticket, client_for, request_head
 from isthmus.upstream.agent.commission import Commission
 from isthmus.upstream.agent.contacts import Contact, card_targets, choose
 from isthmus.upstream.agent.farewell import Farewell
@@ -356,7 +356,8 @@ class AgentLink(BaseLink):
 
     def _client(self, origin: Origin) -> HttpClient:
         if origin not in self._clients:
-            self._clients[origin] = HttpClient(
+            self._clients[origin] = client_for(
+                self._credentials.signer,
                 origin,
                 self._egress,
                 self._crew,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence, Set
 import msgspec
 import structlog
 
+from isthmus.core.ports.relay import Arrival
 from isthmus.model.names import ServerName
 from isthmus.model.relay import DialledServer
 from isthmus.upstream.dialin.keeper import DialInKeeper
@@ -173,7 +174,7 @@ class Agent:
         """Sockets of its servers."""
         self._seats: dict[str, Seat] = {}
         self._list: tuple[Seat, ...] = ()
-        self._arriving: dict[DialInLink, tuple[str, asyncio.Future[None]]] = {}
+        self._arriving: dict[DialInLink, Arrival] = {}
         self._watchers: dict[Callable[[], None], None] = {}
         self._is_to_make_room = False
 
@@ -270,22 +271,26 @@ class Agent:
 
     # -- those who come --------------------------------------------------------------------------------------------
 
-    def expect(self, link: DialInLink, label: str) -> None:
+    def expect(self, link: DialInLink, label: str, *, is_named: bool) -> None:
         """A server is connected and not listed yet."""
-        self._arriving[link] = (label, asyncio.get_running_loop().create_future())
+        self._arriving[link] = Arrival(label, is_named, asyncio.get_running_loop().create_future())
 
     def has_come(self, link: DialInLink) -> None:
         """It is listed now, or gone."""
-        if (arrival := self._arriving.pop(link, None)) is not None:
-            arrival[1].set_result(None)
+        if (arrival := self._arriving.pop(link, None)) is None:
+            return
+        if link.seat is None:
+            arrival.ended.cancel()
+        else:
+            arrival.ended.set_result(None)
 
-    def arriving(self) -> Sequence[tuple[str, asyncio.Future[None]]]:
+    def arriving(self) -> Sequence[Arrival]:
         """See `core.ports.relay.Roster`."""
         return tuple(self._arriving.values()) if self._arriving else ()
 
     def arrivals(self) -> tuple[tuple[DialInLink, str], ...]:
         """Links that are not listed yet, and what their servers are called as far as is known."""
-        return tuple((link, label) for link, (label, _) in self._arriving.items())
+        return tuple((link, arrival.label) for link, arrival in self._arriving.items())
 
     # -- telling ---------------------------------------------------------------------------------------------------
 

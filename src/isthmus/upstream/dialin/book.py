@@ -160,7 +160,7 @@ class DialIns:
             words = f"{most} servers of its agent are arriving, and it may have no more (max_servers)"
             link.end(TRY_LATER, words, words)
             return link
-        agent.expect(link, label)
+        agent.expect(link, label, is_named=server_id is not None)
         self.on_come()
         arrival = self._receive(agent, link, server_id)
         self._crew.spawn(f"arrival at {agent.key}", arrival, on_crash=partial(_failed, link))

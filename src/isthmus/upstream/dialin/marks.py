@@ -42,7 +42,8 @@ class MarkingDialect(ModernDialect):
 def mark_of(agent: str, call: Call) -> Mark:
     """The marks of a call's caller and conversation."""
     tenant, name = call.caller.tenant, call.caller.name
-    return Mark(_hashed(agent, tenant, name), _hashed(agent, tenant, name, call.session) if call.session else "")
+    session = _hashed(agent, tenant, name, call.session) if call.session else ""
+    return Mark(_hashed(agent, tenant, name), session, call.shares_link)
 
 
 def _hashed(*parts: str) -> str:

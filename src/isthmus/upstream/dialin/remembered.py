@@ -11,18 +11,16 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar, get_args
+from typing import TypeAlias, get_args
 
 import msgspec
 import structlog
 
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Document, Journal, Verdict
-from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
-from isthmus.model.names import FeatureName, ServerName, parse_server_name
-from isthmus.upstream.listing import Listing
-from isthmus.wire.jsonrpc import render
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_of, read_list
+from isthmus.model.features import Ability
+from isthmus.model.names import ServerName, parse_server_name
+from isthmus.upstream.listing import Listing, read_lists, written_lists
 
 log = structlog.get_logger(__name__)
 
@@ -52,8 +50,6 @@ TITLE_LENGTH_MAX = 400
 
 Key: TypeAlias = tuple[str, str]
 """An agent's key, and what the server is called under it."""
-
-F = TypeVar("F", bound=Feature)
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -280,19 +276,7 @@ def _mark(state: str, body: bytes) -> bytes:
 def _write(record: Record) -> bytes:
     title = None if record.title is None else record.title[:TITLE_LENGTH_MAX]
     head = _Head(record.name, record.came, sorted(record.abilities), record.is_named, title)
-    listing = record.listing
-    lists = {
-        TOOLS: listing.tools,
-        PROMPTS: listing.prompts,
-        RESOURCES: listing.resources,
-        TEMPLATES: listing.templates,
-    }
-    members = [b'"%b":%b' % (shape.member.encode(), _entries(features)) for shape, features in lists.items()]
-    return b",".join((msgspec.json.encode(head)[:-1], *members)) + b"}"
-
-
-def _entries(features: Sequence[Feature]) -> bytes:
-    return array_of(render(feature.definition) for feature in features)
+    return msgspec.json.encode(head)[:-1] + b"," + written_lists(record.listing) + b"}"
 
 
 def _read(document: Document, now: float) -> Record | None:
@@ -301,12 +285,7 @@ def _read(document: Document, now: float) -> Record | None:
     try:
         head = msgspec.json.decode(body, type=_Head)
         name = parse_server_name(head.name)
-        listing = Listing(
-            _features(TOOLS, Tool, name, body),
-            _features(PROMPTS, Prompt, name, body),
-            _features(RESOURCES, Resource, name, body),
-            _features(TEMPLATES, Template, name, body),
-        )
+        listing = read_lists(name, body)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         log.warning(
             "what was remembered of a server is damaged", agent=document.owner, id=document.id, error=str(error)
@@ -325,10 +304,3 @@ def _read(document: Document, now: float) -> Record | None:
         head.named,
         head.title,
     )
-
-
-def _features(shape: ListShape, kind: type[F], server: ServerName, body: bytes) -> tuple[F, ...]:
-    page = read_list(shape, body)
-    if isinstance(page, str):
-        raise ValueError(page)
-    return tuple(kind.of(server, FeatureName(name), definition) for name, definition in page.entries)

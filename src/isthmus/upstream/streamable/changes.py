@@ -102,7 +102,7 @@ class Changes:
                 self._read(event.data)
 
     def _read(self, data: bytes) -> None:
-        match jsonrpc.decode(data, max_depth=self._link.limits.depth):
+        match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
             case Notification(method=method, params=params):
                 self._link.heard(self, modern.read_honoured(params) if method == modern.ACKNOWLEDGED else None)
                 self._link.noted(method, params)

@@ -18,13 +18,14 @@ from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Place
+from isthmus.model.calls import Call
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOTHING, Profile
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import HttpClient, header_lines, request_head
+from isthmus.transport.http import client_for, header_lines, request_head
 from isthmus.transport.http_connection import Lost
 from isthmus.upstream.address import target_within
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
@@ -92,7 +93,8 @@ class StreamableLink(BaseLink):
         self._credentials = credentials
         self._crew = crew
         self._origin, self._target = parse_url(url)
-        self._client = HttpClient(
+        self._client = client_for(
+            credentials.signer,
             self._origin,
             egress,
             crew,
@@ -237,6 +239,8 @@ class StreamableLink(BaseLink):
         method = METHODS.get(call.kind, name)
         body = jsonrpc.request(id, method, self.dialect.call_params(call, name, id))
         post = Post(self, id, method, None if call.kind == "method" else name, body, waiter)
+        if call.request_id is not None:
+            self._rename(post, call, name)
         if self.dialect.era == "modern" and (places := self._places_of(inflight.target.feature)):
             lines += header_lines(param_headers(places, inflight.call.arguments))
         post.lines = lines
@@ -244,6 +248,13 @@ class StreamableLink(BaseLink):
         self._send(post)
         if self._early:
             self._put_early_soon()
+
+    def _rename(self, post: Post, call: Call, name: str) -> None:
+        """Have a request carry its caller's own id, where it may."""
+        post.wire_id = self.callers_id(call, [other.wire_id for other in self._posts.values()])
+        if post.wire_id is not None:
+            params = self.dialect.call_params(call, name, post.id)
+            post.body = jsonrpc.request_as(post.wire_id, post.method, params)
 
     def _places_of(self, tool: Feature) -> Places:
         """Which arguments of a tool are repeated in headers; found out once per description."""
@@ -333,7 +344,7 @@ class StreamableLink(BaseLink):
         if isinstance(post, Post):
             if self.dialect.era == "legacy" and post.may_have_left:
                 self._stray(inflight)
-                params = cancelled_params(str(post.id).encode(), reason)
+                params = cancelled_params(post.wire_id or str(post.id).encode(), reason)
                 self._tell(CANCELLED, jsonrpc.notification(CANCELLED, params), post.lines)
                 self._end_run(inflight)
             post.abandon()

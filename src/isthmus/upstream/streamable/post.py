@@ -138,6 +138,7 @@ class Post:
         "session",
         "ticket",
         "waiter",
+        "wire_id",
     )
 
     def __init__(self, link: PostOwner, id: int, method: str, name: str | None, body: bytes, waiter: Waiter) -> None:
@@ -147,6 +148,8 @@ class Post:
         self.name = name
         self.body = body
         self.waiter = waiter
+        self.wire_id: bytes | None = None
+        """The caller's own id, where that is the request's; `id` counts here and for progress all the same."""
         self.lines = b""
         """Headers that only this request has."""
         self.ticket: Ticket | None = None
@@ -269,7 +272,7 @@ class Post:
     # -- JSON ------------------------------------------------------------------------------------------------------
 
     def _read_whole(self, body: bytes) -> None:
-        message = jsonrpc.decode(body, max_depth=self._link.limits.depth) if body else None
+        message = jsonrpc.decode(body, max_depth=self._link.limits.depth, max_values=None) if body else None
         if self._status == OK and isinstance(message, Response | ErrorReply):
             self._answer(message)
             return
@@ -299,11 +302,15 @@ class Post:
         if isinstance(message, ErrorReply):
             self._finish()
             self._link.erred(self.waiter, message)
-        elif bytes(message.id) != str(self.id).encode():
+        elif bytes(message.id) != str(self.id).encode() and not self._is_renamed(message.id):
             self.fail(BadReply(self._link.server, "the answer to another request"))
         else:
             self._finish()
             self.waiter.result(message.result)
+
+    def _is_renamed(self, id: msgspec.Raw) -> bool:
+        """Whether the request has this id on the wire, in place of the link's own."""
+        return self.wire_id is not None and jsonrpc.same_id(id, self.wire_id)
 
     def _session_gone(self) -> None:
         if self._was_expired:
@@ -332,8 +339,10 @@ class Post:
                 self._read_event(event.data)
 
     def _read_event(self, data: bytes) -> None:
-        match jsonrpc.decode(data, max_depth=self._link.limits.depth):
-            case (Response() | ErrorReply()) as message if message.id is None or _is_own(message.id, self.id):
+        match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
+            case (Response() | ErrorReply()) as message if (
+                message.id is None or _is_own(message.id, self.id) or self._is_renamed(message.id)
+            ):
                 self._answer(message)
                 self._linger()
             case Notification(method=method, params=params):

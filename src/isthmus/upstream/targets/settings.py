@@ -23,6 +23,8 @@ class TargetSettings:
     """How many seconds a server that nobody uses is kept."""
     max: int = 64
     """Such servers at once."""
+    open: bool = False
+    """Callers of a hub without keys may name addresses: what `allow` lists, or every public one if that is empty."""
 
     def __post_init__(self) -> None:
         for position, pattern in enumerate(self.allow):
@@ -39,7 +41,7 @@ class TargetSettings:
 
     def allows(self, address: Address) -> bool:
         """Whether an address may be named."""
-        return any(read_pattern(pattern).covers(address) for pattern in self.allow)
+        return (self.open and not self.allow) or any(read_pattern(pattern).covers(address) for pattern in self.allow)
 
     def trusts(self, address: Address) -> bool:
         """Whether it may lead into a private network: its host is listed literally, as if it were configured."""

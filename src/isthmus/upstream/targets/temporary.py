@@ -41,7 +41,7 @@ WAYS_MAX = 1000
 KNOWN_MAX = 1000
 """Addresses of which it is remembered how they are spoken to; the one that was used longest ago is forgotten."""
 
-USUAL: tuple[tuple[Carrier, str], ...] = (("http", "/mcp"), ("sse", "/sse"), ("rpc", "/messages/"))
+USUAL: tuple[tuple[Carrier, str], ...] = (("http", "/mcp"), ("sse", "/sse"), ("rpc", "/messages/"), ("rpc", "/"))
 """Where a server is looked for whose path is not said, and how it is spoken to there."""
 
 HEADERS_LENGTH_MAX = 16 * 1024
@@ -147,7 +147,7 @@ class Targets:
         if server is not None:
             refusal = TargetRefused(f"Server {server} is configured here and gets no headers of its callers")
             return refusal if named.headers else server
-        if not caller.can_name_targets:
+        if not (caller.can_name_targets or (caller.is_anyone and self.settings.open)):
             return TargetRefused(_unless_allowed(caller))
         # What is configured is called as grants say, and not past them by its address.
         ways = () if configured else self._allowed(address)
@@ -305,7 +305,8 @@ class Targets:
             is_late = is_kept and not keeper.tried.done()
             raise NotConnected(guest.name, "it did not answer in time") if is_late else keeper.lane.absence()
         self._remember(key, standing.carrier)
-        return Opened(self.annex, guest.name, is_plain=standing.carrier == "rpc")
+        is_plain = standing.carrier == "rpc"
+        return Opened(self.annex, guest.name, is_plain=is_plain, initialize_result=keeper.initialize_result)
 
     def _remember(self, key: Key, carrier: str | None) -> None:
         self._known[key] = "sse" if carrier == "sse" else "rpc" if carrier == "rpc" else "http"
@@ -423,8 +424,8 @@ def _unless_allowed(caller: Caller) -> str:
     """What would have to be configured for a caller to name addresses."""
     if caller.is_anyone:
         return (
-            "Only configured servers may be named here, where nobody needs a key; a caller that is configured, with a"
-            " key and targets = true, could name addresses that [targets] allow lists"
+            "Only configured servers may be named here, where nobody needs a key; [targets] open = true would let every"
+            " caller of this hub name addresses, or targets = true a caller that is configured, with a key"
         )
     if caller.may_name_targets:
         return (

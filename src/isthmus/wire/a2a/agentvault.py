@@ -246,9 +246,14 @@ def conversation(task: Task) -> tuple[Message, ...]:
     """All messages of a task: also the words of its status, unless an answer before them says more."""
     status = task.status
     last = spoken(status)
-    if last is None and status.state in _UNDONE and not (task.history and task.history[-1].role == "agent"):
+    if last is None and status.state in _UNDONE and not (task.history and _is_answer(task.history[-1])):
         last = status.message
     return task.history if last is None or last in task.history[-1:] else (*task.history, last)
+
+
+def _is_answer(message: Message) -> bool:
+    """Whether it is what the task came to; a question that nobody answered is not."""
+    return message.role == "agent" and "-question-" not in message.id
 
 
 def spoken(status: Status) -> Message | None:

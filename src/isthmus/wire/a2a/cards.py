@@ -307,10 +307,16 @@ def _earlier(card: Card) -> Document:
         **_said(
             {
                 "additionalInterfaces": [{"url": it.url, "transport": it.binding} for it in others],
-                "securitySchemes": {name: _flat(scheme) for name, scheme in card.schemes.items()},
-                "security": [{name: list(scopes) for name, scopes in each.items()} for each in card.requirements],
+                **_security(card),
             }
         ),
+    }
+
+
+def _security(card: Card) -> Document:
+    return {
+        "securitySchemes": {name: _flat(scheme) for name, scheme in card.schemes.items()},
+        "security": [{name: list(scopes) for name, scopes in each.items()} for each in card.requirements],
     }
 
 
@@ -337,7 +343,7 @@ def _flat_kind(scheme: Scheme) -> Document:
 
 
 def write_0_1(card: Card) -> bytes:
-    """The card of 0.1, in the words that clients of an MCP gateway know."""
+    """The card of 0.1 and 0.2, in the words that clients of an MCP gateway know."""
     modes = list(GATEWAY_MODES)
     skills = [{**_skill(skill), "inputModes": modes, "outputModes": modes} for skill in card.skills]
     flags = {"streaming": card.can_stream, "pushNotifications": card.can_push, "stateTransitionHistory": False}
@@ -347,6 +353,8 @@ def write_0_1(card: Card) -> bytes:
         "provider": _provider(card.provider),
         "documentationUrl": card.documentation_url,
         "authentication": {"schemes": schemes} if schemes else {},
+        # Clients of 0.2 read the same path, and find here where their key belongs.
+        **_security(card),
     }
     return _encode(
         {
@@ -372,10 +380,15 @@ def _named(scheme: Scheme) -> str:
 _LOOPBACK = ("127.0.0.1", "::1")
 
 
-def write_agentvault(card: Card, id: str) -> bytes:
-    """The card that AgentVault's clients read; `id` is as `organization/agent`."""
+def write_agentvault(card: Card, id: str, auth: str | None = None) -> bytes:
+    """The card that AgentVault's clients read; `id` is as `organization/agent`, `auth` one scheme to list alone.
+
+    A client takes `apiKey` where a card lists it, in whatever place, and fails if it has no key; then `oauth2`, then
+    `none`. It never takes `bearer`.
+    """
     provider = card.provider or Provider(card.name, "")
     ways = [_auth(scheme, id.partition("/")[0]) for scheme in card.schemes.values()]
+    ways = [way for way in ways if way["scheme"] == auth] or ways
     return _encode(
         {
             "schemaVersion": "1.0",

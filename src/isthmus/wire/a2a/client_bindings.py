@@ -143,7 +143,7 @@ class PlainBinding:
         return self._checked(body) if status == OK else _refusal(status, body)
 
     def _checked(self, body: bytes) -> Payload | Problem:
-        value = jsonrpc.decode_object(body, max_depth=self._max_depth)
+        value = jsonrpc.decode_object(body, max_depth=self._max_depth, max_values=None)
         return unusable(value.message) if isinstance(value, Malformed) else value
 
 

@@ -111,8 +111,9 @@ def _read_send(params: Members, *, is_stream: bool) -> Send:
         _read_message(wire),
         bounded_id(wire.taskId, "message.taskId"),
         bounded_id(wire.contextId, "message.contextId"),
-        # Its compatibility kit goes on with the task of a message that did not say; who wants to wait says so.
-        waits=configuration.blocking is True,
+        # The specification does not say what a message without `blocking` means. Both reference servers wait,
+        # and their clients rely on it.
+        waits=configuration.blocking is not False,
         is_stream=is_stream,
         history_length=configuration.historyLength,
         output_modes=tuple(configuration.acceptedOutputModes or ()),

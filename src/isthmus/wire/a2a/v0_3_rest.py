@@ -229,7 +229,8 @@ def _either(one: _T | None, other: _T | None) -> _T | None:
 
 def _read_send(params: Members, *, is_stream: bool) -> Send:
     wire = required(_MESSAGE, params, "message")
-    configuration = optional(_CONFIGURATION, params, "configuration") or _Configuration()
+    # Protobuf's JSON leaves out what is false: in a configuration, an absent `blocking` is false.
+    configuration = optional(_CONFIGURATION, params, "configuration") or _Configuration(blocking=True)
     push = _either(configuration.pushNotification, configuration.push_notification)
     modes = _either(configuration.acceptedOutputModes, configuration.accepted_output_modes)
     return Send(

@@ -6,6 +6,9 @@ nothing more can be promised there. Pure; called by the face.
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -70,6 +73,7 @@ def write(method: str, result: Payload) -> bytes:
     _, kind = METHODS[method]
     message = CLASSES[kind]()
     try:
+        _check_numbers(bytes(result))
         # What is no field is what only the merged form of a card has.
         json_format.Parse(bytes(result), message, ignore_unknown_fields=True)
         written: bytes = message.SerializeToString()
@@ -78,6 +82,23 @@ def write(method: str, result: Payload) -> bytes:
     except (DecodeError, json_format.Error, ValueError, OverflowError, RecursionError) as error:
         raise Unwritable(f"the answer cannot be written in protobuf: {str(error)[:200]}") from error
     return written
+
+
+_PERHAPS_BEYOND = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
+"""What a number beyond a double looks like; texts may look so, too."""
+
+
+def _check_numbers(text: bytes) -> None:
+    """Refuse what protobuf's reader would take for Infinity. Raises: ValueError."""
+    if _PERHAPS_BEYOND.search(text) is not None:
+        json.loads(text, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is beyond a double")
+    return value
 
 
 def size_max(data: Payload) -> int:

@@ -19,6 +19,8 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
     caller: str
     session: str = ""
     """Empty for calls of no conversation, any two of which may be two programs'."""
+    shares: bool = False
+    """See `Call.shares_link`."""
 
 
 _DECODER = msgspec.json.Decoder(Mark)

@@ -168,6 +168,19 @@ def read_discovery(result: Payload) -> Discovery | None:
     return discovery if VERSION in discovery.supportedVersions else None
 
 
+def as_welcome(discovery: Payload) -> bytes:
+    """What a server said of itself in this era, as the result of an earlier `initialize`."""
+    members = object_members(discovery) or {}
+    info = (object_members(members.get("_meta", b"{}")) or {}).get(SERVER_KEY, members.get("serverInfo"))
+    told: dict[str, Payload | None] = {
+        "protocolVersion": msgspec.json.encode(VERSION),
+        "capabilities": members.get("capabilities", b"{}"),
+        "serverInfo": b'{"name":"","version":""}' if info is None else info,
+        "instructions": members.get("instructions"),
+    }
+    return render({name: value for name, value in told.items() if value is not None})
+
+
 class _Refusal(msgspec.Struct):
     supported: list[str]
 

@@ -1,7 +1,7 @@
 """A plain JSON value as the result of a tool, for what answers in values and not in MCP's words.
 
-Built as text around text: a value of megabytes is neither parsed nor rendered again. Called by the links to plain
-JSON-RPC servers and to Python functions.
+Built as text around text: a value of megabytes is neither parsed nor rendered again. Called by the links to Python
+functions and to plain JSON-RPC servers, and by frontends that must convert what the latter return.
 """
 
 from __future__ import annotations
@@ -44,6 +44,20 @@ def result_of(value: Payload) -> Result:
         # Content of kinds that MCP does not have would make clients refuse the whole answer.
         return plain(value, is_error=_says_error(value))
     return Result(msgspec.Raw(value), bool(known.isError), known.resultType is not None)
+
+
+def verbatim(value: Payload) -> Result:
+    """What a plain JSON-RPC server returned, unchanged; it is bare unless it happens to be a tool result of MCP."""
+    try:
+        known = _TOOL_RESULT.decode(value)
+    except msgspec.MsgspecError:
+        return Result(msgspec.Raw(value), _says_error(value), is_bare=True)
+    return Result(msgspec.Raw(value), bool(known.isError), known.resultType is not None)
+
+
+def as_tool_result(result: Result) -> Result:
+    """A bare result for a protocol that carries only tool results of MCP: the same JSON as text and as structure."""
+    return plain(result.payload, is_error=result.is_error)
 
 
 def _says_error(value: Payload) -> bool:

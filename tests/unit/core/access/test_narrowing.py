@@ -50,7 +50,6 @@ def test_what_is_refused_is_not_listed_and_so_not_called() -> None:
     view = now.view(grants_of(PLANNER), EVERYTHING)
     assert list(view.routes) == ["files.read", "web.search"]
     assert view.find("tool", "files.write") is None
-    assert not view.may_have(FILES, FeatureName("write"))
 
 
 def test_callers_with_the_same_grants_are_told_apart() -> None:

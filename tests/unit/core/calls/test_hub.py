@@ -15,7 +15,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Offer, Standing
 from isthmus.core.ports.learner import Learning
-from isthmus.core.settings import Limits
+from isthmus.core.settings import CALL_SECONDS, Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.faults import BadArguments, Bug, Cancelled, Draining, NotConnected, UnknownTool
@@ -34,7 +34,7 @@ def starting(hub: Hub, server: ServerName = SLOW) -> None:
 async def test_a_call_that_the_hub_answers_itself_has_a_deadline_and_can_be_withdrawn() -> None:
     stage, link, listener = Stage(), HeldLink(), Listener()
     inflight = stage.hub.attend(call(kind="task_result"), listener, link)
-    assert (inflight.timeout, stage.hub.running()) == (600.0, 0)
+    assert (inflight.timeout, stage.hub.running()) == (3600.0, 0)
     assert stage.hub.deadlines.everything() == [inflight]
     inflight.cancel("enough")
     assert link.withdrawn == [(inflight, "enough")]
@@ -45,14 +45,14 @@ async def test_a_call_goes_to_the_link_of_its_server_with_its_deadline() -> None
     stage = Stage()
     inflight, listener = stage.start()
     assert stage.link.sent == [inflight]
-    assert (inflight.target.feature.name, inflight.timeout) == ("read", 30.0)
+    assert (inflight.target.feature.name, inflight.timeout) == ("read", CALL_SECONDS)
     assert not listener.ends
 
 
 async def test_the_caller_may_wait_less_than_the_server_allows_but_not_more() -> None:
     stage = Stage()
     assert stage.start(call(timeout=5.0))[0].timeout == 5.0
-    assert stage.start(call(timeout=500.0))[0].timeout == 30.0
+    assert stage.start(call(timeout=500.0))[0].timeout == CALL_SECONDS
 
 
 async def test_an_unknown_tool_and_a_denied_one_end_alike() -> None:

@@ -264,14 +264,60 @@ async def test_a_call_asks_only_so_much_in_all(monkeypatch: pytest.MonkeyPatch) 
     assert (len(listener.asked), answers) == (3, [ANSWER, ANSWER, ANSWER, NOT_ASKED, NOT_ASKED])
 
 
-def test_a_clock_goes_on_with_what_was_left_of_it() -> None:
-    clock = module._Clock(1000.0, 30.0)
-    clock.stop(1010.0)
-    assert clock.start(1300.0) == 20.0
-    clock.stop(1315.0)
-    assert clock.start(1400.0) == 5.0
-    clock.stop(1500.0)
-    assert clock.start(1600.0) == 0.0
+async def test_progress_extends_the_deadline_and_its_timer_is_set_only_when_it_fires() -> None:
+    stage = Stage(limits=Limits(call_seconds=0.4))
+    inflight, listener = stage.start()
+    _, silent = stage.start()
+    (armed,) = buckets_of(stage, inflight)
+    until = asyncio.get_running_loop().time() + 1.0
+    async with asyncio.timeout(30):
+        while asyncio.get_running_loop().time() < until:
+            inflight.emit(PROGRESS)
+            if not silent.ends:
+                assert buckets_of(stage, inflight) == [armed]
+            await asyncio.sleep(0.01)
+        assert isinstance(silent.fault, TimedOut)
+        assert (listener.ends, len(buckets_of(stage, inflight))) == ([], 1)
+        await listener.ended.wait()
+    assert isinstance(listener.fault, TimedOut)
+    assert "did not answer within 0.4 s" in str(listener.fault)
+
+
+async def test_a_server_that_reports_for_ever_ends_with_the_longest_that_any_call_may_take() -> None:
+    _, listener = await reporting(Stage(limits=Limits(call_seconds=0.2, hard_seconds=0.3)).start())
+    assert isinstance(listener.fault, TimedOut)
+    assert "did not answer within 0.3 s" in str(listener.fault)
+
+
+async def test_progress_does_not_extend_what_the_caller_can_wait() -> None:
+    _, listener = await reporting(Stage(limits=Limits(call_seconds=0.2)).start(call(timeout=0.3)))
+    assert isinstance(listener.fault, TimedOut)
+    assert "did not answer within 0.3 s" in str(listener.fault)
+
+
+async def test_an_answered_question_is_a_sign_of_life() -> None:
+    stage = Stage(limits=Limits(call_seconds=30.0))
+    inflight, listener = stage.start()
+    inflight._started -= 29.0
+    inflight.ask(QUESTION, lambda _: None)
+    listener.asked[0][1](ANSWER)
+    (due,) = buckets_of(stage, inflight)
+    assert due * TICK_SECONDS > asyncio.get_running_loop().time() + 25
+
+
+def buckets_of(stage: Stage, inflight: InFlight) -> list[int]:
+    """Where the wheel holds a call."""
+    return [tick for tick, bucket in stage.hub.deadlines._buckets.items() if inflight in bucket]
+
+
+async def reporting(started: tuple[InFlight, Listener]) -> tuple[InFlight, Listener]:
+    """A server that reports progress until its call has ended."""
+    inflight, listener = started
+    async with asyncio.timeout(30):
+        while not listener.ends:
+            inflight.emit(PROGRESS)
+            await asyncio.sleep(0.01)
+    return started
 
 
 async def ask_for_ever(inflight: InFlight, listener: Listener) -> None:

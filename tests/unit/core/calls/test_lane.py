@@ -278,8 +278,8 @@ async def test_a_detach_without_a_link_or_in_good_order_is_no_failure() -> None:
 
 
 async def test_a_servers_own_figures_win_and_the_hard_stop_holds() -> None:
-    lane = Lane(SERVER, Limits(), max_calls=1, max_queued=0, timeout=3600.0)
-    assert (lane.max_calls, lane.max_queued, lane.timeout) == (1, 0, 600.0)
+    lane = Lane(SERVER, Limits(), max_calls=1, max_queued=0, timeout=7200.0)
+    assert (lane.max_calls, lane.max_queued, lane.timeout) == (1, 0, 3600.0)
     default = Lane(SERVER, Limits(call_seconds=7.0))
     assert (default.max_calls, default.max_queued, default.timeout) == (64, 256, 7.0)
 
@@ -311,14 +311,40 @@ async def test_a_lane_allows_more_or_less_from_the_moment_that_is_said() -> None
     stage = Stage(limits=SMALL)
     for _ in range(5):
         stage.start()
-    stage.lane.adjust(1, 0, 3600.0)
-    assert (stage.lane.running, stage.lane.queued, stage.lane.timeout) == (2, 3, 600.0)
+    stage.lane.adjust(1, 0, 7200.0)
+    assert (stage.lane.running, stage.lane.queued, stage.lane.timeout) == (2, 3, 3600.0)
     assert isinstance(stage.start()[1].fault, Overloaded)
     stage.link.sent[0].finish(DONE)
     assert (stage.lane.running, stage.lane.queued) == (1, 3)
+    stage.lane.adjust(3, 5, 1.0)
+    assert (stage.lane.running, stage.lane.queued) == (3, 1)
+
+
+async def test_nobody_overtakes_those_who_wait_when_a_lane_allows_more() -> None:
+    stage = Stage(limits=SMALL)
+    waiting = [stage.start()[0] for _ in range(5)][2:]
     stage.lane.adjust(5, 5, 1.0)
-    stage.link.sent[1].finish(DONE)
-    assert (stage.lane.running, stage.lane.queued) == (3, 0)
+    later = stage.start()[0]
+    assert (stage.link.sent[2:], stage.lane.queued) == (waiting, 1)
+    stage.link.sent[0].finish(DONE)
+    assert stage.link.sent[-1] is later
+
+
+async def test_nobody_overtakes_those_who_wait_while_they_are_sent() -> None:
+    stage = Stage(limits=Limits(max_calls=1))
+    first, *waiting = [stage.start()[0] for _ in range(3)]
+    later: list[InFlight] = []
+
+    def breaks_and_calls_again(inflight: InFlight) -> None:
+        stage.link.at_once = None
+        breaks(inflight)
+        later.append(stage.start()[0])
+
+    stage.link.at_once = breaks_and_calls_again
+    first.finish(DONE)
+    assert stage.link.sent == [first, *waiting]
+    waiting[1].finish(DONE)
+    assert stage.link.sent[-1] is later[0]
 
 
 async def test_who_waits_for_a_lane_to_be_idle_hears_of_its_last_call_alone() -> None:
@@ -406,6 +432,18 @@ async def test_a_call_that_is_not_sent_in_time_is_told_that_the_server_is_busy()
     assert not any(inflight.outcome for inflight in running)
 
 
+async def test_a_server_has_its_whole_time_for_a_call_that_waited_in_the_queue() -> None:
+    stage = Stage(limits=Limits(max_calls=1, call_seconds=0.4))
+    (first, _), (_, listener) = stage.start(), stage.start()
+    await asyncio.sleep(0.2)
+    first.finish(DONE)
+    sent_at = asyncio.get_running_loop().time()
+    await asyncio.wait_for(listener.ended.wait(), 5)
+    assert asyncio.get_running_loop().time() - sent_at >= 0.4
+    assert isinstance(listener.fault, TimedOut)
+    assert "did not answer within 0.4 s" in str(listener.fault)
+
+
 # -- calls of those who share the server -------------------------------------------------------------------------------
 
 
@@ -434,27 +472,40 @@ async def test_one_slot_is_had_by_everybody() -> None:
     assert stage.link.sent == [first, second]
 
 
-async def test_those_that_are_held_back_queue_behind_everybody_who_waits() -> None:
+async def test_a_free_slot_goes_to_the_oldest_call_that_may_have_it() -> None:
     stage = Stage(limits=FOUR)
     pots = [stage.start(of("pot"))[0] for _ in range(3)]
-    others = [stage.start()[0] for _ in range(4)]
+    others = [stage.start()[0] for _ in range(5)]
     assert stage.link.sent == [pots[0], *others[:3]]
-    pots[0].finish(DONE)
+    others[0].finish(DONE)  # the pot has its quarter
     assert stage.link.sent[-1] is others[3]
-    others[0].finish(DONE)
+    pots[0].finish(DONE)
+    assert stage.link.sent[-1] is pots[1]
     others[1].finish(DONE)
-    assert (stage.link.sent[-1], stage.lane.queued) == (pots[1], 1)
+    assert stage.link.sent[-1] is others[4]
     pots[1].finish(DONE)
     assert (stage.link.sent[-1], stage.lane.queued) == (pots[2], 0)
 
 
-async def test_none_is_forgotten_when_one_that_was_called_up_leaves_the_queue() -> None:
+async def test_calls_that_are_held_back_are_sent_in_the_order_of_their_arrival() -> None:
+    stage = Stage(limits=FOUR)
+    others = [stage.start()[0] for _ in range(4)]
+    early, late = [stage.start(of("pot"))[0] for _ in range(2)]  # both queue: there is no slot
+    others[0].finish(DONE)
+    latest = stage.start(of("pot"))[0]  # held back at once, and `late` when its turn comes
+    others[1].finish(DONE)
+    early.finish(DONE)
+    late.finish(DONE)
+    assert stage.link.sent[4:] == [early, late, latest]
+
+
+async def test_a_call_that_leaves_costs_no_other_its_turn() -> None:
     stage = Stage(limits=FOUR)
     pots = [stage.start(of("pot"))[0] for _ in range(3)]
-    others = [stage.start()[0] for _ in range(4)]
-    pots[0].finish(DONE)
+    for _ in range(4):
+        stage.start()
     pots[1].cancel("enough")
-    others[0].finish(DONE)
+    pots[0].finish(DONE)
     assert stage.link.sent[-1] is pots[2]
 
 
@@ -524,12 +575,14 @@ async def test_of_those_that_a_tenant_waits_with_none_is_forgotten() -> None:
     greedy = [stage.start(call(caller=ANN))[0] for _ in range(6)]
     elsas = [stage.start(call(caller=ELSA))[0] for _ in range(2)]
     assert stage.link.sent == [*greedy[:3], elsas[0]]
-    greedy[0].finish(DONE)  # its next is called up, behind who waits already
-    assert stage.link.sent[-1] is elsas[1]
-    greedy[3].cancel("enough")
+    greedy[0].finish(DONE)  # its next came before the other tenant's
+    assert stage.link.sent[-1] is greedy[3]
     elsas[0].finish(DONE)
-    assert stage.link.sent[-1] is greedy[4]
-    for each in (greedy[1], greedy[2], greedy[4], elsas[1], greedy[5]):
+    assert stage.link.sent[-1] is elsas[1]
+    greedy[4].cancel("enough")
+    greedy[1].finish(DONE)
+    assert stage.link.sent[-1] is greedy[5]
+    for each in (greedy[2], greedy[3], greedy[5], elsas[1]):
         each.finish(DONE)
     assert (stage.lane.running, stage.lane.queued, len(stage.link.sent)) == (0, 0, 7)
     assert stage.hub.tenants.under_way("default") == stage.hub.tenants.under_way("elsewhere") == 0
@@ -548,9 +601,8 @@ async def test_a_tenant_with_as_many_calls_as_it_may_have_is_refused_whichever_s
 # -- calls that last ---------------------------------------------------------------------------------------------------
 
 
-def lasting(caller: Caller, *, session: str = "") -> Call:
-    profile = frozenset({"roots"}) if session else frozenset[str]()
-    return msgspec.structs.replace(call(caller=caller, profile=profile), lasts=True, session=session)
+def lasting(caller: Caller) -> Call:
+    return msgspec.structs.replace(call(caller=caller), lasts=True)
 
 
 async def test_calls_that_last_leave_half_of_a_server_to_others() -> None:
@@ -587,13 +639,12 @@ async def test_one_callers_calls_that_last_leave_room_for_those_of_others() -> N
     assert stage.link.sent[-1] is bens[2]
 
 
-async def test_of_those_with_a_link_of_their_own_a_caller_has_fewer() -> None:
-    stage = Stage()
-    stage.lane.pool = pool = HeldPool()
-    stage.lane.uses_pool = True
-    for number in range(10):
-        stage.start(lasting(ANN, session=f"task-{number}"))
-    assert (len(pool.sent), stage.lane.queued) == (8, 2)
+async def test_calls_that_last_are_sent_in_the_order_of_their_arrival_where_tenants_are_counted_too() -> None:
+    stage = shared(FOUR)
+    tasks = [stage.start(lasting(ANN))[0] for _ in range(6)]
+    for task in tasks:
+        task.finish(DONE)
+    assert stage.link.sent == tasks
 
 
 async def test_the_only_slot_is_had_by_a_call_that_lasts_too() -> None:

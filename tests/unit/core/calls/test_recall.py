@@ -74,6 +74,14 @@ async def test_a_named_tools_result_is_given_again_and_marked() -> None:
     assert stage.lane.running == 0
 
 
+@pytest.mark.parametrize("value", [7, "text", {"sum": 3}])
+async def test_a_plain_server_s_value_is_given_again_as_it_is(value: Any) -> None:
+    stage = Stage.of(KEPT)
+    told = [answer(stage, call(), Result(raw(value), is_bare=True)) for _ in range(2)]
+    assert [said(each) for each in told] == [value, value]
+    assert len(stage.link.sent) == 1
+
+
 async def test_a_call_answered_from_memory_is_recorded_like_any_other() -> None:
     stage = Stage.of(KEPT)
     answer(stage, call(), DONE)

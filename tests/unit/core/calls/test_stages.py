@@ -10,7 +10,7 @@ import pytest
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.rules import Rules
 from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.settings import Limits
+from isthmus.core.settings import CALL_SECONDS, Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
 from isthmus.model.faults import NotConnected, ServerError, UnknownPrompt, UnknownResource, UnknownTool
@@ -48,8 +48,18 @@ async def test_a_call_of_any_kind_is_sent_under_its_servers_own_name(kind: Kind,
     stage = Stage.of(OFFER)
     inflight, listener = stage.start(call(name, kind=kind))
     assert stage.link.sent == [inflight]
-    assert (inflight.name, inflight.call.name, inflight.timeout) == (own, name, 30.0)
+    assert (inflight.name, inflight.call.name, inflight.timeout) == (own, name, CALL_SECONDS)
     assert not listener.ends
+
+
+async def test_a_name_for_language_models_may_be_called_with_underscores_for_its_hyphens() -> None:
+    stage = Stage.of(ready(tool("get-weather"), tool("set-x"), tool("set_x")))
+    llm = Surface("llm")
+    found = [stage.start(call(name, surface=llm))[0].name for name in ("mcp_files_get_weather", "mcp_files_set_x")]
+    assert found == ["get-weather", "set_x"]
+    nobody = Caller("nobody", "default", Grants(("files.set-x",)))
+    denied = ("mcp_files_get_weather", "mcp_files_set_x")
+    assert all(stage.start(call(name, surface=llm, caller=nobody))[1].fault for name in denied)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +161,7 @@ async def test_any_method_is_sent_to_a_server_on_its_own_surface() -> None:
     stage = versed()
     inflight, listener = stage.start(method())
     assert stage.link.sent == [inflight]
-    assert (inflight.name, inflight.target.feature.server, inflight.timeout) == ("prompts/list", SERVER, 30.0)
+    assert (inflight.name, inflight.target.feature.server, inflight.timeout) == ("prompts/list", SERVER, CALL_SECONDS)
     inflight.finish(DONE)
     assert listener.ends == [DONE]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.catalog import names
-from isthmus.core.catalog.names import Ambiguous, Pair, canonical, llm_table, resolve, suggestions
+from isthmus.core.catalog.names import Ambiguous, Pair, canonical, llm_aliases, llm_table, resolve, suggestions
 from isthmus.model.names import FeatureName, ServerName
 
 
@@ -22,6 +22,24 @@ def test_the_canonical_name_is_the_server_a_dot_and_the_tool() -> None:
 
 def test_a_plain_pair_keeps_its_plain_name_for_language_models() -> None:
     assert llm_table([pair("my-web", "search.all")]) == {pair("my-web", "search.all"): "mcp_my_web_search_all"}
+
+
+def test_a_tool_keeps_its_hyphens_and_a_server_does_not() -> None:
+    assert llm_table([pair("my-web", "get-weather")]) == {pair("my-web", "get-weather"): "mcp_my_web_get-weather"}
+
+
+def test_underscores_for_hyphens_are_an_alias_unless_a_tool_has_that_name_or_two_would_share_it() -> None:
+    names = ["mcp_m_get-weather", "mcp_m_set-x", "mcp_m_set_x", "mcp_m_a-b_c", "mcp_m_a_b-c", "mcp_m_plain"]
+    assert llm_aliases(names) == {"mcp_m_get_weather": "mcp_m_get-weather"}
+
+
+@pytest.mark.parametrize("others", [[], [("m", "天气"), ("m", "__")]])
+def test_a_tool_that_loses_letters_has_digits_whatever_else_there_is(others: list[tuple[str, str]]) -> None:
+    table = llm_table([pair("m", "翻译"), pair("m", "查询weather"), *(pair(*other) for other in others)])
+    assert table[pair("m", "翻译")] == "mcp_m_b19dd1"
+    assert table[pair("m", "查询weather")] == "mcp_m___weather_fff956"
+    assert table.get(pair("m", "__"), "mcp_m___") == "mcp_m___"
+    assert llm_table([pair("m", "café")]) == {pair("m", "café"): "mcp_m_cafe"}
 
 
 def test_pairs_that_flatten_to_one_text_all_get_digits() -> None:

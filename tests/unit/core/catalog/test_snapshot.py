@@ -522,3 +522,85 @@ def test_a_denied_uri_is_not_had_by_a_template_in_another_spelling(uri: str) -> 
         view = snapshot(standing).view(Grants(("*",), (denied,)), EVERYTHING)
         assert view.find("resource", uri) is None, denied
         assert view.find("resource", "docs://other") is not None
+
+
+# -- servers without a list ------------------------------------------------------------------------------------------
+
+PLAIN = ready(is_unlisted=True, rules=Rules(hidden=("format",), defaults={"read": {"lines": 10}}, cached=("read",)))
+
+
+@pytest.mark.parametrize(
+    "grants",
+    [Grants(("*",)), Grants(("files.*",)), Grants(("files",)), Grants(("files.*",), within=Grants(("*",), ("web.*",)))],
+)
+def test_who_may_use_all_of_an_unlisted_server_finds_any_method_and_is_listed_none(grants: Grants) -> None:
+    made = snapshot(PLAIN, TWO[0])
+    route = made.find_tool(grants, EVERYTHING, NOTHING, "files.fs.read")
+    assert route is not None
+    assert (route.feature.server, route.feature.name, route.exposed) == (FILES, "fs.read", "files.fs.read")
+    assert made.find_tool(grants, Surface("own", FILES), NOTHING, "fs.read") is not None
+    assert not [name for name in names(made.view(grants, EVERYTHING)) if name.startswith("files")]
+
+
+@pytest.mark.parametrize(
+    "grants",
+    [
+        Grants(()),
+        Grants(("web.*",)),
+        Grants(("files.fs.read",)),
+        Grants(("*",), ("files.fs.write",)),
+        Grants(("*",), ("files",)),
+        Grants(("*",), ("hint:destructive",)),
+        Grants(("*",), within=Grants(("files.fs.read",))),
+    ],
+)
+def test_who_may_use_a_part_of_it_finds_nothing_there(grants: Grants) -> None:
+    made = snapshot(PLAIN, TWO[0])
+    for surface, name in ((EVERYTHING, "files.fs.read"), (Surface("own", FILES), "fs.read")):
+        assert made.find_tool(grants, surface, NOTHING, name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["files", "files.", "files.format", "files.a\nb", "files.\ud800", f"files.{'a' * 257}", "web.read", "x.read", ""],
+)
+def test_what_is_hidden_or_no_name_is_not_found_at_an_unlisted_server(name: str) -> None:
+    assert snapshot(PLAIN, TWO[0]).find_tool(ALL, EVERYTHING, NOTHING, name) is None
+
+
+def test_what_the_operator_said_of_a_method_holds_at_an_unlisted_server() -> None:
+    route = snapshot(PLAIN).find_tool(ALL, EVERYTHING, NOTHING, "files.read")
+    assert route is not None
+    assert (list(route.defaults), route.keep_seconds > 0) == (["lines"], True)
+
+
+def test_a_policy_is_asked_about_each_method_of_an_unlisted_server() -> None:
+    def narrowing(_: object, __: ServerName, name: FeatureName) -> bool:
+        return name == "read"
+
+    made = Snapshot(1, {FILES: PLAIN}, CheckCache(limit_bytes=4096), narrowing)
+    assert made.find_tool(ALL, EVERYTHING, NOTHING, "files.read") is not None
+    assert made.find_tool(ALL, EVERYTHING, NOTHING, "files.write") is None
+
+
+def test_tools_call_is_no_way_round_what_is_hidden_at_an_unlisted_server() -> None:
+    """Some servers take both a method's own name and `tools/call` with that name in its arguments."""
+
+    def narrowing(_: object, __: ServerName, name: FeatureName) -> bool:
+        return name != "format"
+
+    plain = ready(is_unlisted=True)
+    assert snapshot(plain).find_tool(ALL, EVERYTHING, NOTHING, "files.tools/call") is not None
+    assert snapshot(PLAIN).find_tool(ALL, EVERYTHING, NOTHING, "files.tools/call") is None
+    narrowed = Snapshot(1, {FILES: plain}, CheckCache(limit_bytes=4096), narrowing)
+    assert narrowed.find_tool(ALL, EVERYTHING, NOTHING, "files.tools/call") is None
+
+
+def test_an_unlisted_method_has_the_same_name_where_tools_are_named_for_language_models() -> None:
+    route = snapshot(PLAIN).find_tool(ALL, Surface("llm"), NOTHING, "files.fs.read")
+    assert route is not None
+    assert (route.feature.server, route.feature.name) == (FILES, "fs.read")
+
+
+def test_language_models_are_told_no_name_of_an_unlisted_method() -> None:
+    assert snapshot(PLAIN).find_tool(ALL, Surface("llm"), NOTHING, "mcp_files_read") is None

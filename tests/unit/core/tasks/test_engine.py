@@ -20,7 +20,6 @@ from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import TOO_MUCH, Live
 from isthmus.core.tasks.pushes import DELIVERY, delivery_of
 from isthmus.core.tasks.record import TASK, Asked, Recipient, Record, document_of, owner_of, record_of
-from isthmus.core.tasks.repeats import Untold, digest_of
 from isthmus.core.tasks.reports import Noted
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.faults import Overloaded
@@ -713,7 +712,7 @@ async def test_after_a_crash_what_had_been_sent_has_failed_and_what_had_not_stil
     after = Engine(shop.stage.hub, shop.journal, shop.now)
     lost = await after.recover()
 
-    assert {each.task for each in lost} == {live.record.id for live in (*sent, asked)}
+    assert {each.id for each in lost} == {live.record.id for live in (*sent, asked)}
     assert len(shop.sent) == runs
     for live in (*sent, asked):
         found = await after.find(OWNER, live.record.id)
@@ -728,43 +727,12 @@ async def test_after_a_crash_what_had_been_sent_has_failed_and_what_had_not_stil
     assert await Engine(shop.stage.hub, shop.journal, shop.now).recover() == []
 
 
-async def test_what_was_said_shortly_before_a_crash_is_perhaps_untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "RECOVERED_AT_ONCE", 1)
-    shop = Workshop()
-    for id in ("long ago", "just now", "also"):
-        await shop.begin(id=id)
-        shop.sent[-1].finish(DONE)
-        await turns()
-        shop.seconds += engines.UNTOLD_SECONDS if id == "long ago" else 0.0
-    await shop.engine.begin(draft(None, state="input_required", id="waiting"))
-    after = Engine(shop.stage.hub, shop.journal, shop.now)
-    untold = await after.perhaps_untold()
-    assert [each.task for each in untold] == ["just now", "also", "waiting"]
-    assert untold[0] == Untold(OWNER.key, "m1", digest_of(said("begin")), "just now")
-    assert await after.recover() == []
-
-
-async def test_after_a_good_end_nothing_is_untold_and_after_the_next_crash_it_is() -> None:
-    shop = Workshop()
-    engine = shop.engine
-    assert await engine.perhaps_untold() == []
-    for id in ("a", "b"):
-        await shop.begin(id=id)
-        shop.sent[-1].finish(DONE)
-        await turns()
-        await engine.close()
-        engine = Engine(shop.stage.hub, shop.journal, shop.now)
-        assert await engine.perhaps_untold() == []
-        await turns()
-    assert [each.task for each in await engine.perhaps_untold()] == ["a", "b"]
-
-
 async def test_a_task_that_cannot_be_read_does_not_keep_the_others_from_being_recovered() -> None:
     shop = Workshop()
     live = await shop.begin()
     shop.journal._write([Document(TASK, OWNER.key, "odd", 1, 1.0, b"{}", state="working")])
     lost = await Engine(shop.stage.hub, shop.journal, shop.now).recover()
-    assert [each.task for each in lost] == [live.record.id]
+    assert [each.id for each in lost] == [live.record.id]
 
 
 async def test_a_task_that_waited_over_a_crash_can_go_on() -> None:
@@ -789,7 +757,7 @@ async def test_a_journal_that_refuses_after_a_crash_does_not_keep_the_hub_closed
     live = await held.begun()
     after = Engine(held.shop.stage.hub, held.journal, held.shop.now)
     async with asyncio.timeout(SECONDS):
-        assert [each.task for each in await after.recover()] == [live.record.id]
+        assert [each.id for each in await after.recover()] == [live.record.id]
     held.journal.let_go()
     found = await after.find(OWNER, live.record.id)
     assert found is not None
@@ -802,6 +770,7 @@ async def test_nor_for_longer_the_more_there_is_to_end(monkeypatch: pytest.Monke
     journal = HeldJournal()
     journal.is_held = False
     shop = Workshop(journal)
+    shop.stage.lane.max_calls = 200
     for _ in range(40):
         await shop.begin()
     journal.is_held = True

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.lane import Lane
 from isthmus.core.settings import Limits
+from isthmus.core.tasks.draft import NotKept
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK, Record, record_of
 from isthmus.core.tasks.waiting import Wait
@@ -111,7 +112,7 @@ async def test_a_task_that_waits_for_a_slot_waits_on_when_its_server_goes() -> N
     shop.stage.lane.grace = GRACE
     shop.stage.lane.max_calls = 1
     first, second = await shop.begin(numbered(1)), await shop.begin(numbered(2))
-    assert (len(shop.sent), second.record.phase) == (1, "sent")
+    assert (len(shop.sent), second.record.phase, second.record.state) == (1, "waiting", "submitted")
     shop.stage.lane.detach("it left", is_failure=True)
     await turns()
     assert (first.record.phase, (await kept(shop, second)).phase) == ("sent", "waiting")
@@ -265,7 +266,7 @@ async def test_what_was_not_sent_before_a_crash_is_sent_after_it_and_once() -> N
     shop = away()
     lives = [await shop.begin(numbered(number), id=f"t{number}") for number in range(3)]
     after = await next_hub(shop)
-    assert [each.task for each in after.engine.resume()] == ["t0", "t1", "t2"]
+    after.engine.resume()
     found = await after.engine.find(OWNER, "t0")
     assert found is not None
     assert (found.record.state, found is not lives[0]) == ("submitted", True)
@@ -277,7 +278,10 @@ async def test_what_was_not_sent_before_a_crash_is_sent_after_it_and_once() -> N
     async with asyncio.timeout(SECONDS):
         await after.engine.until_idle()
     third = await next_hub(after)
-    assert third.engine.resume() == []
+    third.engine.resume()
+    come_back(third)
+    await turns()
+    assert third.sent == []
 
 
 @pytest.mark.parametrize("caller", [None, replace(ANYONE, grants=Grants(("other.*",)))])
@@ -349,7 +353,7 @@ async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
     await until(lambda: len(after.sent) == 1)
 
 
-async def test_a_hub_that_ends_as_the_server_comes_back_leaves_the_task_too() -> None:
+async def test_a_call_whose_server_is_back_when_the_hub_ends_is_drained_as_any_other() -> None:
     journal = HeldJournal()
     shop = away(journal)
     beginning = asyncio.ensure_future(shop.begin())
@@ -361,6 +365,112 @@ async def test_a_hub_that_ends_as_the_server_comes_back_leaves_the_task_too() ->
     shop.stage.hub.refuse_new_calls()
     shop.engine.leave_waiting()
     journal.let_go()
+    assert len(shop.sent) == 1
+    shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
         await shop.engine.until_idle()
-    assert (shop.sent, (await kept(shop, live)).phase) == ([], "waiting")
+    assert (await kept(shop, live)).state == "completed"
+
+
+# -- in a queue --------------------------------------------------------------------------------------------------------
+
+
+async def queued(shop: Workshop) -> tuple[Live, Live]:
+    """A task that runs, and one that waits for its slot."""
+    shop.stage.lane.max_calls = 1
+    return await shop.begin(numbered(1), id="runs"), await shop.begin(numbered(2), id="waits")
+
+
+async def test_a_call_that_leaves_its_queue_is_sent_once_that_is_kept() -> None:
+    journal = HeldJournal()
+    journal.is_held = False
+    shop = Workshop(journal)
+    _, second = await queued(shop)
+    ears = Ears(second)
+    journal.is_held = True
+    shop.sent[0].finish(DONE)
+    await turns()
+    assert (len(shop.sent), (await kept(shop, second)).phase) == (1, "waiting")
+    journal.let_go()
+    assert (len(shop.sent), (await kept(shop, second)).phase) == (2, "sent")
+    shop.sent[1].finish(DONE)
+    await until(lambda: second.kept is not None and second.kept.is_ended)
+    assert ears.states == ["working", "completed"]
+
+
+@pytest.mark.parametrize("has_slot", [False, True])
+async def test_a_queued_task_that_is_cancelled_did_not_run_and_gives_its_slot_back(*, has_slot: bool) -> None:
+    journal = HeldJournal()
+    journal.is_held = False
+    shop = Workshop(journal)
+    _, second = await queued(shop)
+    third = await shop.begin(numbered(3))
+    if has_slot:
+        journal.is_held = True
+        shop.sent[0].finish(DONE)
+    assert shop.engine.cancel(second, "enough")
+    journal.let_go()
+    if not has_slot:
+        shop.sent[0].finish(DONE)
+    await until(lambda: len(shop.sent) == 2 and third.record.phase == "sent")
+    assert [inflight.call.arguments for inflight in shop.sent] == [numbered(1).arguments, numbered(3).arguments]
+    assert second.record.ending is not None
+    assert (second.record.state, second.record.ending.executed) == ("canceled", "no")
+    assert shop.stage.lane.running == 1
+
+
+async def test_what_was_queued_before_a_crash_runs_after_it_and_what_was_sent_is_lost() -> None:
+    shop = Workshop()
+    await queued(shop)
+    after = Workshop(shop.journal)
+    after.seconds = shop.seconds
+    after.engine.waits.find_caller = lambda _: ANYONE
+    assert [each.id for each in await after.engine.recover()] == ["runs"]
+    after.engine.resume()
+    await until(lambda: len(after.sent) == 1)
+    assert after.sent[0].call.arguments == numbered(2).arguments
+
+
+async def test_what_was_queued_before_a_crash_waits_for_its_server_to_start() -> None:
+    shop = Workshop()
+    await queued(shop)
+    after = Workshop(shop.journal)
+    after.seconds = shop.seconds
+    after.engine.waits.find_caller = lambda _: ANYONE
+    after.stage.lane.detach("it starts", is_failure=False)
+    await after.engine.recover()
+    after.engine.resume()
+    await turns()
+    found = await after.engine.find(OWNER, "waits")
+    assert found is not None
+    assert (found.record.state, after.sent) == ("submitted", [])
+    come_back(after)
+    await until(lambda: len(after.sent) == 1)
+
+
+async def test_a_hub_that_ends_leaves_what_is_still_queued_to_the_next_one() -> None:
+    shop = Workshop()
+    first, second = await queued(shop)
+    waits = Standing(second)
+    shop.stage.hub.refuse_new_calls()
+    shop.engine.leave_waiting()
+    assert not waits.is_left
+    shop.engine.leave_unsent()
+    shop.sent[0].finish(DONE)
+    async with asyncio.timeout(SECONDS):
+        await shop.engine.until_idle()
+    assert (waits.is_left, len(shop.sent), first.record.state) == (True, 1, "completed")
+    assert ((await kept(shop, second)).phase, shop.stage.lane.queued) == ("waiting", 0)
+
+
+async def test_a_task_that_is_not_kept_leaves_no_call_behind() -> None:
+    journal = HeldJournal()
+    shop = Workshop(journal)
+    shop.stage.lane.max_calls = 1
+    beginning = [asyncio.ensure_future(shop.begin(numbered(number))) for number in range(2)]
+    await until(lambda: len(journal.waiting) == 2)
+    journal.settle("refused")
+    journal.settle("refused")
+    refused = await asyncio.gather(*beginning, return_exceptions=True)
+    assert [type(each) for each in refused] == [NotKept, NotKept]
+    assert (shop.sent, shop.stage.lane.running, shop.stage.lane.queued) == ([], 0, 0)

@@ -20,6 +20,8 @@ from tests.unit.faces.a2a.doubles import Hall, hall
 from tests.unit.faces.http.visiting import PATIENCE_SECONDS
 
 PATHS = ["/.well-known/agent-card.json", "/.well-known/agent.json", "/agent-card.json", "/a2a"]
+OWN = ["/a2a/1.0/.well-known/agent-card.json", "/a2a/0.3/.well-known/agent-card.json"]
+"""Where the cards of 1.0 and of 0.3 are alone."""
 
 
 async def card(here: Hall, path: str, *lines: str) -> Any:
@@ -119,6 +121,24 @@ async def test_a_strict_card_has_nothing_of_earlier_generations() -> None:
         assert (await here.rpc("agent/getAuthenticatedExtendedCard", {}))["result"]["url"] == "https://hub.example/a2a"
     async with hall() as here:
         assert (await card(here, PATHS[0]))["url"] == "https://hub.example/a2a"
+
+
+async def test_a_card_is_in_the_form_of_the_version_that_is_asked_for() -> None:
+    async with hall() as here:
+        both, latest, earlier = [await card(here, path) for path in (PATHS[0], *OWN)]
+        for path in (PATHS[0], "/a2a/.well-known/agent-card.json", "/a2a"):
+            assert await card(here, path) == both
+            assert await card(here, path, "A2A-Version: 1.0") == latest
+            assert await card(here, f"{path}?A2A-Version=1.0") == latest
+            assert await card(here, path, "A2A-Version: 0.3") == earlier
+            assert await card(here, path, "A2A-Version: 0.2.6") == earlier
+            # Which versions there are is what such a client has to find out.
+            assert await card(here, path, "A2A-Version: 9.0") == both
+        assert await card(here, OWN[0], "A2A-Version: 0.3") == latest
+        assert {each["protocolVersion"] for each in latest["supportedInterfaces"]} == {"1.0"}
+        assert ("url" in latest, "url" in earlier, "supportedInterfaces" in earlier) == (False, True, False)
+        answer = await here.ask(PATHS[0])
+        assert answer.header(b"vary") == b"authorization, x-api-key, a2a-version, origin"
 
 
 async def test_the_extended_card_is_for_callers_and_in_their_words() -> None:

@@ -154,3 +154,19 @@ def test_what_is_nested_too_deeply_is_no_failure(depth: int) -> None:
 )
 def test_whatever_a_server_answers_has_parts(result: Any) -> None:
     assert parts_of(raw(result))
+
+
+@pytest.mark.parametrize("value", [7, None, [1], {"sum": 3}, {"content": "none"}])
+def test_a_value_that_is_no_result_of_mcp_is_there_as_it_is(value: Any) -> None:
+    assert parts_of(raw(value)) == (Data(raw(value), JSON_TYPE),)
+
+
+def test_a_bare_text_is_text() -> None:
+    assert parts_of(raw("hi")) == (Text("hi"),)
+
+
+def test_members_that_mcp_does_not_have_are_there_beside_the_blocks() -> None:
+    block = Raw(b'{"type":"code_output","stdout":"2"}')
+    result = b'{"exit":1,"content":[{"type":"text","text":"hi"},%b],"isError":false,"ms":1.50}' % bytes(block)
+    rest = Raw(b'{"exit":1,"ms":1.50}')
+    assert parts_of(Raw(result)) == (Text("hi"), Data(block, JSON_TYPE), Data(rest, JSON_TYPE))

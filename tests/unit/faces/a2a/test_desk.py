@@ -260,7 +260,7 @@ async def test_an_answer_that_is_given_again_is_given_once() -> None:
     for _ in range(2):
         assert await office.desk.send(ANYONE, "1.0", saying({"a": 1}, "m2", task=live.record.id)) is live
     assert len(replies) == 1
-    assert [message.id for message in live.record.said] == ["m1", "m2"]
+    assert [message.id for message in live.record.said] == ["m1", f"{live.record.id}-question-1", "m2"]
 
 
 async def test_what_is_given_again_may_be_written_otherwise() -> None:
@@ -270,7 +270,7 @@ async def test_what_is_given_again_may_be_written_otherwise() -> None:
     await turns()
     for text in (b'{"a":1,"b":2}', b'{ "b": 2, "a": 1 }'):
         await begun(office, Send(Message("m2", "user", (Data(Raw(text)),)), task=live.record.id))
-    assert [message.id for message in live.record.said] == ["m1", "m2"]
+    assert [message.id for message in live.record.said] == ["m1", f"{live.record.id}-question-1", "m2"]
 
 
 @pytest.mark.parametrize("what", [RUN, {"a": 1}, [1], '{"tool": "files.read"}', '{"a": 1}'])

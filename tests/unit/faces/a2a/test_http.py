@@ -34,6 +34,23 @@ async def test_each_generation_is_answered_in_its_own_words(method: str, params:
         assert found == done[-1]
 
 
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("SendMessage", {"message": {**run()["message"], "role": "ROLE_AGENT"}}),
+        ("message/send", {"message": {**SAID_0_3, "role": "agent"}}),
+        ("message/stream", {"message": {**SAID_0_3, "role": "agent"}}),
+        ("tasks/send", {"id": "mine", "message": {**SAID_0_1, "role": "agent"}}),
+        ("tasks/send", {"message": {**SAID_VAULT, "role": "assistant"}}),
+    ],
+)
+async def test_a_message_of_the_agent_is_not_carried_out(method: str, params: Any) -> None:
+    async with hall() as here:
+        here.office.answer_at_once()
+        assert (await here.rpc(method, params))["error"]["code"] == -32602
+        assert here.office.sent == []
+
+
 async def test_agentvault_is_answered_with_an_id_and_asks_for_the_rest() -> None:
     async with hall() as here:
         here.office.answer_at_once()
@@ -107,10 +124,17 @@ async def test_who_can_read_nothing_but_a_stream_is_told_what_is_wrong_by_one(
     method: str, params: Any, told: bytes
 ) -> None:
     async with hall() as here:
-        answer = await here.post(envelope(method, params), "Accept: text/event-stream")
-        assert (answer.status, answer.header(b"content-type")) == (200, b"text/event-stream")
-        assert answer.body.startswith(told)
-        assert (await here.post(envelope(method, params))).header(b"content-type") == b"application/json"
+        for lines in (
+            ["Accept: text/event-stream"],
+            ["accept: */*", "Accept: text/event-stream"],
+            ["Accept: Text/Event-Stream;q=1, */*;q=0.5"],
+        ):
+            answer = await here.post(envelope(method, params), *lines)
+            assert (answer.status, answer.header(b"content-type")) == (200, b"text/event-stream")
+            assert answer.body.startswith(told)
+        for lines in ([], ["Accept: */*"], ["Accept: application/json", "Accept: text/event-stream"]):
+            answer = await here.post(envelope(method, params), *lines)
+            assert answer.header(b"content-type") == b"application/json"
 
 
 async def test_a_body_that_is_not_said_to_be_json_is_refused() -> None:

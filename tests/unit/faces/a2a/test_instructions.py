@@ -140,6 +140,31 @@ def test_a_skill_takes_the_data_as_its_arguments(key: str) -> None:
 TWICE = Data(Raw(b'{"tool":"files.read","tool":"files.delete"}'))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"tool":"files.read","arguments":{"path":"/a","path":"/b"}}',
+        '{"tool":"files.read","arguments":{"in":[{"path":"/a","p\\u0061th":"/b"}]}}',
+        '{"tool":"files.read","arguments":{"big":1e400,"path":"\\u0022","path":"/b"}}',
+        '{"tool":"files.read","arguments":{"big":1e400,"path":"/a","path":"/b"}}',
+        '{"target_mcp_server_id":"files","tool_name":"read","arguments":{"a":{"b":1,"b":2}}}',
+        '{"mcp_target_url":"files","mcp_method":"tools/call","mcp_params":{"name":"read","name":"delete"}}',
+    ],
+)
+def test_arguments_that_have_a_member_twice_are_refused_like_an_instruction_that_has(text: str) -> None:
+    for part in (Data(Raw(text.encode())), Text(text)):
+        told = read(part)
+        assert isinstance(told, BadInstruction)
+        assert "twice" in told.message
+
+
+@pytest.mark.parametrize("arguments", ['{"a":{"b":1},"c":{"b":1}}', '{"\\u0022":1,"\\"x":"\\u0022"}', '{"n":1e400}'])
+def test_the_same_name_in_several_objects_is_no_repetition(arguments: str) -> None:
+    told = read(Data(Raw(f'{{"tool":"files.read","arguments":{arguments}}}'.encode())))
+    assert isinstance(told, ToolInstruction)
+    assert bytes(told.arguments).decode() == arguments
+
+
 @pytest.mark.parametrize("skill", [None, "files.wipe", "mcp.execute_tool", "execute_mcp_command"])
 def test_data_that_says_two_things_is_no_instruction_whatever_stands_behind_it(skill: str | None) -> None:
     told = read(TWICE, data({"tool": "files.delete"}), metadata=None if skill is None else {"skill": skill})

@@ -59,7 +59,7 @@ async def test_the_next_message_has_the_same_done_once_more(fault: Fault, answer
         done = await here.task("SendMessage", next_message(task, answer))
         assert (done["id"], done["status"]["state"]) == (task["id"], "TASK_STATE_COMPLETED")
         assert [bytes(inflight.call.arguments) for inflight in here.office.sent] == [b'{"path": "/x"}'] * 2
-        assert [said["messageId"] for said in done["history"]] == ["m1", "m2"]
+        assert [said["messageId"] for said in done["history"]] == ["m1", f"{task['id']}-question-1", "m2"]
 
 
 async def test_another_instruction_takes_the_place_of_the_one_that_waited() -> None:

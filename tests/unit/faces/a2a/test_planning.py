@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.view import View
-from isthmus.core.ports.targets import REQUEST, Aim, Named, Opened
+from isthmus.core.ports.targets import Aim, Named, Opened
 from isthmus.faces.a2a.errands import Errand
 from isthmus.faces.a2a.instructions import (
     EMPTY,
@@ -23,9 +25,9 @@ from isthmus.faces.a2a.instructions import (
 from isthmus.faces.a2a.planning import OFFERED_MAX, Plan, Words, plan
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Surface
-from isthmus.model.conversation import Message
+from isthmus.model.conversation import ABSENT, Message
 from isthmus.model.faults import Fault, NotConnected, TargetRefused
-from isthmus.model.names import ServerName
+from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Result
 from isthmus.wire.mcp.modern import LOG_KEY
 from isthmus.wire.mcp.tasks import RELATED
@@ -35,6 +37,7 @@ SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "context_
 OFFER = ready(
     tool("read"),
     tool("files.list"),
+    tool("look-up"),
     tool("hear", inputSchema=SCHEMA),
     tool("deaf", inputSchema={"type": "object", "properties": {"path": {"type": "string"}}}),
     prompts=[prompt()],
@@ -63,6 +66,11 @@ class Sight:
 
     def closed(self, server: str) -> NotConnected | None:
         return CLOSED if server == "bank" else None
+
+    def unreached(self, surface: Surface, name: str) -> NotConnected | None:
+        server, tool = (surface.server, name) if surface.style == "own" else name.partition(".")[::2]
+        may_call = Policy(self.caller.grants).allows(ServerName("bank"), FeatureName(tool))
+        return CLOSED if server == "bank" and tool and may_call else None
 
     def away(self, server: str) -> NotConnected | None:
         return self.lost if server == "files" else self.closed(server)
@@ -95,6 +103,8 @@ def reason(made: Plan) -> str:
         ("files.read", "files", "files.read"),
         ("files.list", "files", "files.files.list"),
         ("mcp_files_read", None, "files.read"),
+        ("mcp_files_look-up", None, "files.look-up"),
+        ("mcp_files_look_up", None, "files.look-up"),
     ],
 )
 async def test_a_tool_is_found_by_any_of_its_names(name: str, server: str | None, found: str) -> None:
@@ -107,6 +117,7 @@ async def test_a_call_of_a_task_hears_everything_and_can_be_asked() -> None:
     assert call.wants_progress
     assert call.log_level == "info"
     assert "elicitation" in call.profile
+    assert (call.session, call.shares_link) == ("talk", True)
 
 
 @pytest.mark.parametrize(("name", "server"), [("reed", None), ("read", "other"), ("", "files"), ("a.b.c", None)])
@@ -172,7 +183,7 @@ async def test_the_tasks_of_a_configured_server_are_not_asked_after_by_commands(
 @pytest.mark.parametrize(
     ("method", "member", "names"),
     [
-        ("tools/list", "tools", ["read", "files.list", "hear", "deaf"]),
+        ("tools/list", "tools", ["read", "files.list", "look-up", "hear", "deaf"]),
         ("prompts/list", "prompts", ["ask"]),
     ],
 )
@@ -281,7 +292,7 @@ async def test_a_bad_command_is_refused_before_anybody_is_dialled() -> None:
 @pytest.mark.parametrize(
     ("method", "params", "told"),
     [
-        ("tools/list", {}, ["read", "files.list", "hear", "deaf"]),
+        ("tools/list", {}, ["read", "files.list", "look-up", "hear", "deaf"]),
         ("ping", {}, []),
     ],
 )
@@ -295,11 +306,18 @@ async def test_what_needs_no_call_is_answered_when_the_server_is_reached(
     assert [entry["name"] for entry in json.loads(bytes(outcome.payload)).get("tools", [])] == told
 
 
-def reached(method: str, params: dict[str, Any]) -> tuple[Listener, Way]:
+def told(listener: Listener) -> Any:
+    """The one result in which a task's work ended."""
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result), outcome
+    return json.loads(bytes(outcome.payload))
+
+
+def reached(method: str, params: dict[str, Any], id: msgspec.Raw = ABSENT) -> tuple[Listener, Way]:
     """A task whose server is being reached."""
     sight, way, listener = Sight(Caller("nobody", "default", Grants(()))), Way(), Listener()
     sight.found = way
-    made = sight.plan(CommandInstruction(ADDRESS, method, raw(params)))
+    made = sight.plan(CommandInstruction(ADDRESS, method, raw(params), id=id))
     assert isinstance(made.call, Errand)
     made.call.start(listener)
     return listener, way
@@ -311,6 +329,7 @@ async def test_all_of_a_server_that_a_caller_named_is_its_to_call() -> None:
     way.then(Opened(stage.hub, SERVER))
     (inflight,) = stage.link.sent
     assert (inflight.name, inflight.call.arguments, inflight.call.caller.name) == ("read", raw({"x": 1}), "nobody")
+    assert inflight.call.session == "talk"
 
 
 async def test_tasks_of_a_server_that_a_caller_named_are_its_own() -> None:
@@ -322,11 +341,33 @@ async def test_tasks_of_a_server_that_a_caller_named_are_its_own() -> None:
     assert (asked.kind, asked.name) == ("task", "mine")
 
 
-async def test_a_method_that_mcp_does_not_have_is_refused_by_a_server_of_mcp() -> None:
-    listener, way = reached("tools/jump", {})
+@pytest.mark.parametrize("method", ["tools/jump", "logging/setLevel", "resources/subscribe"])
+async def test_a_method_that_the_hub_does_not_know_is_for_the_server_to_answer(method: str) -> None:
+    _, way = reached(method, {"level": "debug", "_meta": {"own": 1, "progressToken": 2}})
+    stage = Stage.of(OFFER)
+    setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that does
+    way.then(Opened(stage.hub, SERVER))
+    (inflight,) = stage.link.sent
+    assert (inflight.call.kind, inflight.name, list(inflight.call.meta)) == ("method", method, ["own"])
+    assert json.loads(bytes(inflight.call.arguments))["level"] == "debug"
+
+
+async def test_a_second_greeting_is_answered_with_the_first() -> None:
+    listener, way = reached("initialize", {"protocolVersion": "2025-06-18"})
+    way.then(Opened(Stage.of(OFFER).hub, SERVER, initialize_result=raw({"protocolVersion": "2025-11-25"})))
+    assert told(listener) == {"protocolVersion": "2025-11-25"}
+
+
+async def test_that_a_client_is_initialized_need_not_be_said_again() -> None:
+    listener, way = reached("notifications/initialized", {})
     way.then(Opened(Stage.of(OFFER).hub, SERVER))
-    assert "'tools/jump' is none of" in listener.fault.message
-    assert "tasks/get" in listener.fault.message
+    assert told(listener) == {}
+
+
+async def test_a_notification_has_no_answer() -> None:
+    listener, way = reached("notifications/cancelled", {})
+    way.then(Opened(Stage.of(OFFER).hub, SERVER))
+    assert "'notifications/cancelled' is a notification" in listener.fault.message
 
 
 async def test_what_is_said_to_be_accepted_is() -> None:
@@ -339,10 +380,19 @@ async def test_what_is_said_to_be_accepted_is() -> None:
 
 async def test_a_server_that_speaks_no_mcp_is_told_what_the_caller_says() -> None:
     _, way = reached("tools/jump", {"high": 1.50})
-    stage = Stage.of(ready(tool(REQUEST)))
+    stage = Stage.of(ready(is_unlisted=True))
     way.then(Opened(stage.hub, SERVER, is_plain=True))
     (inflight,) = stage.link.sent
-    assert json.loads(bytes(inflight.call.arguments)) == {"method": "tools/jump", "params": {"high": 1.5}}
+    assert (inflight.name, json.loads(bytes(inflight.call.arguments))) == ("tools/jump", {"high": 1.5})
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+async def test_a_request_keeps_the_id_that_its_caller_gave_it(*, is_plain: bool) -> None:
+    _, way = reached("tools/call", {"name": "read"}, id=raw("order-7"))
+    stage = Stage.of(ready(is_unlisted=True) if is_plain else OFFER)
+    way.then(Opened(stage.hub, SERVER, is_plain=is_plain))
+    (inflight,) = stage.link.sent
+    assert inflight.call.request_id == raw("order-7")
 
 
 async def test_a_command_without_an_id_is_given_one() -> None:

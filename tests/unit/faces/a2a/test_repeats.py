@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
+from isthmus.core.audit.facts import Fact
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.ports.journal import Document, OnVerdict
 from isthmus.core.tasks import repeats
 from isthmus.core.tasks.engine import Engine
 from isthmus.faces.a2a import desk as desks
-from isthmus.faces.a2a.desk import Desk
 from isthmus.model.conversation import Data, Message
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
 from isthmus.model.questions import Question, Reply
+from isthmus.storage.memory import MemoryJournal
 from isthmus.wire.a2a.operations import Send
-from tests.unit.core.doubles import ANYONE, raw
+from tests.unit.core.doubles import ANYONE, raw, tool
 from tests.unit.core.tasks.doubles import HeldJournal, turns
 from tests.unit.faces.a2a.doubles import NOW, Hall, Office, envelope, hall, message, run
 from tests.unit.faces.http.visiting import PATIENCE_SECONDS, request, visiting
@@ -80,12 +82,65 @@ async def test_two_at_the_same_moment_are_one() -> None:
         assert len(here.office.sent) == 1
 
 
-async def test_after_its_answer_was_delivered_the_same_message_is_a_new_one() -> None:
+async def test_the_same_message_has_the_same_answer_for_ten_minutes_and_then_is_a_new_one() -> None:
     async with hall() as here:
         here.office.answer_at_once()
-        ids = [(await here.task("SendMessage", run()))["id"] for _ in range(3)]
-        assert len(set(ids)) == 3
-        assert len(here.office.sent) == 3
+        first = await here.task("SendMessage", run())
+        here.office.seconds += repeats.JOINED_SECONDS - 1.0
+        assert await here.task("SendMessage", run()) == first
+        for count in (2, 3):
+            here.office.seconds += repeats.JOINED_SECONDS
+            later = await here.task("SendMessage", run())
+            assert later["id"] != first["id"]
+            assert await here.task("SendMessage", run()) == later
+            assert len(here.office.sent) == count
+            first = later
+
+
+async def test_a_message_is_known_when_its_task_is_only_in_the_journal() -> None:
+    async with hall() as here:
+        here.office.answer_at_once()
+        first = await here.task("SendMessage", run())
+        here.office.engine._rested.drop(lambda _: True)
+        assert await here.task("SendMessage", run()) == first
+        assert len(here.office.sent) == 1
+
+
+class FailingJournal(MemoryJournal):
+    """A journal that cannot be written, and perhaps not be read, once it `is_failing`."""
+
+    is_failing = False
+    can_read = True
+
+    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+        if self.is_failing:
+            done("refused")
+        else:
+            super().write(documents, done, facts)
+
+    async def read(self, kind: str, owner: str, id: str) -> Document | None:
+        if self.is_failing and not self.can_read:
+            raise OSError("gone")
+        return await super().read(kind, owner, id)
+
+
+@pytest.mark.parametrize("lines", [(), (KEY,)])
+@pytest.mark.parametrize("can_read", [True, False])
+async def test_the_caller_of_a_message_that_ran_is_never_told_that_it_did_not(
+    lines: tuple[str, ...], *, can_read: bool
+) -> None:
+    journal = FailingJournal()
+    async with hall(journal=journal) as here:
+        here.office.answer_at_once()
+        first = await here.task("SendMessage", run(), *lines)
+        here.office.engine._rested.drop(lambda _: True)
+        journal.is_failing, journal.can_read = True, can_read
+        again = await here.rpc("SendMessage", run(), *lines)
+        if can_read:
+            assert again["result"]["task"] == first
+        else:
+            assert again["error"]["data"][0]["metadata"]["executed"] == "unknown"
+        assert len(here.office.sent) == 1
 
 
 LARGE = "x" * 8_000_000
@@ -95,14 +150,6 @@ LARGE = "x" * 8_000_000
 def answer_largely(here: Hall) -> None:
     result = Result(raw({"content": [{"type": "text", "text": LARGE}]}))
     here.office.stage.link.at_once = lambda inflight: inflight.finish(result)
-
-
-async def test_a_large_answer_is_delivered_when_all_of_it_is() -> None:
-    async with hall() as here:
-        answer_largely(here)
-        for count in (1, 2):
-            assert (await here.task("SendMessage", run()))["status"]["state"] == "TASK_STATE_COMPLETED"
-            assert len(here.office.sent) == count
 
 
 async def test_a_large_answer_of_which_some_is_missing_is_given_to_who_asks_again() -> None:
@@ -115,15 +162,6 @@ async def test_a_large_answer_of_which_some_is_missing_is_given_to_who_asks_agai
         again = await here.task("SendMessage", run())
         assert again["artifacts"][0]["parts"][0]["text"] == LARGE
         assert len(here.office.sent) == 1
-
-
-async def test_a_task_that_ended_after_its_caller_was_told_that_it_runs_is_not_joined() -> None:
-    async with hall() as here:
-        first = await here.task("SendMessage", run(**NOW))
-        here.office.finish()
-        await here.office.engine.until_idle()
-        again = await here.task("SendMessage", run(**NOW))
-        assert again["id"] != first["id"]
 
 
 async def test_an_answer_that_could_not_be_delivered_is_given_to_who_asks_again() -> None:
@@ -139,8 +177,6 @@ async def test_an_answer_that_could_not_be_delivered_is_given_to_who_asks_again(
         again = await here.task("SendMessage", run())
         assert again["status"]["state"] == "TASK_STATE_COMPLETED"
         assert len(here.office.sent) == 1
-        here.office.answer_at_once()
-        assert (await here.task("SendMessage", run()))["id"] != again["id"]
 
 
 async def test_a_stream_that_broke_is_joined_by_who_sends_the_message_again() -> None:
@@ -155,7 +191,37 @@ async def test_a_stream_that_broke_is_joined_by_who_sends_the_message_again() ->
             assert last["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
         assert len(here.office.sent) == 1
         async with here.following("SendStreamingMessage", run()) as events:
-            assert (await events.item())["task"]["id"] != first["task"]["id"]
+            assert (await events.item())["task"]["id"] == first["task"]["id"]
+
+
+async def test_an_answer_that_ended_its_task_has_the_same_end_when_it_is_sent_again() -> None:
+    async with hall() as here:
+        replies: list[Reply] = []
+        task = (await here.task("SendMessage", run(**NOW)))["id"]
+        here.office.sent[0].ask(QUESTION, replies.append)
+        answer = message({"a": 1}, "m2", said={"taskId": task})
+        ending = asyncio.create_task(here.task("SendMessage", answer))
+        await until(lambda: len(replies) == 1)
+        here.office.finish()
+        first = await ending
+        assert first["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert await here.task("SendMessage", answer) == first
+        assert len(replies) == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_caller_that_went_on_with_a_task_to_its_end_means_the_same_message_anew(*, is_cancelled: bool) -> None:
+    """It knows the task from the first answer, which so has not been lost. A kit of A2A repeats its ids like this."""
+    async with hall() as here:
+        task = (await here.task("SendMessage", run(**NOW)))["id"]
+        if is_cancelled:
+            await here.rpc("CancelTask", {"id": task})
+        else:
+            await here.task("SendMessage", message("hurry", "m2", said={"taskId": task}, **NOW))
+            assert (await here.task("SendMessage", run(**NOW)))["id"] == task
+            here.office.finish()
+            await here.office.engine.until_idle()
+        assert (await here.task("SendMessage", run(**NOW)))["id"] != task
 
 
 async def test_another_message_under_the_same_id_is_not_a_repeat() -> None:
@@ -213,9 +279,8 @@ async def test_after_a_crash_the_same_message_is_answered_with_what_was_lost() -
         await here.task("SendMessage", run(**NOW))
         office = here.office
         after = Engine(office.hub, office.journal, office.now)
-        desk = Desk(office.hub, after, office.journal, office.settings, office.now, office.pushing)
-        desk.repeats.untold(await after.recover())
-        office.desk._engine, office.desk.repeats = after, desk.repeats
+        await after.recover()
+        office.desk._engine = after
         again = await here.task("SendMessage", run())
         assert again["status"]["state"] == "TASK_STATE_FAILED"
         assert len(office.sent) == 1
@@ -257,7 +322,30 @@ async def test_the_same_message_may_be_written_otherwise_the_second_time() -> No
         for lines in ((), (KEY,)):
             told = [json.loads((await here.post(body, *lines)).body)["result"]["task"] for body in (one, other)]
             assert told[0]["id"] == told[1]["id"]
-        assert len(here.office.sent) == 2
+        assert len(here.office.sent) == 1
+
+
+@pytest.mark.parametrize("lines", [((KEY,), ()), ((), (KEY,)), ((KEY,), ("Idempotency-Key: k2",))])
+async def test_a_message_runs_once_also_if_it_comes_under_a_key_and_without(
+    lines: tuple[tuple[str, ...], tuple[str, ...]],
+) -> None:
+    async with hall() as here:
+        here.office.answer_at_once()
+        first = await here.task("SendMessage", run(), *lines[0])
+        assert await here.task("SendMessage", run(), *lines[1]) == first
+        assert len(here.office.sent) == 1
+        here.office.seconds += repeats.KEPT_SECONDS - 60.0
+        if lines[1]:
+            assert await here.task("SendMessage", run(), *lines[1]) == first, "the key holds for a day"
+
+
+async def test_one_message_under_two_keys_at_the_same_moment_is_one() -> None:
+    async with hall() as here:
+        first, second = await both(
+            here.task("SendMessage", run(**NOW), KEY), here.task("SendMessage", run(**NOW), "Idempotency-Key: k2")
+        )
+        assert first["id"] == second["id"]
+        assert len(here.office.sent) == 1
 
 
 async def test_a_key_with_another_message_is_refused() -> None:
@@ -449,11 +537,13 @@ async def test_two_of_the_first_generation_at_the_same_moment_are_one() -> None:
     office = Office()
     late = Lane(ServerName("late"), office.hub.limits)
     office.hub.open_lane(late, Standing(late.server, "starting"))
-    said = Send(Message("", "user", (Data(raw({"tool": "files.read"})),)), task="mine")
+    said = Send(Message("", "user", (Data(raw({"tool": "late.read"})),)), task="mine")
     two = [asyncio.create_task(office.desk.send(ANYONE, "0.1", said)) for _ in range(2)]
     await turns()
     assert not any(task.done() for task in two), "both wait for the server that is late"
-    office.hub.publish(Standing(late.server, "ready", is_settled=True))
+    late.attach(office.stage.link)
+    read = tool(server=late.server)
+    office.hub.publish(Standing(late.server, "ready", is_settled=True, tools=(read,)))
     one, other = await both(*two)
     assert one is other
     assert len(office.sent) == 1

@@ -213,18 +213,40 @@ async def test_a_header_that_names_another_thing_than_the_body_is_refused(name: 
     assert face.hosted.stage.link.sent == []
 
 
+def starting(face: Face) -> Lane:
+    """A server that was never seen and whose first attempt runs."""
+    lane = Lane(SLOW, face.hub.limits)
+    face.hub.open_lane(lane, Standing(SLOW))
+    return lane
+
+
+def is_there(face: Face, lane: Lane) -> None:
+    """It has answered."""
+    lane.attach(face.hosted.stage.link)
+    face.hub.publish(ready(tool(server=SLOW), server=SLOW))
+
+
+async def test_a_call_of_a_server_that_is_there_waits_for_no_other() -> None:
+    face = Face()
+    starting(face)
+    asking = asyncio.ensure_future(face.visit(request("tools/call", {"name": "files.read"}), client=Client()))
+    await until(lambda: bool(face.hosted.stage.link.sent))
+    face.hosted.answer(content=[])
+    await asking
+
+
 async def test_a_call_waits_for_servers_that_only_start_and_can_be_withdrawn_meanwhile() -> None:
     face = Face()
     session = await face.open()
-    face.hub.open_lane(Lane(SLOW, face.hub.limits), Standing(SLOW))
+    slow = starting(face)
     client = Client()
     asking = asyncio.ensure_future(
-        face.visit(request("tools/call", {"name": "files.read"}, id=5), of(session), client=client)
+        face.visit(request("tools/call", {"name": "slow.read"}, id=5), of(session), client=client)
     )
     await asyncio.sleep(0)
     cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
     assert (await face.visit(cancelled, of(session))).status == 202
-    face.hub.publish(ready(server=SLOW))
+    is_there(face, slow)
     await asking
     assert outcome(client.json) == -32012
     assert face.hosted.stage.link.sent == []
@@ -232,24 +254,24 @@ async def test_a_call_waits_for_servers_that_only_start_and_can_be_withdrawn_mea
 
 async def test_a_modern_caller_that_leaves_while_a_server_starts_has_nothing_run() -> None:
     face = Face()
-    face.hub.open_lane(Lane(SLOW, face.hub.limits), Standing(SLOW))
+    slow = starting(face)
     client = Client()
-    asking = asyncio.ensure_future(face.visit(*modern("tools/call", {"name": "files.read"}), client=client))
+    asking = asyncio.ensure_future(face.visit(*modern("tools/call", {"name": "slow.read"}), client=client))
     await asyncio.sleep(0)
     client.leave()
-    face.hub.publish(ready(server=SLOW))
+    is_there(face, slow)
     await asking
     assert face.hosted.stage.link.sent == []
 
 
 async def test_an_earlier_caller_that_leaves_while_a_server_starts_has_withdrawn_nothing() -> None:
     face = Face()
-    face.hub.open_lane(Lane(SLOW, face.hub.limits), Standing(SLOW))
+    slow = starting(face)
     client = Client()
-    asking = asyncio.ensure_future(face.visit(request("tools/call", {"name": "files.read"}), client=client))
+    asking = asyncio.ensure_future(face.visit(request("tools/call", {"name": "slow.read"}), client=client))
     await asyncio.sleep(0)
     client.leave()
-    face.hub.publish(ready(server=SLOW))
+    is_there(face, slow)
     await until(lambda: bool(face.hosted.stage.link.sent))
     face.hosted.answer(content=[])
     await asking

@@ -98,6 +98,13 @@ def test_a_task_begins_as_one_that_is_worked_on() -> None:
         assert (made["resultType"], made["status"], made["ttlMs"]) == ("task", "working", 120_000)
 
 
+def test_a_task_that_was_not_sent_is_worked_on_and_says_that_it_waits() -> None:
+    waiting = msgspec.structs.replace(record(), phase="waiting")
+    for state in (told(told_earlier(waiting)), told(told_modern(waiting)), told(created_earlier(waiting))["task"]):
+        assert (state["status"], "not been sent" in state["statusMessage"]) == ("working", True)
+    assert "statusMessage" not in told(told_earlier(record()))
+
+
 def test_the_result_is_what_the_call_would_have_been_answered() -> None:
     related = {RELATED: {"taskId": ID}}
     assert told(result_of(ended(DONE))) == {"content": [], "_meta": related}
@@ -112,6 +119,12 @@ def test_the_result_is_what_the_call_would_have_been_answered() -> None:
     assert isinstance(refused, ServerError)
     assert (refused.code, refused.message) == (-32099, "not today")
     assert isinstance(result_of(record("canceled")), Cancelled)
+
+
+def test_what_a_plain_server_returned_is_told_as_a_result_of_mcp() -> None:
+    kept = ended(Result(raw(7), is_bare=True))
+    for result in (told(result_of(kept)), told(told_modern(kept))["result"]):
+        assert (result["content"], result["structuredContent"]) == ([{"type": "text", "text": "7"}], {"result": 7})
 
 
 def test_a_question_says_for_which_task_it_is() -> None:

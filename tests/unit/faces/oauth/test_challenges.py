@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from isthmus.faces.http.gate import Denied, Gate
 from isthmus.faces.http.origin import OriginGuard
@@ -64,3 +65,39 @@ def test_a_gate_by_itself_asks_for_a_key() -> None:
     denied = gate.admit({b"host": b"localhost"}, "mcp")
     assert isinstance(denied, Denied)
     assert denied.headers == ((b"www-authenticate", b'Bearer realm="isthmus"'),)
+
+
+# -- tokens that are bound to a key (RFC 9449) -----------------------------------------------------------------------
+
+
+def refused_bound(shown: Shown | None) -> Denied:
+    return Challenges(lambda _: BASE, lambda _: shown, lambda: ("ES256", "EdDSA")).refuse({}, "mcp")
+
+
+@pytest.mark.parametrize("shown", [None, Shown(), Shown("it has expired", is_genuine=True)])
+def test_both_ways_to_show_a_token_are_offered_and_bearer_comes_first(shown: Shown | None) -> None:
+    (_, bearer), bound = refused_bound(shown).headers
+    assert bearer.startswith(b"Bearer ")
+    assert bound == (b"www-authenticate", b'DPoP algs="ES256 EdDSA"')
+
+
+def test_who_shows_a_bound_token_is_told_what_is_wrong_with_it() -> None:
+    denied = refused_bound(Shown("forged", is_bound=True))
+    ((_, said),) = denied.headers
+    assert (denied.status, denied.is_guess) == (401, True)
+    assert said.startswith(b"DPoP realm=")
+    assert said.endswith(b'algs="ES256 EdDSA", error="invalid_token", error_description="forged"')
+    scope = refused_bound(Shown("none allows anything", is_scope_missing=True, is_genuine=True, is_bound=True))
+    assert scope.status == 403
+    assert scope.headers[0][1].startswith(b"DPoP ")
+
+
+def test_who_shows_a_wrong_proof_is_told_so_and_given_the_nonce_that_it_lacked() -> None:
+    wrong = Shown("it was used before", is_genuine=True, is_bound=True, is_proof_wrong=True)
+    denied = refused_bound(wrong)
+    ((_, said),) = denied.headers
+    assert (denied.status, denied.is_guess) == (401, False)
+    assert b'error="invalid_dpop_proof", error_description="it was used before"' in said
+    lacking = refused_bound(replace(wrong, nonce="n1"))
+    assert b'error="use_dpop_nonce"' in lacking.headers[0][1]
+    assert lacking.headers[1] == (b"dpop-nonce", b"n1")

@@ -115,3 +115,16 @@ def test_the_hub_says_where_it_gives_tokens() -> None:
     assert told["issuer"] == BASE
     assert told["token_endpoint"] == f"{BASE}/oauth/token"
     assert told["grant_types_supported"] == ["client_credentials"]
+
+
+def test_a_resource_says_how_proofs_may_be_signed_and_whether_all_tokens_need_one() -> None:
+    strict = Trusted("https://other.example", (BASE,), (), binds_all=True)
+
+    def said(*issuers: Trusted, gives_tokens: bool = False) -> dict[str, object]:
+        document = resource_document(BASE, "", issuers, gives_tokens=gives_tokens, algorithms=["ES256"])
+        return {name: value for name, value in document.items() if name.startswith("dpop")}
+
+    algorithms = {"dpop_signing_alg_values_supported": ["ES256"]}
+    assert said() == {}, "no token can be bound where there is no issuer"
+    assert said(CORP) == said(CORP, strict) == said(strict, gives_tokens=True) == algorithms
+    assert said(strict) == {**algorithms, "dpop_bound_access_tokens_required": True}

@@ -13,10 +13,13 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.lane import Lane
 from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.view import ServerState
+from isthmus.core.ports.relay import Arrival
 from isthmus.core.settings import Limits
 from isthmus.faces.relay.agents import Agent
 from isthmus.faces.relay.device import DeviceLine
 from isthmus.faces.relay.settings import RelaySettings
+from isthmus.faces.relay.waiting import Patience
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
@@ -67,8 +70,8 @@ class Room:
     def seats(self) -> Sequence[Seated]:
         return self._seats
 
-    def arriving(self) -> Sequence[tuple[str, asyncio.Future[None]]]:
-        return list(self._arriving.items())
+    def arriving(self) -> Sequence[Arrival]:
+        return [Arrival(label, True, ended) for label, ended in self._arriving.items()]
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         self._watchers[callback] = None
@@ -112,8 +115,9 @@ class Room:
         """A server's connection goes; its tools are kept."""
         seat.is_here = False
         standing = self.hub.snapshot.standings[seat.server]
+        state: ServerState = "retrying" if standing.agent is None else "away"
         self.hub.lanes[seat.server].detach(why, is_failure=False)
-        self.hub.publish(msgspec.structs.replace(standing, state="away", reason=why))
+        self.hub.publish(msgspec.structs.replace(standing, state=state, reason=why))
         self.tell()
 
     def come_back(self, seat: Seated) -> None:
@@ -166,7 +170,8 @@ class Visit:
         self.wire = Wire()
         self.left: list[DeviceLine] = []
         settling: asyncio.Future[None] | None = None
-        self.agent = Agent(room.hub, room, CLAIM, settings or RelaySettings(wait=SECONDS), lambda: settling)
+        settings = settings or RelaySettings(wait=SECONDS)
+        self.agent = Agent(room.hub, room, CLAIM, settings, lambda: settling, Patience())
         self.line = DeviceLine(self.wire, self.agent, CLAIM, ME, 100.0, self.left.append)
         self.agent.join(self.line)
 

@@ -38,7 +38,7 @@ async def test_configured_servers_are_seen_where_the_rules_say_so_and_after_the_
     assert visit.last["error"]["code"] == -32601
 
 
-async def test_who_is_away_comes_last_and_has_the_bare_name_last() -> None:
+async def test_a_server_that_is_away_is_not_listed_and_leaves_the_bare_name() -> None:
     room = Room()
     gone = room.sit("s1", "add", "sub")
     room.sit("s2", "add")
@@ -46,7 +46,9 @@ async def test_who_is_away_comes_last_and_has_the_bare_name_last() -> None:
     visit = Visit(room, RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))}))
     assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add", "sub", "s2.add", "now", "clock.sub"]
     room.go_away(gone)
-    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add", "now", "sub", "s1.add", "s1.sub"]
+    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add", "now", "sub"]
+    visit.call("s1.sub")
+    assert visit.last["error"]["code"] == -32001, "a device may have listed it before"
 
 
 async def test_everything_means_whatever_is_configured_and_not_what_dials_in_elsewhere() -> None:

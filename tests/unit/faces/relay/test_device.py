@@ -87,28 +87,27 @@ async def test_with_no_server_the_device_is_ready_at_once_with_no_tools() -> Non
     assert [message["id"] for message in visit.said] == [1, 2]
 
 
-async def test_answers_wait_for_servers_that_are_just_arriving_and_come_in_the_order_asked() -> None:
+async def test_a_device_is_greeted_at_once_and_its_list_waits_for_servers_that_are_just_arriving() -> None:
     room = Room()
     room.expect("s1")
     visit = Visit(room)
     visit.send("initialize", GREETING, id=1)
     visit.send("notifications/initialized", {})
     visit.send("tools/list", id=2)
-    assert visit.said == []
+    (greeted,) = visit.said
+    assert (greeted["id"], greeted["result"]["responded_servers"]) == (1, 0)
     room.arrive("s1", "add")
     await until(lambda: len(visit.said) == 2)
-    greeted, listed = visit.said
-    assert (greeted["id"], greeted["result"]["responded_servers"]) == (1, 1)
+    listed = visit.last
     assert (listed["id"], [entry["name"] for entry in listed["result"]["tools"]]) == (2, ["add"])
 
 
-async def test_a_list_asked_for_behind_a_greeting_that_waits_is_not_given_before_it() -> None:
+async def test_a_greeting_behind_a_list_that_waits_is_not_given_before_it() -> None:
     room = Room()
     room.expect("s1")
     visit = Visit(room)
-    visit.send("initialize", GREETING, id=1)
-    room._arriving.clear()  # who asks now has nobody to wait for
     visit.send("tools/list", id=2)
+    visit.send("initialize", GREETING, id=1)
     assert visit.said == []
 
 
@@ -132,12 +131,12 @@ async def test_an_answer_that_waits_is_dropped_when_a_call_uses_its_id() -> None
     room.sit("s0", "now")
     room.expect("s1")
     visit = Visit(room)
-    visit.send("initialize", GREETING, id=1)
+    visit.send("tools/list", id=1)
     visit.send("tools/list", id=2)
     visit.call("now", id=1)
     room.arrive("s1", "add")
     await until(lambda: bool(visit.said))
-    assert [message["id"] for message in visit.said] == [2], "a late greeting would be taken for the call's result"
+    assert [message["id"] for message in visit.said] == [2], "a late list would be taken for the call's result"
 
 
 @pytest.mark.parametrize("method", ["ping", "tools/list", "initialize", "custom/thing", "tasks/get"])
@@ -160,20 +159,20 @@ async def test_a_draining_device_goes_when_what_waited_is_answered_and_asks_noth
     seat = room.sit("s0", "now")
     room.expect("s1")
     visit = Visit(room)
-    visit.send("initialize", GREETING, id=1)
+    visit.send("tools/list", id=1)
     visit.line.drain()
     visit.send("custom/thing", id=1)
     assert visit.wire.closed is not None
     assert ([message["id"] for message in visit.said], seat.link.sent) == ([1], [])
 
 
-async def test_a_server_that_is_away_stays_listed_and_is_named_with_the_reason() -> None:
+async def test_a_server_that_is_away_is_not_listed_and_is_named_with_the_reason() -> None:
     room = Room()
     seat = room.sit("s1", "add")
     visit = Visit(room)
     room.go_away(seat, "it is not connected: the cable was pulled")
     listed = visit.list_tools()
-    assert [entry["name"] for entry in listed["tools"]] == ["add"]
+    assert listed["tools"] == []
     assert listed["missing"] == [{"server_id": "s1", "reason": "it is not connected: the cable was pulled"}]
     assert (listed["total_servers"], listed["responded_servers"]) == (1, 0)
 
@@ -386,6 +385,19 @@ async def test_a_call_that_was_lost_says_whether_the_tool_may_have_run() -> None
     seat.call.finish(Lost(seat.server, "gone", executed="unknown"))
     error = error_of(visit.last)
     assert (error["code"], error["message"], error["data"]["executed"]) == (-32002, "转发工具调用请求失败", "unknown")
+
+
+async def test_a_device_gets_a_plain_server_s_value_as_text_and_structure() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=4)
+    seat.call.finish(Result(msgspec.Raw(b'{"sum":5}'), is_bare=True))
+    assert visit.last["result"] == {
+        "content": [{"type": "text", "text": '{"sum":5}'}],
+        "structuredContent": {"sum": 5},
+        "isError": False,
+    }
 
 
 @pytest.mark.parametrize("size", [1024 * 1024, 5 * 1024 * 1024])

@@ -332,14 +332,18 @@ async def test_a_caller_that_leaves_while_a_server_starts_has_nothing_run() -> N
     stage, client = Stage(), Client(b"{}")
     starting = ServerName("starting")
     stage.hub.publish(STANDING)
-    stage.hub.open_lane(Lane(starting, stage.hub.limits), Standing(starting))
+    lane = Lane(starting, stage.hub.limits)
+    stage.hub.open_lane(lane, Standing(starting))
     face = RestHttp(stage.hub, Gate(OriginGuard(bind_host="127.0.0.1"), identify))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {"method": "POST", "path": CALL, "query_string": b"", "headers": headers, "extensions": {PEER: client}}
+    path = "/v1/tools/starting.read"
+    scope = {"method": "POST", "path": path, "query_string": b"", "headers": headers, "extensions": {PEER: client}}
     asking = asyncio.ensure_future(face.serve(scope, _nothing, _nowhere))
     await asyncio.sleep(0)
     client.leave()
-    stage.hub.publish(Standing(starting, "ready", is_settled=True))
+    lane.attach(stage.link)
+    read = tool(server=starting)
+    stage.hub.publish(Standing(starting, "ready", is_settled=True, tools=(read,)))
     async with asyncio.timeout(PATIENCE_SECONDS):
         await asking
     assert stage.link.sent == []

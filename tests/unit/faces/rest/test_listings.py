@@ -104,7 +104,8 @@ async def test_an_operator_sees_all_servers_and_what_they_said() -> None:
     assert one is not None
     assert json.loads(one) == {
         "name": "files", "state": "ready", "reason": None, "transport": "stdio", "era": "2025-11-25",
-        "capabilities": ["prompts", "tools"], "tools": 2, "prompts": 1, "resources": 1, "resourceTemplates": 0,
+        "capabilities": ["prompts", "tools"], "unlisted": False,
+        "tools": 2, "prompts": 1, "resources": 1, "resourceTemplates": 0,
         "detail": "last words", "notes": ["a schema cannot be checked"],
         "log": [{"at": 5.0, "level": "warning", "text": "low on space"}],
     }  # fmt: skip

@@ -58,13 +58,13 @@ class Scene:
         """Read the card, and have its tools called."""
         await self.link.greet("legacy")
         listing = await self.link.list_features()
-        self._stage = Stage(*listing.tools)
-        self._stage.lane.attach(self.link)
+        self.stage = Stage(*listing.tools)
+        self.stage.lane.attach(self.link)
 
     def start(self, arguments: dict[str, Any] | None = None, **more: Any) -> tuple[InFlight, Listener]:
         asked = call(NAME, {"message": "go"} if arguments is None else arguments, timeout=more.pop("timeout", None))
         caller = more.pop("caller", ANYONE)
-        return self._stage.start(Call(caller, asked.surface, NAME, asked.arguments, timeout=asked.timeout, **more))
+        return self.stage.start(Call(caller, asked.surface, NAME, asked.arguments, timeout=asked.timeout, **more))
 
     async def outcome(self, arguments: dict[str, Any] | None = None, **more: Any) -> Listener:
         """A call that has ended."""

@@ -777,3 +777,41 @@ async def test_who_waits_for_a_name_stops_with_the_link(scene: Scene) -> None:
     inflight.cancel("enough")
     await scene.link.aclose()
     assert len(listener.ends) == 1
+
+
+# -- how long it may take --------------------------------------------------------------------------------------------
+
+
+async def test_updates_on_a_stream_are_signs_of_life(scene: Scene) -> None:
+    scene.stage.lane.timeout = 0.3
+
+    async def work(_: Send, out: Out) -> None:
+        out.begin()
+        for step in range(6):
+            out.tell(made(Text("."), is_more=step > 0))
+            await asyncio.sleep(0.1)
+        out.tell(DONE)
+        out.end()
+
+    assert texts(await scene.answered(work)) == ["......"]
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_what_a_look_shows_is_a_sign_of_life_if_it_is_new(plain: Scene, *, is_stuck: bool) -> None:
+    plain.stage.lane.timeout = 0.3
+    looks = 0
+
+    async def look(_: Get, out: Out) -> None:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0.1)
+        is_done = looks > 6
+        words = says(Text("at work" if is_stuck else f"step {looks}"))
+        out.answer(task("completed" if is_done else "working", message=words))
+
+    plain.agent.scripts[Get] = look
+    listener = await plain.answered(answering(WORKING))
+    if is_stuck:
+        assert isinstance(listener.fault, TimedOut)
+    else:
+        assert texts(listener) == ["step 7"]

@@ -51,7 +51,7 @@ async def test_a_server_is_greeted_once_listed_to_the_last_page_and_called() -> 
 async def test_a_server_is_not_seen_before_it_was_listed_and_those_who_wait_hear_when_it_is() -> None:
     async with scene() as at:
         at.dial(Dialler(), "clock")
-        ((label, arrival),) = at.book.roster("kitchen").arriving()
+        ((label, _, arrival),) = at.book.roster("kitchen").arriving()
         assert (label, at.servers(), at.book.roster("kitchen").seats()) == ("clock", {}, ())
         (shown,) = at.book.servers()
         assert (shown.state, shown.server_id, shown.client) == ("connecting", "clock", "192.0.2.7")

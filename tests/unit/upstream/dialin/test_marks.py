@@ -36,6 +36,12 @@ def test_a_conversation_is_one_callers_and_a_call_of_none_has_none() -> None:
     assert len({mark_of("robot", a_call(name, session=s)).session for name in ("alice", "berta") for s in "ab"}) == 4
 
 
+def test_a_mark_says_whether_its_conversation_shares_links() -> None:
+    contexts = msgspec.structs.replace(a_call(session="s"), shares_link=True)
+    marks = [read_mark(meta_of(call)[MARK_KEY]) for call in (a_call(session="s"), contexts)]
+    assert [mark is not None and mark.shares for mark in marks] == [False, True]
+
+
 def test_a_call_carries_its_mark_and_neither_a_name_nor_that_a_caller_has_folders() -> None:
     call = a_call(session="s1", profile=frozenset({"elicitation", "roots"}))
     meta = meta_of(call)

@@ -128,11 +128,11 @@ async def scene() -> AsyncIterator[Scene]:
 @pytest.mark.parametrize(
     ("url", "ways"),
     [
-        ("http://h.a", [("http", "/mcp"), ("sse", "/sse"), ("rpc", "/messages/")]),
+        ("http://h.a", [("http", "/mcp"), ("sse", "/sse"), ("rpc", "/messages/"), ("rpc", "/")]),
         ("http://h.a/x", [("http", "/x"), ("sse", "/x"), ("rpc", "/x")]),
         ("http://h.a/x/sse", [("sse", "/x/sse"), ("http", "/x/sse"), ("rpc", "/x/sse")]),
         ("http://h.a/x/messages/", [("http", "/x/messages/"), ("sse", "/x/sse"), ("rpc", "/x/messages/")]),
-        ("http://h.a?k=1", [("http", "/mcp?k=1"), ("sse", "/sse?k=1"), ("rpc", "/messages/?k=1")]),
+        ("http://h.a?k=1", [("http", "/mcp?k=1"), ("sse", "/sse?k=1"), ("rpc", "/messages/?k=1"), ("rpc", "/?k=1")]),
     ],
 )
 def test_a_server_is_looked_for_where_it_may_be(url: str, ways: list[tuple[str, str]]) -> None:
@@ -176,7 +176,7 @@ async def test_an_address_must_be_listed_and_its_caller_trusted_with_that(scene:
     assert scene.aim(A).reach.ways == ways_to(read_address(A))
     assert "Caller guest may name configured servers only; with targets = true" in scene.refusal(A, GUEST)
     anyone = scene.refusal(A, replace(GUEST, is_anyone=True))
-    assert "a caller that is configured, with a key and targets = true, could" in anyone
+    assert "[targets] open = true would let every caller of this hub name addresses" in anyone
     assert "[targets] allow" in scene.refusal("https://a.example.org")
     assert "no usable address" in scene.refusal("https://a.example.com", path="/..")
     assert not scene.aim(A).reach.is_trusted

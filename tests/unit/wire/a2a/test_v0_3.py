@@ -53,8 +53,8 @@ ASKED_FOR: dict[str, Operation] = {
     "send": Send(
         WHOLE, "t1", "c1", history_length=3, output_modes=("text/plain",), push=TARGET, metadata=Raw(b'{"rm":1}')
     ),
-    "direct": Send(Message("m0", "user", (Text("direct"),)), waits=False),
-    "stream": Send(Message("m0", "user", (Text("go"),)), waits=False, is_stream=True),
+    "direct": Send(Message("m0", "user", (Text("direct"),))),
+    "stream": Send(Message("m0", "user", (Text("go"),)), is_stream=True),
     "subscribe": Subscribe("t1"),
     "get": Get("t1", 0),
     "get_nope": Get("nope"),
@@ -104,7 +104,16 @@ def test_a_message_may_leave_out_that_it_is_one_and_say_null_for_what_it_does_no
     bare = {key: value for key, value in MESSAGE.items() if key != "kind"}
     nulls: dict[str, Json] = {"contextId": None, "taskId": None, "metadata": None, "extensions": None}
     operation = v0_3.read("message/send", raws({"message": {**bare, **nulls}, "configuration": None}))
-    assert operation == Send(Message("m", "user", (Text("hi"),)), waits=False)
+    assert operation == Send(Message("m", "user", (Text("hi"),)))
+
+
+@pytest.mark.parametrize(
+    ("configuration", "waits"), [({}, True), ({"blocking": None}, True), ({"blocking": False}, False)]
+)
+def test_a_message_waits_for_its_result_unless_it_says_otherwise(configuration: Json, *, waits: bool) -> None:
+    operation = v0_3.read("message/send", raws({"message": MESSAGE, "configuration": configuration}))
+    assert isinstance(operation, Send)
+    assert operation.waits is waits
 
 
 def test_data_that_was_no_object_is_unpacked() -> None:

@@ -82,6 +82,13 @@ def test_members_may_be_spelt_as_in_json_or_as_in_the_protobuf() -> None:
     assert read("message/send", snake) == expected
 
 
+@pytest.mark.parametrize(("configuration", "waits"), [(None, True), ({}, False), ({"blocking": True}, True)])
+def test_a_configuration_that_leaves_out_blocking_says_false(configuration: Json, *, waits: bool) -> None:
+    operation = read("message/send", {"message": MESSAGE, "configuration": configuration})
+    assert isinstance(operation, Send)
+    assert operation.waits is waits
+
+
 @pytest.mark.parametrize(
     ("part", "expected"),
     [

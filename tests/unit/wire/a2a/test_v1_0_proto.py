@@ -108,11 +108,20 @@ def test_what_the_dialect_writes_comes_out_the_same(method: str, result: bytes) 
     assert unpacked(METHODS[method][1], write(method, result)) == json.loads(result)
 
 
-@pytest.mark.parametrize("data", [b"1" + b"0" * 400, b"[" * 200 + b"]" * 200])
+@pytest.mark.parametrize(
+    "data", [b"1" + b"0" * 400, b"1" * 400 + b".5", b"1e400", b'{"a":[-1.5E+0400]}', b"[" * 200 + b"]" * 200]
+)
 def test_what_protobuf_cannot_hold_is_said_so(data: bytes) -> None:
     sent = v1_0.write_sent(Message("a1", "agent", (Data(Raw(data)),)), None)
     with pytest.raises(Unwritable, match="cannot be written in protobuf"):
         write("SendMessage", sent)
+
+
+def test_what_only_looks_like_a_number_beyond_a_double_is_written() -> None:
+    data = b'{"text":"1e400","small":1e-400,"large":1e300}'
+    sent = v1_0.write_sent(Message("a1", "agent", (Data(Raw(data)),)), None)
+    (part,) = unpacked("SendMessageResponse", write("SendMessage", sent))["message"]["parts"]
+    assert part["data"] == {"text": "1e400", "small": 0, "large": 1e300}
 
 
 JSON_VALUES = st.recursive(

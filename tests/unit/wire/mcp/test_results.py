@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from isthmus.wire.mcp.results import failure, plain, result_of
+from isthmus.wire.mcp.results import as_tool_result, failure, plain, result_of, verbatim
 
 
 def test_a_value_keeps_its_exact_text() -> None:
@@ -68,3 +68,21 @@ def test_a_failure_is_its_words() -> None:
         "content": [{"type": "text", "text": 'it said "no"'}],
         "isError": True,
     }
+
+
+@pytest.mark.parametrize(
+    "value", [b"7", b'"hi"', b"null", b"[1]", b'{"sum":3}', b'{"content":[{"type":"code_output"}]}']
+)
+def test_a_bare_value_stays_as_it_is_until_mcp_must_carry_it(value: bytes) -> None:
+    result = verbatim(value)
+    assert (bytes(result.payload), result.is_bare, result.is_error) == (value, True, False)
+    assert as_tool_result(result).payload == plain(value).payload
+
+
+def test_a_bare_value_that_says_that_it_is_an_error_is_one() -> None:
+    result = verbatim(b'{"isError":true,"content":[{"type":"odd"}]}')
+    assert (result.is_bare, result.is_error, as_tool_result(result).is_error) == (True, True, True)
+
+
+def test_a_result_of_mcp_is_not_bare() -> None:
+    assert not verbatim(b'{"content":[{"type":"text","text":"x"}],"more":1}').is_bare

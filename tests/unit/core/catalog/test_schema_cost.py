@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.core.catalog.schema import Unchecked, compile_check
-from isthmus.core.catalog.unfolding import SUBSCHEMAS_MAX, check_bounded
+from isthmus.core.catalog.schema_cost import SUBSCHEMAS_MAX, measure
 from tests.unit.core.doubles import raw
 
 
@@ -70,7 +70,7 @@ UNBOUNDED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("label", BOUNDED)
 def test_a_schema_of_bounded_work_passes_and_compiles(label: str) -> None:
-    check_bounded(BOUNDED[label])
+    measure(BOUNDED[label])
     compile_check(raw(BOUNDED[label]), limit_bytes=1 << 18)
 
 
@@ -78,4 +78,37 @@ def test_a_schema_of_bounded_work_passes_and_compiles(label: str) -> None:
 def test_a_schema_whose_work_cannot_be_bounded_is_not_used(label: str) -> None:
     schema, why = UNBOUNDED[label]
     with pytest.raises(Unchecked, match=why):
-        compile_check(raw(schema), limit_bytes=1 << 20)
+        compile_check(raw(schema), limit_bytes=1 << 20, budget=None)
+
+
+def places(depth: int) -> Any:
+    schema: dict[str, Any] = {"type": "number"}
+    for _ in range(depth):
+        schema = {"properties": dict.fromkeys("abc", schema)}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "at_least", "at_most"),
+    [
+        # Only one property applies to each value, however many there are and however deep they lie.
+        ({"properties": {str(at): {"type": "number"} for at in range(500)}}, 2, 4),
+        (places(5), 2, 4),
+        ({"items": {"allOf": [{"type": "number"}] * 100}}, 200, 400),
+        ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}] * 50}, "b": {}}}, 50, 200),
+        ({"items": {"enum": list(range(1000))}}, 1000, 1100),
+        ({"items": {"multipleOf": 0.1}}, 400, 600),
+        ({"patternProperties": {f"^{at}": {} for at in range(100)}}, 100, 300),
+        (TREE, 2, 40),
+        ({"allOf": [{"unevaluatedProperties": {}, "allOf": [{"unevaluatedProperties": {}}]}]}, 18, 200),
+    ],
+)
+def test_the_work_for_one_value_is_bounded_from_above(schema: Any, at_least: int, at_most: int) -> None:
+    assert at_least <= measure(schema).per_value <= at_most
+
+
+def test_cheap_arguments_are_known_by_their_length_alone() -> None:
+    cost = measure({"type": "object", "properties": {"text": {"type": "string", "pattern": "^a"}}})
+    size = cost.bytes_within(10_000_000)
+    assert 10_000 < size < 1_000_000
+    assert cost.nanoseconds(size // 2, size) <= 10_000_000

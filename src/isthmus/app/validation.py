@@ -1,0 +1,213 @@
+"""Validates arguments in a worker process, for calls whose check would hold the event loop.
+
+One process serves a hub. It starts when it is first needed and ends when it is idle. It has two seconds for a check;
+then the call is refused, the process is replaced, and further expensive calls of that tool are refused for a minute.
+The queue is bounded, and so is each caller's part of it. `RunningHub` owns it; the stages of a call use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+import isthmus
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.schema import EXPENSIVE
+from isthmus.core.crew import Crew
+from isthmus.model.callers import Caller
+from isthmus.model.faults import BadArguments, Overloaded
+from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
+
+log = structlog.get_logger(__name__)
+
+WORKER = "isthmus.core.catalog.validation_worker"
+
+CHECK_SECONDS = 2.0
+"""How long one check may take; large arguments of real tools take milliseconds."""
+
+START_SECONDS = 10.0
+"""How long the process may take to start: it loads its modules, perhaps on a busy machine."""
+
+REFUSE_SECONDS = 60.0
+"""How long a tool's expensive calls are refused after one of them took too long."""
+
+REFUSED_MAX = 1_000
+"""How many such tools are remembered."""
+
+IDLE_SECONDS = 30.0
+"""How long the process stays without work."""
+
+QUEUE_MAX = 32
+CALLER_MAX = 4
+"""Calls that wait, in all and of one caller."""
+
+
+class _Waiting(NamedTuple):
+    inflight: InFlight
+    then: Callable[[InFlight], None]
+
+
+class ValidationWorker:
+    """The queue of calls to check, and the process that checks them one by one."""
+
+    def __init__(self, crew: Crew, environment: Mapping[str, str]) -> None:
+        self._crew = crew
+        self._environment = environment
+        self._queue: deque[_Waiting] = deque()
+        self._of_caller: Counter[Caller] = Counter()
+        self._refused: dict[bytes, float] = {}
+        """When the expensive calls of a tool are checked again, by the tool's digest."""
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[object] | None = None
+        self._process: _Process | None = None
+
+    def validate(self, inflight: InFlight, then: Callable[[InFlight], None]) -> None:
+        """Check a call's arguments and go on with it, or end it."""
+        tool = inflight.target.feature
+        if self._refused.get(tool.digest, 0.0) > asyncio.get_running_loop().time():
+            inflight.finish(BadArguments(inflight.call.name, EXPENSIVE))
+            return
+        caller = inflight.call.caller
+        if len(self._queue) >= QUEUE_MAX or self._of_caller[caller] >= CALLER_MAX:
+            why = "they wait until their arguments are checked, which is expensive"
+            inflight.finish(Overloaded(tool.server, 0, len(self._queue), why))
+            return
+        self._of_caller[caller] += 1
+        self._queue.append(_Waiting(inflight, then))
+        self._arrived.set()
+        if self._task is None:
+            self._task = self._crew.spawn("validation of expensive arguments", self._work())
+
+    async def _work(self) -> None:
+        try:
+            while await self._has_work():
+                waiting = self._queue.popleft()
+                caller = waiting.inflight.call.caller
+                try:
+                    if not waiting.inflight.is_over:
+                        await self._check(waiting)
+                finally:
+                    self._of_caller[caller] -= 1
+                    if not self._of_caller[caller]:
+                        del self._of_caller[caller]
+        finally:
+            self._task = None
+            await self._end_process()
+
+    async def _has_work(self) -> bool:
+        if not self._queue:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), IDLE_SECONDS)
+            except TimeoutError:
+                return False
+        return True
+
+    async def _check(self, waiting: _Waiting) -> None:
+        inflight = waiting.inflight
+        tool = inflight.target.feature
+        schema = bytes(tool.definition.get("inputSchema", b"true"))
+        try:
+            wrong = await self._ask(schema, bytes(inflight.call.arguments))
+        except TimeoutError:
+            log.warning("arguments took too long to validate", server=tool.server, tool=tool.name)
+            self._refuse(tool.digest)
+            wrong = EXPENSIVE
+        except (SpawnFailed, ConnectionError) as error:
+            log.warning("no process to validate arguments in", reason=str(error))
+            wrong = EXPENSIVE
+        if wrong is not None:
+            inflight.finish(BadArguments(inflight.call.name, wrong))
+        elif not inflight.is_over:
+            waiting.then(inflight)
+
+    async def _ask(self, schema: bytes, arguments: bytes) -> str | None:
+        """What is wrong with the arguments, or None.
+
+        Raises:
+            TimeoutError: it took too long.
+            SpawnFailed: the process cannot be started.
+            ConnectionError: the process ended.
+        """
+        try:
+            if self._process is None:
+                self._process = await _Process.start(self._environment)
+                await asyncio.wait_for(self._process.ask(b"true", b"{}"), START_SECONDS)
+            return await asyncio.wait_for(self._process.ask(schema, arguments), CHECK_SECONDS)
+        except BaseException:
+            await self._end_process(at_once=True)
+            raise
+
+    def _refuse(self, digest: bytes) -> None:
+        now = asyncio.get_running_loop().time()
+        if len(self._refused) >= REFUSED_MAX:
+            self._refused = {key: until for key, until in self._refused.items() if until > now}
+        if len(self._refused) < REFUSED_MAX:
+            self._refused[digest] = now + REFUSE_SECONDS
+
+    async def _end_process(self, *, at_once: bool = False) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if at_once:
+                process.channel.kill()
+            await process.channel.aclose()
+
+
+class _Process:
+    """One worker process, asked one thing at a time."""
+
+    channel: ProcessChannel
+
+    def __init__(self) -> None:
+        self._answer: asyncio.Future[bytes] | None = None
+        self._read = bytearray()
+        self._lost: str | None = None
+
+    @classmethod
+    async def start(cls, environment: Mapping[str, str]) -> _Process:
+        """Start a process.
+
+        Raises:
+            SpawnFailed: it cannot be started.
+        """
+        process = cls()
+        package = str(Path(isthmus.__file__).parent.parent)
+        process.channel = await ProcessChannel.spawn(
+            [sys.executable or "python3", "-m", WORKER],
+            env=child_environment({"PYTHONPATH": package}, environment),
+            cwd=None,
+            on_bytes=process._received,
+            on_lost=process._ended,
+        )
+        return process
+
+    async def ask(self, schema: bytes, arguments: bytes) -> str | None:
+        """Have arguments checked.
+
+        Raises:
+            ConnectionError: the process ended.
+        """
+        if self._lost is not None:
+            raise ConnectionError(self._lost)
+        self._answer = asyncio.get_running_loop().create_future()
+        lengths = msgspec.json.encode({"schema": len(schema), "arguments": len(arguments)})
+        self.channel.write(b"%b\n%b%b" % (lengths, schema, arguments))
+        return msgspec.json.decode(await self._answer, type=str | None)
+
+    def _received(self, data: bytes) -> None:
+        self._read += data
+        if self._read.endswith(b"\n") and self._answer is not None and not self._answer.done():
+            self._answer.set_result(bytes(self._read))
+            self._read.clear()
+
+    def _ended(self, why: str) -> None:
+        self._lost = why
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError(why))

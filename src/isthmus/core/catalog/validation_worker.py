@@ -1,0 +1,57 @@
+"""The worker process that validates arguments for the hub: `python -m isthmus.core.catalog.validation_worker`.
+
+A request on stdin is a line with the lengths of schema and arguments, `{"schema": 12, "arguments": 34}`, followed by
+both. The answer on stdout is a line: `null` if the arguments fit or the schema cannot be used, otherwise a string that
+says what is wrong. The hub ends the process when an answer takes too long. Started by `app.validation`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from typing import BinaryIO
+
+import msgspec
+
+from isthmus.core.catalog.schema import Check, Unchecked, compile_check
+
+NICENESS = 10
+"""Ordinary calls come first."""
+
+SCHEMAS_KEPT = 64
+
+
+class Lengths(msgspec.Struct):
+    """The first line of a request."""
+
+    schema: int
+    arguments: int
+
+
+@lru_cache(SCHEMAS_KEPT)
+def _check_for(schema: bytes) -> Check | None:
+    try:
+        return compile_check(msgspec.Raw(schema), limit_bytes=len(schema), budget=None)
+    except Unchecked:
+        return None  # the server makes its own check
+
+
+def answer(schema: bytes, arguments: bytes) -> bytes:
+    """The line that answers one request."""
+    check = _check_for(schema)
+    return msgspec.json.encode(None if check is None else check(msgspec.Raw(arguments))) + b"\n"
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until there are no more."""
+    while line := requests.readline():
+        lengths = msgspec.json.decode(line, type=Lengths)
+        answers.write(answer(requests.read(lengths.schema), requests.read(lengths.arguments)))
+        answers.flush()
+
+
+if __name__ == "__main__":
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    serve(sys.stdin.buffer, sys.stdout.buffer)

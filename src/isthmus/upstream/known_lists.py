@@ -1,0 +1,108 @@
+"""What servers listed when they were last there, so that the first list of a hub that starts is whole.
+
+Kept under a server's name and how it is reached: an entry that was edited has nothing to show. Used by keepers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import NamedTuple, Protocol, get_args
+
+import msgspec
+import structlog
+
+from isthmus.model.features import Ability
+from isthmus.model.names import ServerName
+from isthmus.model.questions import Profile
+from isthmus.upstream.listing import Listing, read_lists, written_lists
+from isthmus.upstream.settings import PythonSettings, ServerSettings
+
+log = structlog.get_logger(__name__)
+
+LISTS_BYTES_MAX = 1024 * 1024
+"""A server that lists more is not remembered. Reading as much takes a few milliseconds of the start."""
+
+
+class ListStore(Protocol):
+    """Where lists are kept: `storage.lists`."""
+
+    async def read(self, key: str) -> bytes | None:
+        """What was written under this key; None if there is nothing, or nothing that can be read."""
+
+    def write(self, key: str, body: bytes) -> None:
+        """Keep this under the key, soon."""
+
+
+class Known(NamedTuple):
+    """What a server listed, and what it said that it can do."""
+
+    listing: Listing
+    abilities: frozenset[Ability]
+
+
+class _Head(msgspec.Struct):
+    """What a document says beside its lists, which are written as their servers do."""
+
+    server: str
+    abilities: list[str]
+
+
+class KnownLists:
+    """The lists of all servers of one hub; with a `profile`, as servers list to callers that can be asked this."""
+
+    def __init__(self, store: ListStore, profile: Profile | None = None) -> None:
+        self._store = store
+        self._profile = profile
+        self._kept: dict[ServerName, tuple[str, Known]] = {}
+        """What the store has, as far as this hub knows."""
+
+    async def recall(self, settings: ServerSettings) -> Known | None:
+        """What a server listed last, if it was reached in the same way; None if that is not known."""
+        if isinstance(settings.reach, PythonSettings):  # its code may have changed, and it is there in a moment
+            return None
+        key = self._key(settings)
+        body = await self._store.read(key)
+        if not body:
+            return None
+        try:
+            head = msgspec.json.decode(body, type=_Head)
+            if head.server != settings.name:
+                raise ValueError(f"it is about {head.server!r}")
+            known = Known(
+                read_lists(settings.name, body),
+                frozenset(ability for ability in get_args(Ability) if ability in head.abilities),
+            )
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            log.warning("what a server listed last is damaged", server=settings.name, file=key, reason=str(error))
+            return None
+        self._kept[settings.name] = (key, known)
+        return known
+
+    def keep(self, settings: ServerSettings, listing: Listing, abilities: frozenset[Ability]) -> None:
+        """Remember what a server lists now, unless it is what it listed before."""
+        if isinstance(settings.reach, PythonSettings):
+            return
+        lists = Listing(listing.tools, listing.prompts, listing.resources, listing.templates)
+        kept = self._key(settings), Known(lists, abilities)
+        if self._kept.get(settings.name) == kept:
+            return
+        self._kept[settings.name] = kept
+        size_bytes = sum(len(memoryview(raw)) for each in lists.everything() for raw in each.definition.values())
+        if size_bytes > LISTS_BYTES_MAX:
+            self._store.write(kept[0], b"")  # what was kept before is no longer true
+            return
+        head = msgspec.json.encode(_Head(settings.name, sorted(abilities)))
+        self._store.write(kept[0], head[:-1] + b"," + written_lists(lists) + b"}")
+
+    def _key(self, settings: ServerSettings) -> str:
+        """A digest of everything that a server is reached by; no secret can be read from it."""
+        reach = settings.reach
+        facts = (settings.name, type(reach).__name__, asdict(reach), settings.ca, sorted(self._profile or ()))
+        text = msgspec.json.encode(facts, order="deterministic", enc_hook=_plain)
+        return hashlib.blake2b(text, digest_size=16, person=b"isthmus.lists").hexdigest()
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else repr(value)
