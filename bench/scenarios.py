@@ -17,16 +17,16 @@ import uvloop
 from bench.messages import call_body
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.ports.recorder import Witness
 from isthmus.core.settings import Limits
-from isthmus.faces.http.gate import Gate
-from isthmus.faces.http.origin import OriginGuard
-from isthmus.faces.http.turn import Message
-from isthmus.faces.mcp.dialogue import Dialogue
-from isthmus.faces.mcp.http import McpHttp
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.request_cycle import Message
+from isthmus.frontends.mcp.dialogue import Dialogue
+from isthmus.frontends.mcp.http import McpHttp
 from isthmus.identity.keys import KeyRing, credential_of, digest_of
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call
@@ -101,7 +101,7 @@ def compile_view() -> Iterator[Work]:
     standings = {}
     for server in (SERVER, *(ServerName(f"server-{number}") for number in range(9))):
         tools = tuple(Tool.of(server, FeatureName(f"tool_{number}"), DEFINITION) for number in range(10))
-        standings[server] = Standing(server, "ready", tools=tools, is_settled=True)
+        standings[server] = ServerStatus(server, "ready", tools=tools, is_settled=True)
     checks = CheckCache(limit_bytes=Limits().schema_bytes)
     everything = Grants(allow=("*",))
     yield lambda: Snapshot(1, standings, checks).view(everything, EVERYTHING)
@@ -166,9 +166,9 @@ def core_call() -> Iterator[Work]:
 async def hub_with_instant_server() -> Hub:
     """Return a hub with one server, attached and ready."""
     hub = Hub(Limits(), Silent())
-    lane = Lane(SERVER, hub.limits)
+    lane = ServerQueue(SERVER, hub.limits)
     tools = (Tool.of(SERVER, FeatureName("echo"), DEFINITION),)
-    hub.open_lane(lane, Standing(SERVER, "ready", tools=tools, is_settled=True))
+    hub.open_lane(lane, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
     lane.attach(Instant())
     return hub
 
@@ -235,5 +235,7 @@ async def face_with_instant_server() -> McpHttp:
     """Return the MCP face of a hub with one server and one caller."""
     hub = await hub_with_instant_server()
     ring = KeyRing([(digest_of("a-key-for-the-bench"), CALLER)])
-    gate = Gate(OriginGuard(bind_host="127.0.0.1"), lambda fields: ring.caller_of(credential_of(fields) or b""))
+    gate = Authenticator(
+        OriginGuard(bind_host="127.0.0.1"), lambda fields: ring.caller_of(credential_of(fields) or b"")
+    )
     return McpHttp(Dialogue(hub, Implementation("isthmus", "0")), gate)

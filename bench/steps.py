@@ -52,12 +52,12 @@ def _traced(work: Work) -> int:
         steps += event == "opcode"
         return trace
 
-    def profile(_frame: FrameType, event: str, _: Any) -> None:
+    def client_caps(_frame: FrameType, event: str, _: Any) -> None:
         nonlocal steps
         steps += event == "c_call"
 
     watching = sys.gettrace(), sys.getprofile()
-    sys.setprofile(profile)
+    sys.setprofile(client_caps)
     sys.settrace(trace)
     try:
         work()

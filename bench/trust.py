@@ -202,7 +202,7 @@ def permission() -> dict[str, Work]:
     snapshot = loop.run_until_complete(hub_with_instant_server()).snapshot
     loop.close()
     call = Call(CALLER, EVERYTHING, "files.echo", msgspec.Raw(b"{}"))
-    return {"permission": lambda: snapshot.find_tool(call.caller.grants, call.surface, call.profile, call.name)}
+    return {"permission": lambda: snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name)}
 
 
 def audit() -> dict[str, Work]:

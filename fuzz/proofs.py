@@ -15,7 +15,7 @@ from isthmus.credentials.device import _read as read_device
 from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded
 from isthmus.credentials.fetching import Fetched, FetchFailed
 from isthmus.credentials.grants import GrantRefused, _read, _refusal
-from isthmus.faces.oauth.asking import FORM, read_asked
+from isthmus.frontends.oauth.asking import FORM, read_asked
 from isthmus.identity.jwt import looks_signed, read_keys, read_proof, read_token
 from isthmus.identity.keys import KeyRing, bound_of, credential_of
 from isthmus.identity.settings import Algorithm

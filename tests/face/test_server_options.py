@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from isthmus.core.calls.recall import CACHED_KEY
+from isthmus.core.calls.result_cache import CACHED_KEY
 from tests.conftest import Ledger
 from tests.faults import quick_server
 from tests.faults.watching import eventually

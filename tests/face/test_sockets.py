@@ -14,10 +14,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Opcode
 from websockets.typing import Subprotocol
 
-from isthmus.faces.http.door import Door, DoorSettings
-from isthmus.faces.http.gate import Denied
-from isthmus.faces.http.turn import Message, Receive, Send
-from isthmus.faces.http.upgrade import Opening
+from isthmus.frontends.http.auth import Denied
+from isthmus.frontends.http.listener import DoorSettings, HttpListener
+from isthmus.frontends.http.request_cycle import Message, Receive, Send
+from isthmus.frontends.http.upgrade import Opening
 from isthmus.transport.websocket import AcceptedSocket, Hearer
 
 PATIENCE_SECONDS = 30.0
@@ -78,8 +78,8 @@ async def nothing(scope: Message, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def house(**more: Any) -> AsyncIterator[tuple[House, Door]]:
-    door = Door(nothing, DoorSettings(port=0))
+async def house(**more: Any) -> AsyncIterator[tuple[House, HttpListener]]:
+    door = HttpListener(nothing, DoorSettings(port=0))
     made = House(await door.open(), more=more)
     door.offer_sockets(made.decide)
     try:

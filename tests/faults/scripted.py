@@ -21,9 +21,9 @@ from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.serve import Routes
 from isthmus.config.load import load
 from isthmus.core.calls.inflight import InFlight
-from isthmus.faces.http.door import Door, DoorSettings
-from isthmus.faces.mcp.http import McpHttp
-from isthmus.faces.rest.http import RestHttp
+from isthmus.frontends.http.listener import DoorSettings, HttpListener
+from isthmus.frontends.mcp.http import McpHttp
+from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.calls import Call
 from isthmus.model.events import Event
 from isthmus.model.names import ServerName
@@ -247,7 +247,7 @@ async def door_of(hub: InProcess) -> AsyncIterator[int]:
     gate = Access(hub.running.configuration).open()
     mcp, rest = McpHttp(hub.running.dialogue(), gate), RestHttp(hub.running.hub, gate)
     routes = Routes(hub.running.surface, mcp, rest, {})
-    door = Door(routes, DoorSettings(port=0))
+    door = HttpListener(routes, DoorSettings(port=0))
     door.offer(routes.take)
     try:
         yield await door.open()

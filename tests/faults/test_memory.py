@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.faces.http.turn import Turn
+from isthmus.frontends.http.request_cycle import RequestCycle
 from isthmus.model.outcomes import Result
 from isthmus.upstream import notices
 from isthmus.upstream.streamable import link as streamable
@@ -37,7 +37,7 @@ def no_collector() -> Iterator[None]:
 def alive() -> dict[str, int]:
     """How many objects of a call there are."""
     seen = [type(thing) for thing in gc.get_objects()]
-    return {kind.__name__: seen.count(kind) for kind in (InFlight, Turn, Post)}
+    return {kind.__name__: seen.count(kind) for kind in (InFlight, RequestCycle, Post)}
 
 
 async def test_finished_calls_are_gone_without_the_cycle_collector(tmp_path: Path, no_collector: None) -> None:

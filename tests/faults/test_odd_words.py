@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.app.hub import LOCAL
-from isthmus.faces.mcp.dialogue import list_bytes
-from isthmus.faces.mcp.stdio import McpStdio
+from isthmus.frontends.mcp.dialogue import list_bytes
+from isthmus.frontends.mcp.stdio import McpStdio
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
 from isthmus.upstream.settings import HttpSettings, ServerSettings

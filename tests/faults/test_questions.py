@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from isthmus.core.calls import inflight
-from isthmus.faces.mcp import comebacks
+from isthmus.frontends.mcp import comebacks
 from isthmus.model.questions import UNSURE
 from tests.faults.curious import Asked, Curious, CuriousModern, Era, Line, text_of
 from tests.faults.scripted import Heard, InProcess, door_of, hub_of, reply

@@ -15,7 +15,7 @@ from typing import Literal
 
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.faults import Fault
@@ -95,7 +95,7 @@ def _record(nonce: str, listener: Listener, started: float, ended: float) -> Rec
 
 @asynccontextmanager
 async def wired(kind: Kind, port: int) -> AsyncIterator[Wire]:
-    crew, credentials, egress = Crew("test"), StaticCredentials({}), Egress()
+    crew, credentials, egress = BackgroundTasks("test"), StaticCredentials({}), Egress()
 
     def make() -> BaseLink:
         if kind == "websocket":

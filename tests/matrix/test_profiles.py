@@ -57,7 +57,9 @@ ANSWERS: dict[str, dict[str, Any]] = {
 
 
 @asynccontextmanager
-async def connected(target: str | StdioServerParameters, profile: str, ear: Ear | None = None) -> AsyncIterator[Client]:
+async def connected(
+    target: str | StdioServerParameters, client_caps: str, ear: Ear | None = None
+) -> AsyncIterator[Client]:
     """A client of the earlier era that can be asked so much."""
     async with AsyncExitStack() as stack:
         transport: Any = target
@@ -66,7 +68,7 @@ async def connected(target: str | StdioServerParameters, profile: str, ear: Ear 
         elif isinstance(target, str):
             http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=HEARD_SECONDS))
             transport = streamable_http_client(target, http_client=http)
-        made = Client(transport, mode="legacy", message_handler=ear, cache=None, **ANSWERS[profile])
+        made = Client(transport, mode="legacy", message_handler=ear, cache=None, **ANSWERS[client_caps])
         yield await stack.enter_async_context(made)
 
 
@@ -98,14 +100,14 @@ async def everything(
 @pytest.mark.parametrize("profile", ANSWERS)
 @pytest.mark.parametrize("form", ["by-stdio", "by-sse", "by-http"])
 async def test_a_caller_is_listed_what_the_server_lists_to_such_a_client(
-    everything: tuple[HubProcess, Mapping[str, str | StdioServerParameters]], form: str, profile: str
+    everything: tuple[HubProcess, Mapping[str, str | StdioServerParameters]], form: str, client_caps: str
 ) -> None:
     hub, direct = everything
-    expected = {"everything": QUESTIONING, "sampling": {"trigger-sampling-request"}}.get(profile, set())
+    expected = {"everything": QUESTIONING, "sampling": {"trigger-sampling-request"}}.get(client_caps, set())
     async with (
         asyncio.timeout(2 * HEARD_SECONDS),
-        connected(direct[form], profile) as at_server,
-        connected(hub.url_of(form), profile) as at_hub,
+        connected(direct[form], client_caps) as at_server,
+        connected(hub.url_of(form), client_caps) as at_hub,
     ):
 
         async def is_the_same() -> bool:

@@ -23,7 +23,7 @@ from isthmus.core.catalog.names import (
     llm_table,
     resolve,
 )
-from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
 from isthmus.model.features import Tool
@@ -51,7 +51,7 @@ def snapshot(pairs: Iterable[Pair]) -> Snapshot:
     tools: dict[ServerName, tuple[Tool, ...]] = {}
     for server, name in pairs:
         tools[server] = (*tools.get(server, ()), Tool.of(server, name, {}))
-    standings = {server: Standing(server, "ready", tools=found) for server, found in tools.items()}
+    standings = {server: ServerStatus(server, "ready", tools=found) for server, found in tools.items()}
     return Snapshot(1, standings, CheckCache(limit_bytes=1024))
 
 

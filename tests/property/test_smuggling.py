@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
-from isthmus.faces.mcp.dialogue import Answer, Dialogue
+from isthmus.frontends.mcp.dialogue import Answer, Dialogue
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Tool
@@ -132,11 +132,11 @@ class Bench:
         self.hub = Hub(Limits(), Counters())
         self.dialogue = Dialogue(self.hub, ME)
         for server in ("files", "web"):
-            lane = Lane(ServerName(server), self.hub.limits)
+            lane = ServerQueue(ServerName(server), self.hub.limits)
             lane.attach(self.link)
             names = [name.partition(".")[2] for name in NAMES if name.startswith(server)]
             tools = tuple(Tool.of(ServerName(server), FeatureName(name), {}) for name in names)
-            self.hub.open_lane(lane, Standing(ServerName(server), "ready", tools=tools, is_settled=True))
+            self.hub.open_lane(lane, ServerStatus(ServerName(server), "ready", tools=tools, is_settled=True))
 
     def feed(self, body: bytes, claims: modern.Claims | None = None) -> tuple[Sent, ...]:
         """Take a body, with what its headers claim, as the face does; what was sent because of it."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.uris import Shape, qualified
 from isthmus.core.catalog.view import View
 from isthmus.model.callers import Grants
@@ -41,10 +41,10 @@ GRANTS = st.builds(
 ASKED = st.one_of(TEXTS, st.tuples(SERVERS, TEXTS).map(lambda pair: qualified(*pair)))
 
 
-def standing(server: ServerName, uris: Iterable[str], claims: Iterable[str]) -> Standing:
+def standing(server: ServerName, uris: Iterable[str], claims: Iterable[str]) -> ServerStatus:
     resources = tuple(Resource.of(server, FeatureName(uri), {}) for uri in uris)
     templates = tuple(Template.of(server, FeatureName(claim), {}) for claim in claims)
-    return Standing(server, "ready", resources=resources, templates=templates, abilities=ABLE, is_settled=True)
+    return ServerStatus(server, "ready", resources=resources, templates=templates, abilities=ABLE, is_settled=True)
 
 
 def view(

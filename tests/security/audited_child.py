@@ -23,8 +23,8 @@ from isthmus.app.journals import open_journal
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports.journal import OpenJournal
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.draft import Draft
@@ -124,10 +124,10 @@ async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
     opened = await open_audit(configuration, journal)
     assert opened is not None
     hub = Hub(Limits(), opened.audit.over(Counters()))
-    lane = Lane(SERVER, hub.limits)
+    lane = ServerQueue(SERVER, hub.limits)
     lane.attach(Bank(Line(folder / f"{LEDGER}{beside}"), chance))
     tools = (Tool.of(SERVER, FeatureName("pay"), {}),)
-    hub.open_lane(lane, Standing(SERVER, "ready", tools=tools, is_settled=True))
+    hub.open_lane(lane, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
     engine = Engine(hub, journal, time.time)
     told = Line(folder / f"{TOLD}{beside}")
 

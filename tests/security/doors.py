@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus import faces
-from isthmus.faces.a2a import http as a2a
-from isthmus.faces.a2a.cards import CARD_PATHS
-from isthmus.faces.http import health
-from isthmus.faces.mcp import sse
-from isthmus.faces.wellknown import http as wellknown
+from isthmus import frontends
+from isthmus.frontends.a2a import http as a2a
+from isthmus.frontends.a2a.cards import CARD_PATHS
+from isthmus.frontends.http import health
+from isthmus.frontends.mcp import sse
+from isthmus.frontends.wellknown import http as wellknown
 from tests.conftest import Ledger
 from tests.face.wire import BASE, Reply, Wire, connected, encoded, key_header, legacy, modern, until
 from tests.hubs import HubProcess, serving, stdio
@@ -140,7 +140,7 @@ NO_DOORS = {
     "/health": "the same",
     "/server-card": "the end of the path of a card",
 }
-FACES = Path(faces.__file__ or "").parent
+FACES = Path(frontends.__file__ or "").parent
 
 
 def spelt_paths() -> set[str]:

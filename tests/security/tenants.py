@@ -15,20 +15,20 @@ from typing import Any, TypeVar
 
 from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.faces.a2a.cards import AgentCards
-from isthmus.faces.a2a.desk import Desk
-from isthmus.faces.a2a.http import A2aHttp
-from isthmus.faces.a2a.pushing import Pushing
-from isthmus.faces.http.gate import Fields, Gate
-from isthmus.faces.http.origin import OriginGuard
-from isthmus.faces.http.turn import PEER
-from isthmus.faces.mcp.http import McpHttp
-from isthmus.faces.mcp.sse import McpSse
-from isthmus.faces.rest.http import RestHttp
+from isthmus.frontends.a2a.cards import AgentCards
+from isthmus.frontends.a2a.desk import Desk
+from isthmus.frontends.a2a.http import A2aHttp
+from isthmus.frontends.a2a.pushing import Pushing
+from isthmus.frontends.http.auth import Authenticator, Fields
+from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.request_cycle import PEER
+from isthmus.frontends.mcp.http import McpHttp
+from isthmus.frontends.mcp.sse import McpSse
+from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from tests.unit.faces.a2a.doubles import Post
-from tests.unit.faces.mcp.doubles import Client
+from tests.unit.frontends.a2a.doubles import Post
+from tests.unit.frontends.mcp.doubles import Client
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class World:
     async def _open(self) -> None:
         self.running = RunningHub(Configuration(None, HubSettings()), {})
         running = self.running
-        gate = Gate(OriginGuard(bind_host="127.0.0.1"), self._identify)
+        gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
         self.mcp = McpHttp(running.dialogue(), gate)
         self.sse = McpSse(running.dialogue(), gate, running.crew, EVERYTHING, "")
         self.rest = RestHttp(running.hub, gate)

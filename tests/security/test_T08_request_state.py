@@ -4,7 +4,7 @@ Answer: it is sealed (AEAD) with a key of this process, bound to tenant, caller,
 after a time, and is good once unless a server that the operator trusts says that its tool may run twice. That it is
 refused over a socket with any byte changed, as another caller, on another tool, after its time and again, before the
 server sees anything, is shown in `tests/faults/test_questions.py` for servers of both eras; more odd forms are in
-`tests/unit/faces/mcp/test_comebacks.py`. Here: every single bit, and all of a race.
+`tests/unit/frontends/mcp/test_comebacks.py`. Here: every single bit, and all of a race.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import base64
 
 import pytest
 
-from isthmus.faces.mcp import comebacks
-from tests.unit.faces.mcp.test_comebacks import ACCEPTED, NAMESAKE, OTHER, Desk, is_refused
+from isthmus.frontends.mcp import comebacks
+from tests.unit.frontends.mcp.test_comebacks import ACCEPTED, NAMESAKE, OTHER, Desk, is_refused
 
 
 def states_of(desk: Desk) -> list[str]:

@@ -12,7 +12,7 @@ import asyncio
 
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.transport.courier import HttpCourier
 from isthmus.transport.egress import Egress, EgressRefused, parse_url
 from tests.security.rebinding import PUBLIC, Names
@@ -59,7 +59,7 @@ async def test_a_name_of_a_private_network_is_not_even_looked_up(name: str) -> N
 
 
 async def test_what_is_said_does_not_tell_an_open_port_from_a_closed_one(deaf_port: int) -> None:
-    crew = Crew("courier")
+    crew = BackgroundTasks("courier")
     courier = HttpCourier(Egress(), crew, lambda _: False)
     with Sink() as sink, dialled() as whom:
         texts = {

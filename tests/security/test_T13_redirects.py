@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from isthmus.app.links import Links
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.credentials.fetching import Fetcher
@@ -60,7 +60,7 @@ class Chain(Scripted):
 
 @asynccontextmanager
 async def links() -> AsyncIterator[Links]:
-    crew = Crew("links")
+    crew = BackgroundTasks("links")
     yield Links(Limits(connect_seconds=2.0), {}, crew, Tasks(lambda: 0.0))
     await crew.aclose()
 
@@ -118,7 +118,7 @@ async def test_a_card_is_where_it_is_said_to_be() -> None:
 
 @pytest.mark.parametrize("status", STATUSES)
 async def test_a_document_of_a_login_is_where_it_is_said_to_be(status: int) -> None:
-    crew = Crew("fetches")
+    crew = BackgroundTasks("fetches")
     with Sink() as sink:
         async with Away(status, f"http://127.0.0.1:{sink.port}/") as server:
             fetched = await Fetcher(Egress(), crew, lambda _: True).get("it", url_of(server), HEADERS)

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.transport import egress as module
 from isthmus.transport.egress import Egress, EgressRefused, Origin
 from isthmus.transport.http import HttpClient, request_head
@@ -77,7 +77,7 @@ async def ask(client: HttpClient) -> Recorder:
 
 
 async def test_who_is_dialled_is_who_was_checked_however_often_a_name_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew, names = Crew("calls"), Names({"rebinding.example": TURNS})
+    crew, names = BackgroundTasks("calls"), Names({"rebinding.example": TURNS})
     with Sink() as sink:
         async with public(sink.port, monkeypatch) as server:
             origin = Origin("http", "rebinding.example", sink.port)

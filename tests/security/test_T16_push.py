@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.courier import Receipt
 from isthmus.core.tasks.pushes import ATTEMPTS_MAX, delivery_of
 from isthmus.transport import courier as module
@@ -33,7 +33,7 @@ from tests.unit.core.tasks.test_outbox import BUSY, sending
 @asynccontextmanager
 async def couriers(egress: Egress) -> AsyncIterator[HttpCourier]:
     """A courier to whom nothing private is allowed."""
-    crew = Crew("courier")
+    crew = BackgroundTasks("courier")
     courier = HttpCourier(egress, crew, lambda _: False)
     yield courier
     await courier.aclose()
@@ -88,7 +88,7 @@ async def test_after_five_attempts_a_delivery_is_parked() -> None:
 async def test_what_the_operator_does_not_list_any_more_is_sent_nothing_more() -> None:
     """Not by the connection that is still there either."""
     listed = True
-    crew = Crew("courier")
+    crew = BackgroundTasks("courier")
     courier = HttpCourier(Egress(), crew, lambda _: listed)
     async with Receiver() as receiver:
         for path in ("/one", "/two"):

@@ -20,7 +20,7 @@ import trustme
 
 from isthmus.app.links import Links
 from isthmus.config.load import load
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.model.names import ServerName
@@ -217,7 +217,7 @@ def test_a_file_that_names_no_authority_costs_its_server(tmp_path: Path, content
 
 
 async def test_an_authority_is_of_its_server_alone() -> None:
-    crew = Crew("links")
+    crew = BackgroundTasks("links")
     links = Links(Limits(), {}, crew, Tasks(lambda: 0.0))
     reach = HttpSettings("https://server.example/mcp")
     plain, own = ServerSettings(ServerName("a"), reach), ServerSettings(ServerName("b"), reach, ca=pem(trustme.CA()))

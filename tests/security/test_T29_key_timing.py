@@ -34,12 +34,12 @@ NO_SECRETS = {
         "credentials/login.py",
         "text[at:at + end + 1] == secret[:end + 1]",
     ): "blanks it in the words of a server to which it was sent",
-    ("faces/a2a/desk.py", "used.digest != _digest(said)"): "the digest of a message, which its sender has",
-    ("faces/mcp/changes.py", "self._digest(topic) != digest"): "the digest of a list, which its reader has",
-    ("faces/mcp/listening.py", "session.told[topic] != self._digest(session, topic)"): "the same",
-    ("faces/mcp/task_polls.py", "digest != self._last"): "the digest of a task, which its owner has",
-    ("faces/relay/agents.py", "digest == self._told"): "the digest of a list of tools",
-    ("faces/relay/agents.py", "table.digest != self._told"): "the same",
+    ("frontends/a2a/desk.py", "used.digest != _digest(said)"): "the digest of a message, which its sender has",
+    ("frontends/mcp/changes.py", "self._digest(topic) != digest"): "the digest of a list, which its reader has",
+    ("frontends/mcp/listening.py", "session.told[topic] != self._digest(session, topic)"): "the same",
+    ("frontends/mcp/task_polls.py", "digest != self._last"): "the digest of a task, which its owner has",
+    ("frontends/relay/agents.py", "digest == self._told"): "the digest of a list of tools",
+    ("frontends/relay/agents.py", "table.digest != self._told"): "the same",
 }
 """Comparisons of what looks like a secret by its name, and why it is none."""
 

@@ -17,14 +17,14 @@ import pytest
 from msgspec.structs import replace
 
 from isthmus.core.tasks.record import Recipient
-from isthmus.faces.a2a.pushing import ID_HEADER, TIME_HEADER, write_letters
-from isthmus.faces.relay.handshake import read_query, read_token
+from isthmus.frontends.a2a.pushing import ID_HEADER, TIME_HEADER, write_letters
+from isthmus.frontends.relay.handshake import read_query, read_token
 from isthmus.identity.keys import credential_of
 from isthmus.identity.relay import EXPIRED, FORGED, REVOKED, RelayTokens, TokenSettings
 from isthmus.model.relay import Claim
 from tests.relay.tokens import KEY
 from tests.security.doors import DOORS
-from tests.unit.faces.a2a.test_pushing import DONE, RECORD
+from tests.unit.frontends.a2a.test_pushing import DONE, RECORD
 
 MINUTE = 60.0
 

@@ -20,11 +20,11 @@ from isthmus.app.identity import TRUST_SECONDS, Identities
 from isthmus.app.key_file import KeyFile
 from isthmus.app.serve import Routes
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.faces.http.door import Door, DoorSettings
-from isthmus.faces.http.gate import Gate
-from isthmus.faces.http.origin import OriginGuard
-from isthmus.faces.mcp.http import McpHttp
-from isthmus.faces.rest.http import RestHttp
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.listener import DoorSettings, HttpListener
+from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.mcp.http import McpHttp
+from isthmus.frontends.rest.http import RestHttp
 from isthmus.identity.keys import digest_of
 from isthmus.identity.store import mint, revoked
 from isthmus.model.callers import Caller, Grants
@@ -49,10 +49,10 @@ class Hub:
         self.identities = Identities(configuration, now=lambda: self.now, clock=lambda: self.now)
         self.identities.decide()
         self.running = RunningHub(configuration, {})
-        gate = Gate(OriginGuard(bind_host="127.0.0.1"), self.identities.identify)
+        gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self.identities.identify)
         self.mcp = McpHttp(self.running.dialogue(), gate)
         routes = Routes(self.running.surface, self.mcp, RestHttp(self.running.hub, gate), {})
-        self.door = Door(routes, DoorSettings(port=0))
+        self.door = HttpListener(routes, DoorSettings(port=0))
         self.door.offer(routes.take)
         self.port = 0
 

@@ -31,7 +31,7 @@ from isthmus.library import ToolService
 from isthmus.model.faults import NotConnected, UnknownTool
 from isthmus.model.outcomes import Result
 from isthmus.storage.definitions import FILE, Definitions
-from isthmus.upstream import keeper as keeping
+from isthmus.upstream import reconnector as keeping
 from tests.conftest import children
 from tests.faults.scripted import Heard, InProcess, Scripted, reply
 from tests.faults.watching import eventually

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.catalog.hygiene import flags_of
+from isthmus.core.catalog.definition_lint import flags_of
 from isthmus.core.catalog.names import llm_table
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName

@@ -22,7 +22,7 @@ from isthmus.model.names import ServerName
 from tests.face.wire import BASE, connected, encoded, key_header, legacy, until
 from tests.hubs import serving
 from tests.security.permitted import SERVERS, key_of, server
-from tests.unit.faces.mcp.test_comebacks import Desk, is_refused
+from tests.unit.frontends.mcp.test_comebacks import Desk, is_refused
 
 READER = "isthmus/core/catalog/labels.py"
 """The one module that reads what servers say of their tools."""

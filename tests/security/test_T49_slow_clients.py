@@ -1,7 +1,7 @@
 """T49: clients that send slowly, read slowly or say nothing, and take the room of others.
 
 Heads, bodies, silence and unread answers have their time, and connections their number, in all and from one address.
-Each time is shown by itself in `tests/unit/faces/http/test_connection.py`; here it is a whole attack, on a door of
+Each time is shown by itself in `tests/unit/frontends/http/test_connection.py`; here it is a whole attack, on a door of
 little patience, and the room that a hub has.
 """
 
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.faces.http.settings import Addresses, DoorSettings
+from isthmus.frontends.http.settings import Addresses, DoorSettings
 from tests.face.wire import BASE, PING, PONG, Wire, connected, encoded, key_header, legacy, until
 from tests.security.doors import DOORS, KEY, opened
-from tests.unit.faces.http.visiting import Echo
-from tests.unit.faces.http.visiting import opened as a_door
+from tests.unit.frontends.http.visiting import Echo
+from tests.unit.frontends.http.visiting import opened as a_door
 
 SOCKETS = 200
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.model.faults import Unanswered
@@ -102,7 +102,7 @@ def test_a_hub_behind_others_is_known_too() -> None:
 
 
 async def test_hubs_start_each_other_eight_times(tmp_path: Path) -> None:
-    crew = Crew()
+    crew = BackgroundTasks()
     server = ServerSettings(ServerName("a"), StdioSettings("/bin/cat"))
     links = Links(Limits(), {HOPS_VARIABLE: str(HOPS_MAX)}, crew, Tasks(asyncio.get_running_loop().time))
     try:

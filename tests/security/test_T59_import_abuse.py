@@ -20,7 +20,7 @@ from isthmus.cli.imports import Wanted, import_servers
 from isthmus.config.files import FILE_BYTES_MAX, read
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.imports import Around, look_up
-from isthmus.faces.rest.operations import OPERATIONS
+from isthmus.frontends.rest.operations import OPERATIONS
 from tests.security.source import dotted, with_words
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(

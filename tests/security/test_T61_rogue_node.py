@@ -42,4 +42,4 @@ async def test_what_was_decided_before_another_took_over_is_not_written(tmp_path
 
 
 def test_there_is_no_door_for_nodes() -> None:
-    assert not [name for name in texts() if name.startswith(("cluster/", "wire/peer/", "faces/peer/"))]
+    assert not [name for name in texts() if name.startswith(("cluster/", "wire/peer/", "frontends/peer/"))]

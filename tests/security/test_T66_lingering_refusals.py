@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.faces.http.connection import TURNED_AWAY_MAX
+from isthmus.frontends.http.connection import TURNED_AWAY_MAX
 from tests.hubs import HubProcess, serving
 
 pytestmark = pytest.mark.asyncio

@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from isthmus.app.links import Links
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
@@ -346,7 +346,7 @@ async def test_no_server_leads_the_hub_elsewhere(way: str) -> None:
     with Sink() as sink, resolving() as egress:
         urls = vectors(sink.port)
         async with Pointing(urls) as server:
-            crew = Crew("links")
+            crew = BackgroundTasks("links")
             links = Links(Limits(connect_seconds=2.0), {}, crew, Tasks(lambda: 0.0), egress)
             port = int(at(server).rpartition(":")[2])
             with dialled() as whom:
@@ -360,7 +360,7 @@ async def test_no_server_leads_the_hub_elsewhere(way: str) -> None:
 async def test_a_socket_that_is_sent_elsewhere_does_not_go_there() -> None:
     with Sink() as sink, resolving() as egress:
         async with Pointing([f"ws://127.0.0.1:{sink.port}/"]) as server:
-            crew = Crew("links")
+            crew = BackgroundTasks("links")
             links = Links(Limits(connect_seconds=2.0), {}, crew, Tasks(lambda: 0.0), egress)
             port = int(at(server).rpartition(":")[2])
             settings = ServerSettings(ServerName("s"), SocketSettings(f"ws://{AWAY}:{port}/redirect/0"))
@@ -372,7 +372,7 @@ async def test_a_socket_that_is_sent_elsewhere_does_not_go_there() -> None:
 
 async def test_no_document_of_a_login_is_fetched_where_it_must_not_be() -> None:
     """All that a login fetches goes by one `Fetcher`; whatever named the address, its rules are the same."""
-    crew = Crew("fetches")
+    crew = BackgroundTasks("fetches")
     with Sink() as sink, resolving() as egress, dialled() as whom:
         fetcher = Fetcher(egress, crew, lambda _: False)
         for url in (each.replace("http://", "https://") for each in vectors(sink.port)):

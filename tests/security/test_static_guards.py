@@ -20,12 +20,12 @@ WAYS_OUT = {
     "transport/egress.py": "the guard itself",
     "transport/lookups.py": "asks the system for what callers name; dials nobody",
     "transport/cut.py": "closes a connection that is there",
-    "faces/http/bind.py": "listens",
-    "faces/http/door.py": "listens",
+    "frontends/http/bind.py": "listens",
+    "frontends/http/listener.py": "listens",
     "credentials/callback.py": "listens on loopback for the browser of the person at this machine, during a login",
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",
     "storage/log_postgres.py": "uses the connection of storage/postgres.py",
-    "faces/a2a/grpc.py": "serves; makes no channel",
+    "frontends/a2a/grpc.py": "serves; makes no channel",
 }
 NETWORK_MODULES = {
     "socket", "_socket", "socketserver", "http.client", "urllib.request", "urllib3", "requests", "httpx", "httpx2",
@@ -85,7 +85,7 @@ def test_only_the_guard_connects_a_socket() -> None:
         if name != "transport/egress.py":
             assert "loop.sock_connect" not in made, name
             assert "sock.connect" not in made, name
-            assert "socket.socket" not in made or name == "faces/http/bind.py", name
+            assert "socket.socket" not in made or name == "frontends/http/bind.py", name
 
 
 def test_the_libraries_that_could_dial_are_used_without_their_io() -> None:
@@ -108,7 +108,7 @@ def test_the_libraries_that_could_dial_are_used_without_their_io() -> None:
                 assert module.split(".")[1] in allowed, (name, module)
                 assert module not in {"websockets.client.connect", "websockets.server.serve"}, name
             assert module != "websockets", name
-    grpc = {dotted(node) for node in nodes("faces/a2a/grpc.py") if isinstance(node, ast.Attribute)}
+    grpc = {dotted(node) for node in nodes("frontends/a2a/grpc.py") if isinstance(node, ast.Attribute)}
     assert not [each for each in grpc if each.endswith("channel")]
 
 
@@ -159,8 +159,8 @@ ASKED = {"admit", "know"}
 """How a face asks its gate who is calling."""
 
 OTHERWISE = {
-    "faces/oauth/http.py": "gives tokens for keys, which it checks itself, behind the same check of Host and Origin",
-    "faces/relay/http.py": "asks for the key of a relay in the handshake, behind the same check of Host and Origin",
+    "frontends/oauth/http.py": "gives tokens for keys, which it checks itself, behind the same check of Host and Origin",
+    "frontends/relay/http.py": "asks for the key of a relay in the handshake, behind the same check of Host and Origin",
 }
 """Faces that ask nobody's gate who is calling, and why; each is a row of `doors` too."""
 
@@ -168,9 +168,14 @@ OTHERWISE = {
 def test_every_face_asks_who_is_calling() -> None:
     """Whatever takes requests of the door has a gate, and asks it who it is."""
     found = {name: _asked_of_gates(tree) for name, tree in using({"serve", "take"}) if any(map(_takes_request, tree))}
-    assert found.keys() >= {"faces/mcp/http.py", "faces/mcp/sse.py", "faces/rest/http.py", "faces/a2a/http.py"}
-    asking = {name for name, asked in found.items() if asked & ASKED and name.startswith("faces/")}
-    assert {name for name in found if name.startswith("faces/")} - asking == OTHERWISE.keys()
+    assert found.keys() >= {
+        "frontends/mcp/http.py",
+        "frontends/mcp/sse.py",
+        "frontends/rest/http.py",
+        "frontends/a2a/http.py",
+    }
+    asking = {name for name, asked in found.items() if asked & ASKED and name.startswith("frontends/")}
+    assert {name for name in found if name.startswith("frontends/")} - asking == OTHERWISE.keys()
 
 
 def _asked_of_gates(tree: tuple[ast.AST, ...]) -> set[str]:
@@ -186,8 +191,8 @@ def _takes_request(node: ast.AST) -> bool:
 
 
 HOSTS = {
-    "faces/http/origin.py": "holds Host and Origin against what the hub answers for (T01)",
-    "faces/oauth/documents.py": "chooses among the hub's own names, which are the operator's",
+    "frontends/http/origin.py": "holds Host and Origin against what the hub answers for (T01)",
+    "frontends/oauth/documents.py": "chooses among the hub's own names, which are the operator's",
 }
 """Who reads the Host of a request."""
 

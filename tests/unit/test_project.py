@@ -123,7 +123,7 @@ def test_only_the_crew_starts_tasks() -> None:
     # library carries coroutines to another thread's loop, whose caller waits for them: to begin and end a service, and
     # to put a question to a program. A call of a tool is none of these.
     crossing = {"library/owner.py", "library/questions.py"}
-    assert files_that_mention(STARTING_TASKS) == {"core/crew.py", "faces/http/connection.py"} | crossing
+    assert files_that_mention(STARTING_TASKS) == {"core/background.py", "frontends/http/connection.py"} | crossing
 
 
 def test_only_the_process_channel_starts_processes() -> None:

@@ -10,8 +10,8 @@ import structlog
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.faces.http.gate import Gate
-from isthmus.faces.http.origin import OriginGuard
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.origin import OriginGuard
 from isthmus.identity.verifying import Verifier
 from isthmus.model.callers import Caller
 from isthmus.telemetry import logs
@@ -39,12 +39,12 @@ class Access:
         self.identities = Identities(configuration, is_insecure=is_insecure)
         self._configuration = configuration
         self._is_insecure = is_insecure
-        self._gate: Gate | None = None
+        self._gate: Authenticator | None = None
         self._running: RunningHub | None = None
         self._faces: Sequence[SessionFace] = ()
         self._known: frozenset[Caller] = frozenset()
 
-    def open(self, verifiers: Sequence[Verifier] = ()) -> Gate:
+    def open(self, verifiers: Sequence[Verifier] = ()) -> Authenticator:
         """Decide who comes in, and say so. These prove who somebody is, too; where there are such, no hub is open.
 
         Raises:
@@ -55,7 +55,7 @@ class Access:
         self.identities.knows_more = self.identities.knows_more or bool(verifiers)
         self.identities.decide()
         self._tell()
-        self._gate = Gate(_guard(self._configuration.hub), self.identities.identify)
+        self._gate = Authenticator(_guard(self._configuration.hub), self.identities.identify)
         self._gate.brake.per_minute = self._configuration.hub.limits.wrong_keys_per_minute
         return self._gate
 

@@ -29,7 +29,7 @@ from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED, Fact, 
 from isthmus.core.ports.journal import OpenJournal
 from isthmus.core.ports.ledger import Ledger
 from isthmus.core.tasks.record import Record
-from isthmus.faces.http.gate import Gate
+from isthmus.frontends.http.auth import Authenticator
 from isthmus.identity.store import Keys as MintedKeys
 from isthmus.identity.store import State
 from isthmus.model.callers import Caller
@@ -81,7 +81,7 @@ class AuditLog:
         self._seals = seals
         self._keys: dict[str, tuple[State, Caller]] = {}
 
-    def attach(self, running: RunningHub, gate: Gate, identities: Identities, pins: DefinitionPins) -> None:
+    def attach(self, running: RunningHub, gate: Authenticator, identities: Identities, pins: DefinitionPins) -> None:
         """Hear of whatever is not a call at a hub that serves, and have old records taken away."""
         gate.on_turned_away = self.audit.turned_away
         self._keys = states_of(identities.keys, time.time())

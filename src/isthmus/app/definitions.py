@@ -19,11 +19,11 @@ import structlog
 
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Key, Pinning, Pins, Sighting, known_of
 from isthmus.core.catalog.review import LeftOut
-from isthmus.core.crew import Crew
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, Change, Definitions, Seen
 
@@ -57,7 +57,7 @@ class DefinitionPins:
         self._modes = _modes_of(configuration)
         self.tell: Tell = _nobody
         self._hub: Hub | None = None
-        self._crew: Crew | None = None
+        self._crew: BackgroundTasks | None = None
         self._worker = ThreadPoolExecutor(1, "definitions")
         self._unwritten: list[Sighting] = []
         self._unkept: list[tuple[Sighting, Seen]] = []
@@ -70,7 +70,7 @@ class DefinitionPins:
             self._looked_up_to = self._file.heard()
         self.pins = Pins(known, self._mode_of, self._seen, waiting)
 
-    def attach(self, hub: Hub, crew: Crew) -> None:
+    def attach(self, hub: Hub, crew: BackgroundTasks) -> None:
         """Review what this hub's servers list; before any of them is added."""
         self._hub, self._crew = hub, crew
         hub.review.pins = self.pins

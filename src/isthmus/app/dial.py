@@ -21,7 +21,7 @@ from isthmus.app.dial_line import HubRefused, Line, LineShown, OnlyOne, Refusal
 from isthmus.app.dial_talk import Offer, Share
 from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.egress import Egress
@@ -63,7 +63,7 @@ class ServerShown(msgspec.Struct, frozen=True):
     """How a local server stands."""
 
     server_id: str
-    standing: Standing
+    standing: ServerStatus
     hub_name: str | None
     """What it is called in the hub, once that is known."""
     running: int
@@ -97,7 +97,7 @@ class Dialler:
         self._books = books
         self._journal = journal or MemoryJournal()
         configuration, audit = for_dialling(plan.configuration), None if books is None else books.audit
-        self.running = RunningHub(configuration, environment, self._journal, profile=PROFILE, audit=audit)
+        self.running = RunningHub(configuration, environment, self._journal, client_caps=PROFILE, audit=audit)
         if books is not None:
             books.follow(self.running, None)
         self.address = plan.address

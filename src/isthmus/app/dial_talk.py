@@ -15,14 +15,14 @@ import msgspec
 
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
-from isthmus.faces.mcp.conversation import Conversation
-from isthmus.faces.mcp.dialogue import Answer, refuse
-from isthmus.faces.mcp.faults import REFUSED, SENT_AND_LOST
+from isthmus.frontends.mcp.conversation import Conversation
+from isthmus.frontends.mcp.dialogue import Answer, refuse
+from isthmus.frontends.mcp.faults import REFUSED, SENT_AND_LOST
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.model.relay import MUX_SUBPROTOCOL
-from isthmus.transport.cork import Cork
+from isthmus.transport.write_batching import WriteBatch
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Request, Response
 from isthmus.wire.mcp.marks import MARK_KEY, read_mark
@@ -87,7 +87,7 @@ class Wire:
         self._early: list[bytes] = []
         """What the hub said before anybody knew what it had agreed to."""
         self._unsent: list[bytes] = []
-        self._cork = Cork()
+        self._cork = WriteBatch()
 
     def begin(self, socket: Socket, take: Callable[[bytes], None]) -> None:
         """The socket is open: `take` hears what comes on it, and what has come already."""

@@ -15,9 +15,9 @@ from isthmus.config.extensions import ROOT as EXTENSIONS
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.settings import Configuration, HubSettings, RelayParts
 from isthmus.core.settings import Limits
-from isthmus.faces.a2a.settings import A2aSettings
-from isthmus.faces.mcp.settings import TaskSettings
-from isthmus.faces.relay.settings import RelaySettings
+from isthmus.frontends.a2a.settings import A2aSettings
+from isthmus.frontends.mcp.settings import TaskSettings
+from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
 from isthmus.upstream.settings import ServerSettings

@@ -11,8 +11,8 @@ from isthmus.app.hub import RunningHub
 from isthmus.config.a2a import ROOT
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
-from isthmus.faces.a2a.http import A2aHttp
-from isthmus.faces.http.gate import Gate
+from isthmus.frontends.a2a.http import A2aHttp
+from isthmus.frontends.http.auth import Authenticator
 
 NEEDED = ("grpc", "google.protobuf")
 
@@ -42,7 +42,7 @@ def _is_there(name: str, find: Callable[[str], object]) -> bool:
         return False
 
 
-async def open_grpc(running: RunningHub, agent: A2aHttp, gate: Gate) -> Service | None:
+async def open_grpc(running: RunningHub, agent: A2aHttp, gate: Authenticator) -> Service | None:
     """Speak gRPC as well, and have the card say so; None where that is not configured.
 
     Raises:
@@ -51,7 +51,7 @@ async def open_grpc(running: RunningHub, agent: A2aHttp, gate: Gate) -> Service 
     hub, port = running.configuration.hub, running.configuration.a2a.grpc_port
     if port is None:
         return None
-    from isthmus.faces.a2a.grpc import A2aGrpc, GrpcSettings  # noqa: PLC0415 - only who wants it has the library
+    from isthmus.frontends.a2a.grpc import A2aGrpc, GrpcSettings  # noqa: PLC0415 - only who wants it has the library
 
     limits = hub.limits
     settings = GrpcSettings(hub.host, port, limits.request_bytes, limits.lag_seconds, connections=limits.connections)

@@ -14,8 +14,8 @@ from isthmus.app.tools import import_tools, marked_modules
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.settings import Configuration
 from isthmus.core.audit.facts import Value
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Journal
 from isthmus.core.ports.recorder import Recorder
 from isthmus.core.tasks.engine import Engine
@@ -23,14 +23,14 @@ from isthmus.core.tasks.record import Owner
 from isthmus.credentials.logins import Logins
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.credentials.vault import Vault
-from isthmus.faces.mcp.comebacks import Comebacks
-from isthmus.faces.mcp.dialogue import Dialogue
-from isthmus.faces.mcp.kept_tasks import KeptTasks
+from isthmus.frontends.mcp.comebacks import Comebacks
+from isthmus.frontends.mcp.dialogue import Dialogue
+from isthmus.frontends.mcp.kept_tasks import KeptTasks
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.audit import Audit
 from isthmus.telemetry.counters import Counters
@@ -56,7 +56,7 @@ NAMED = ServerName("#")
 class Watching(Protocol):
     """Watches how definitions change: `app.definitions`."""
 
-    def attach(self, hub: Hub, crew: Crew) -> None:
+    def attach(self, hub: Hub, crew: BackgroundTasks) -> None:
         """Review what this hub's servers list; before any of them is added."""
 
     def change(self, configuration: Configuration) -> None:
@@ -72,21 +72,21 @@ class RunningHub:
         environment: Mapping[str, str],
         journal: Journal | None = None,
         *,
-        profile: Profile | None = None,
+        client_caps: ClientCapabilities | None = None,
         pins: Watching | None = None,
         lists: ListStore | None = None,
         audit: Audit | None = None,
     ) -> None:
         """Start every server in the background and return at once. Needs a running loop.
 
-        Without a `journal` nothing outlasts the process. With a `profile` servers list to everybody what they list to
+        Without a `journal` nothing outlasts the process. With a `client_caps` servers list to everybody what they list to
         those who can be asked this. Without `pins` nobody minds how definitions change. Without
         `lists` servers show nothing before they answer.
         """
         self.configuration = configuration
         self.callers: Container[Caller] = ()
         """Everybody whom a face lets in now; whoever has faces says so."""
-        self.crew = Crew()
+        self.crew = BackgroundTasks()
         self.counters = Counters()
         self.audit = audit
         self.hub = Hub(configuration.hub.limits, self._recorder(self.counters))
@@ -102,9 +102,9 @@ class RunningHub:
         vault = Vault(Path(configuration.hub.state), configuration.credentials)
         self.logins = Logins(vault, egress, self.crew)
         self._links = Links(
-            configuration.hub.limits, environment, self.crew, self.hub.tasks, egress, profile, self.logins
+            configuration.hub.limits, environment, self.crew, self.hub.tasks, egress, client_caps, self.logins
         )
-        known = None if lists is None else KnownLists(lists, profile)
+        known = None if lists is None else KnownLists(lists, client_caps)
         self.supervisor = Supervisor(self.hub, self.crew, self._links.connect, known)
         self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 import structlog
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
 from isthmus.identity.issuers import Issuer
 from isthmus.identity.jwt import KeySet, read_keys
@@ -44,7 +44,7 @@ class IssuerKeys:
     """Fetches the keys of a hub's issuers for as long as it runs."""
 
     def __init__(
-        self, egress: Egress, crew: Crew, *, fresh: float = FRESH_SECONDS, pause: float = PAUSE_SECONDS
+        self, egress: Egress, crew: BackgroundTasks, *, fresh: float = FRESH_SECONDS, pause: float = PAUSE_SECONDS
     ) -> None:
         self._egress = egress
         self._crew = crew
@@ -90,7 +90,7 @@ class IssuerKeys:
         return True
 
 
-async def fetch_keys(settings: IssuerSettings, egress: Egress, crew: Crew) -> KeySet:
+async def fetch_keys(settings: IssuerSettings, egress: Egress, crew: BackgroundTasks) -> KeySet:
     """The keys that an issuer publishes now.
 
     Raises:

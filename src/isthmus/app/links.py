@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from isthmus import __version__
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
@@ -16,7 +16,7 @@ from isthmus.credentials.logins import Logins
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 from isthmus.transport.egress import Egress, Guarded
 from isthmus.upstream.agent.given import GivenTasks
 from isthmus.upstream.agent.link import AgentLink
@@ -60,19 +60,19 @@ class Links:
         self,
         limits: Limits,
         environment: Mapping[str, str],
-        crew: Crew,
+        crew: BackgroundTasks,
         tasks: Tasks,
         egress: Egress | None = None,
-        profile: Profile | None = None,
+        client_caps: ClientCapabilities | None = None,
         logins: Logins | None = None,
     ) -> None:
         """`tasks` hears how those stand of which servers tell by themselves.
 
-        With a `profile`, servers are told that whoever lists them can be asked this, and list the same to everybody.
+        With a `client_caps`, servers are told that whoever lists them can be asked this, and list the same to everybody.
         Without `logins` servers are shown their headers and nothing else.
         """
         self.limits = limits
-        self._profile = profile
+        self._profile = client_caps
         self.are_shared = False
         """Everybody who calls is one program: nobody needs a link of its own to be asked something."""
         self._tasks = tasks
@@ -101,7 +101,7 @@ class Links:
             link = await self._reach_with(login, settings, carrier)
         link.on_task, link.on_progress = self._tasks.told, self._tasks.progressed
         if self._profile is not None:
-            link.profile, link.can_vary = self._profile, False
+            link.client_caps, link.can_vary = self._profile, False
         if self.are_shared:
             link.can_ask = False
         return link

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from isthmus.app.links import over_http
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import device
 from isthmus.credentials.authorizing import Authorization, LoginRefused
 from isthmus.credentials.callback import Callback
@@ -72,7 +72,7 @@ async def log_in(wanted: Wanted, vault: Vault, show: Callable[[Shown], None], eg
         LoginFailed: nothing did.
     """
     url, settings = _terms(wanted)
-    crew = Crew("login")
+    crew = BackgroundTasks("login")
     try:
         fetcher = fetcher_for(egress or Egress(), crew, url, settings, wanted.server.ca)
         kept = await _Visit(wanted, fetcher, url, settings, _known(vault, wanted.slot)).made(show)

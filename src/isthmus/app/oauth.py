@@ -21,11 +21,11 @@ from isthmus.app.secret_file import offer_secret
 from isthmus.config.contents import contents_of
 from isthmus.config.settings import Configuration
 from isthmus.core.access.tenants import Tenants
-from isthmus.core.crew import Crew
-from isthmus.faces.http.gate import BASES, Fields, Gate, Request
-from isthmus.faces.oauth.challenges import Challenges, Shown
-from isthmus.faces.oauth.documents import OwnAddresses, Trusted
-from isthmus.faces.oauth.http import LIFETIME_SECONDS, OauthHttp
+from isthmus.core.background import BackgroundTasks
+from isthmus.frontends.http.auth import BASES, Authenticator, Fields, Request
+from isthmus.frontends.oauth.challenges import Challenges, Shown
+from isthmus.frontends.oauth.documents import OwnAddresses, Trusted
+from isthmus.frontends.oauth.http import LIFETIME_SECONDS, OauthHttp
 from isthmus.identity import access_tokens
 from isthmus.identity.access_tokens import AccessTokens
 from isthmus.identity.issuers import Issuer, Issuers, OnProved, Unproven
@@ -67,7 +67,7 @@ class Tokens:
         identities.verifiers += [self._own, self]
         self.change(configuration)
 
-    def open(self, gate: Gate, crew: Crew, egress: Egress) -> OauthHttp:
+    def open(self, gate: Authenticator, crew: BackgroundTasks, egress: Egress) -> OauthHttp:
         """Begin to fetch keys, have the gate say where tokens are to be had, and return the face that gives them."""
         self._keys = IssuerKeys(egress, crew)
         self._keys.follow(tuple(self._issuers))

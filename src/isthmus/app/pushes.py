@@ -17,7 +17,7 @@ from isthmus.core.tasks.record import Owner, Recipient, Record
 from isthmus.credentials.kept import KeptSealer, kept_key
 from isthmus.credentials.push_signing import PushSigner
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.faces.a2a.pushing import Pushing
+from isthmus.frontends.a2a.pushing import Pushing
 from isthmus.model.callers import Caller
 from isthmus.transport.courier import HttpCourier
 from isthmus.transport.egress import Egress

@@ -16,10 +16,10 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.app.relay_keys import Keys, KnownAgents, NoTokens, Revocations
 from isthmus.config.settings import Configuration
-from isthmus.faces.http.gate import Gate
-from isthmus.faces.relay.http import RelayHttp
-from isthmus.faces.relay.ports import Tokens
-from isthmus.faces.relay.settings import RelaySettings
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.relay.http import RelayHttp
+from isthmus.frontends.relay.ports import Tokens
+from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.identity.relay import RelayTokens
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
@@ -33,7 +33,7 @@ RECHECK_SECONDS = 0.5
 class Relay:
     """What `[relay]` says, at work. Its servers are the hub's to close; its devices are the face's."""
 
-    def __init__(self, running: RunningHub, gate: Gate) -> None:
+    def __init__(self, running: RunningHub, gate: Authenticator) -> None:
         """Raises: ConfigError if the key in the state folder is none."""
         self._running = running
         state = self._state = Path(running.configuration.hub.state)

@@ -31,32 +31,32 @@ from isthmus.app.pushes import Pushes
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.journal import Probed
 from isthmus.core.tasks.record import Owner
 from isthmus.core.tasks.retention import Retention
-from isthmus.faces.a2a.cards import AgentCards
-from isthmus.faces.a2a.desk import Desk
-from isthmus.faces.a2a.http import A2aHttp
-from isthmus.faces.a2a.pushing import Pushing
-from isthmus.faces.http.bodies import joined, say
-from isthmus.faces.http.brake import COMING_FROM
-from isthmus.faces.http.door import Door, DoorSettings
-from isthmus.faces.http.gate import Fields, Gate
-from isthmus.faces.http.health import PATHS as HEALTH_PATHS
-from isthmus.faces.http.health import Health
-from isthmus.faces.http.turn import PEER, Arrival, Message, Receive, Send
-from isthmus.faces.mcp.dialogue import VERSIONS
-from isthmus.faces.mcp.http import McpHttp
-from isthmus.faces.mcp.kept_states import REALM
-from isthmus.faces.mcp.sse import PATHS as SSE_PATHS
-from isthmus.faces.mcp.sse import McpSse
-from isthmus.faces.mcp.visit import NOT_FOUND
-from isthmus.faces.oauth.http import OauthHttp
-from isthmus.faces.relay.http import RelayHttp
-from isthmus.faces.rest.http import RestHttp, is_rest
-from isthmus.faces.wellknown.cards import Cards
-from isthmus.faces.wellknown.http import WellKnown
+from isthmus.frontends.a2a.cards import AgentCards
+from isthmus.frontends.a2a.desk import Desk
+from isthmus.frontends.a2a.http import A2aHttp
+from isthmus.frontends.a2a.pushing import Pushing
+from isthmus.frontends.http.auth import Authenticator, Fields
+from isthmus.frontends.http.bodies import joined, say
+from isthmus.frontends.http.failed_auth_limit import COMING_FROM
+from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
+from isthmus.frontends.http.health import Health
+from isthmus.frontends.http.listener import DoorSettings, HttpListener
+from isthmus.frontends.http.request_cycle import PEER, IncomingRequest, Message, Receive, Send
+from isthmus.frontends.mcp.dialogue import VERSIONS
+from isthmus.frontends.mcp.http import McpHttp
+from isthmus.frontends.mcp.kept_states import REALM
+from isthmus.frontends.mcp.sse import PATHS as SSE_PATHS
+from isthmus.frontends.mcp.sse import McpSse
+from isthmus.frontends.mcp.visit import NOT_FOUND
+from isthmus.frontends.oauth.http import OauthHttp
+from isthmus.frontends.relay.http import RelayHttp
+from isthmus.frontends.rest.http import RestHttp, is_rest
+from isthmus.frontends.wellknown.cards import Cards
+from isthmus.frontends.wellknown.http import WellKnown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
@@ -115,9 +115,9 @@ class Routes:
         self._relay = relay
         self._oauth = oauth
         self.preflight: Callable[[Fields], bytes | None] = lambda _: None
-        """How a browser is answered that asks what a page may send; see `Gate.preflight`."""
+        """How a browser is answered that asks what a page may send; see `Authenticator.preflight`."""
 
-    def take(self, arrival: Arrival) -> bool:
+    def take(self, arrival: IncomingRequest) -> bool:
         """Let the face that the path leads to answer a whole request at once, if it can."""
         path: str = arrival.scope["path"]
         surface = self._surface(path)
@@ -252,7 +252,7 @@ def _caller_of(identities: Identities, owner: Owner) -> Caller | None:
     return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
 
 
-async def _relay(running: RunningHub, gate: Gate) -> Relay | None:
+async def _relay(running: RunningHub, gate: Authenticator) -> Relay | None:
     """The relay, if there is to be one; whatever dials in needs a descriptor."""
     settings = running.configuration.relay
     if not settings.face.enabled:
@@ -267,9 +267,9 @@ async def _relay(running: RunningHub, gate: Gate) -> Relay | None:
 
 def _door(
     configuration: Configuration, routes: Routes, streaming: Sequence[StreamingFace], relay: RelayHttp | None
-) -> Door:
+) -> HttpListener:
     """The door to these faces, of which some have streams that must end before it can close."""
-    door = Door(routes, _door_settings(configuration))
+    door = HttpListener(routes, _door_settings(configuration))
     door.offer(routes.take)
     if relay is not None:
         door.offer_sockets(relay.upgrade)
@@ -280,7 +280,7 @@ def _door(
 
 
 def _agent(
-    running: RunningHub, identities: Identities, pushing: Pushing, gate: Gate, address: Callable[[], str]
+    running: RunningHub, identities: Identities, pushing: Pushing, gate: Authenticator, address: Callable[[], str]
 ) -> A2aHttp:
     settings = running.configuration.a2a
     desk = Desk(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
@@ -296,7 +296,7 @@ def _address(settings: HubSettings, ports: Sequence[int]) -> str:
     return settings.public_url or f"http://localhost:{ports[0] if ports else settings.port}"
 
 
-def _well_known(running: RunningHub, identities: Identities, gate: Gate) -> WellKnown | None:
+def _well_known(running: RunningHub, identities: Identities, gate: Authenticator) -> WellKnown | None:
     """What is published of the hub, if it has an address to publish."""
     address = running.configuration.hub.public_url
     if address is None:
@@ -306,7 +306,7 @@ def _well_known(running: RunningHub, identities: Identities, gate: Gate) -> Well
     return WellKnown(running.hub, gate, cards, needs_key, lambda: running.configuration.a2a.name)
 
 
-def _by_path(running: RunningHub, sse: McpSse, gate: Gate) -> dict[str, Face]:
+def _by_path(running: RunningHub, sse: McpSse, gate: Authenticator) -> dict[str, Face]:
     """The faces that are known by whole paths."""
     journal = running.journal
     health = Health(running.hub, gate, lambda: isinstance(journal, Probed) and journal.is_failing)
@@ -354,7 +354,7 @@ def _door_settings(configuration: Configuration) -> DoorSettings:
 
 
 async def _until_told(
-    running: RunningHub, door: Door, grpc: Service | None, relay: Relay | None, signals: Signals
+    running: RunningHub, door: HttpListener, grpc: Service | None, relay: Relay | None, signals: Signals
 ) -> None:
     """Wait for a signal, then drain; a second signal ends the wait."""
     try:
@@ -374,7 +374,7 @@ async def _until_told(
         await door.close()
 
 
-async def _drain(running: RunningHub, door: Door, grpc: Service | None, relay: Relay | None) -> None:
+async def _drain(running: RunningHub, door: HttpListener, grpc: Service | None, relay: Relay | None) -> None:
     """Let requests come to their end, and tasks too, often answered long ago."""
     seconds = running.hub.limits.drain_seconds
     with suppress(TimeoutError):
@@ -404,7 +404,7 @@ async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: Se
 
 async def _end(running: RunningHub, signals: Signals) -> None:
     """Let every server leave in good order; with a second signal, whenever it came, they are made to."""
-    crew = Crew("end")
+    crew = BackgroundTasks("end")
     closing = crew.spawn("closing", running.aclose())
     again = crew.spawn("second signal", signals.wait_for(2))
     await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,7 @@ from isthmus.app.hub import PARENT, RunningHub
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration
 from isthmus.core.settings import Limits
-from isthmus.faces.mcp.stdio import McpStdio
+from isthmus.frontends.mcp.stdio import McpStdio
 from isthmus.model.calls import Surface
 from isthmus.storage.lists import ListFiles
 from isthmus.storage.memory import MemoryJournal

@@ -18,9 +18,9 @@ import msgspec
 import structlog
 
 import isthmus
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.schema import EXPENSIVE
-from isthmus.core.crew import Crew
 from isthmus.model.callers import Caller
 from isthmus.model.faults import BadArguments, Overloaded
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
@@ -57,7 +57,7 @@ class _Waiting(NamedTuple):
 class ValidationWorker:
     """The queue of calls to check, and the process that checks them one by one."""
 
-    def __init__(self, crew: Crew, environment: Mapping[str, str]) -> None:
+    def __init__(self, crew: BackgroundTasks, environment: Mapping[str, str]) -> None:
         self._crew = crew
         self._environment = environment
         self._queue: deque[_Waiting] = deque()

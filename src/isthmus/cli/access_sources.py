@@ -26,7 +26,7 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Key, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_RULES
-from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, Definitions
@@ -67,7 +67,7 @@ async def snapshots_of(old: Configuration, new: Configuration, *, wait: float) -
 
 async def _started(
     configuration: Configuration, only: Iterable[ServerName] | None, wait: float
-) -> dict[ServerName, Standing]:
+) -> dict[ServerName, ServerStatus]:
     own = await start_own(_unpinned(configuration), os.environ, within=wait, only=only)
     try:
         return dict(own.running.hub.snapshot.standings)
@@ -81,7 +81,9 @@ def _unpinned(configuration: Configuration) -> Configuration:
     return replace(configuration, servers=servers, hub=replace(configuration.hub, pin="off"))
 
 
-def _ruled(standings: Mapping[ServerName, Standing], configuration: Configuration) -> dict[ServerName, Standing]:
+def _ruled(
+    standings: Mapping[ServerName, ServerStatus], configuration: Configuration
+) -> dict[ServerName, ServerStatus]:
     """The same standings with what a configuration says of the servers' tools."""
     rules = {server.name: server.rules for server in configuration.servers}
     return {
@@ -90,7 +92,9 @@ def _ruled(standings: Mapping[ServerName, Standing], configuration: Configuratio
     }
 
 
-def _pinned(standings: Mapping[ServerName, Standing], configuration: Configuration) -> dict[ServerName, Standing]:
+def _pinned(
+    standings: Mapping[ServerName, ServerStatus], configuration: Configuration
+) -> dict[ServerName, ServerStatus]:
     """The same without the tools that a hub would withhold; nothing is noted of what is seen here.
 
     Raises:
@@ -117,7 +121,9 @@ def _known(folder: Path) -> dict[Key, bytes]:
         raise CommandFailed(Exit.CONFIGURATION, said, "Run this as whoever runs the hub.") from error
 
 
-def _told(tools: Iterable[Offer], prompts: Iterable[Offer], configuration: Configuration) -> dict[ServerName, Standing]:
+def _told(
+    tools: Iterable[Offer], prompts: Iterable[Offer], configuration: Configuration
+) -> dict[ServerName, ServerStatus]:
     """Standings made of what a running hub lists; what it hides it does not list, and so only labels are added."""
     labels = {
         server.name: replace(NO_RULES, is_trusted=server.rules.is_trusted, tags=server.rules.tags)
@@ -132,7 +138,7 @@ def _told(tools: Iterable[Offer], prompts: Iterable[Offer], configuration: Confi
         of = offered.setdefault(ServerName(offer.server), ([], []))
         of[1].append(Prompt.of(ServerName(offer.server), _own_name(offer), dict(offer.definition)))
     return {
-        name: Standing(name, "ready", tools=tuple(of[0]), prompts=tuple(of[1]), rules=labels.get(name, NO_RULES))
+        name: ServerStatus(name, "ready", tools=tuple(of[0]), prompts=tuple(of[1]), rules=labels.get(name, NO_RULES))
         for name, of in offered.items()
     }
 
@@ -141,5 +147,5 @@ def _own_name(offer: Offer) -> FeatureName:
     return FeatureName(offer.name.removeprefix(f"{offer.server}."))
 
 
-def _snapshot(standings: Mapping[ServerName, Standing], configuration: Configuration) -> Snapshot:
+def _snapshot(standings: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
     return Snapshot(0, standings, CheckCache(limit_bytes=0), narrowing_of(configuration))

@@ -99,7 +99,7 @@ def _refused(address: HubAddress, refused: HubRefused) -> CommandFailed:
 def _why(words: str) -> str:
     """What a hub's words on a token mean, where they are those of the protocol."""
     from isthmus.cli.token import WHY
-    from isthmus.faces.relay.http import NO_LONGER_GOOD, WRONG_ROLE
+    from isthmus.frontends.relay.http import NO_LONGER_GOOD, WRONG_ROLE
 
     known = {**WHY, WRONG_ROLE: "it is a device's, and opens no server's end", NO_LONGER_GOOD: "it is good no more"}
     return f" (the token: {known[words]})" if words in known else ""

@@ -38,7 +38,7 @@ from isthmus.config import codes
 from isthmus.config.environment import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.upstream.programs import open_paths, program_of
@@ -93,7 +93,7 @@ def _own_patients(hub: OwnHub, began: float) -> list[Patient]:
     return [_patient(standings[name], hub.settled_at, began) for name in sorted(standings)]
 
 
-def _patient(standing: Standing, settled_at: dict[ServerName, float], began: float) -> Patient:
+def _patient(standing: ServerStatus, settled_at: dict[ServerName, float], began: float) -> Patient:
     ended = settled_at.get(standing.server)
     return Patient(
         server=standing.server,

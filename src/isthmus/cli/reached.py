@@ -23,7 +23,7 @@ from isthmus.cli.sources import Running, refused
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import HARD_SECONDS_MAX, Limits
-from isthmus.faces.rest.listings import list_document, servers_document
+from isthmus.frontends.rest.listings import list_document, servers_document
 from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
 from isthmus.model.events import Event
 from isthmus.model.faults import Fault

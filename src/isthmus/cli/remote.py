@@ -17,7 +17,7 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.faults import EXECUTED, Told, told_in
 from isthmus.cli.reached import Asked
 from isthmus.cli.sources import KEY_VARIABLE, Running
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.model.calls import Kind
 from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Result
@@ -58,7 +58,7 @@ class RemoteHub:
         self._is_needed = is_needed
         self._origin, path = parse_url(source.reach.url)
         self._base = path.rstrip("/").removesuffix("/mcp")
-        self._crew = Crew("remote")
+        self._crew = BackgroundTasks("remote")
         self._client = HttpClient(self._origin, Egress(), self._crew, is_configured=True, limit=1)
 
     async def list(self, shape: ListShape) -> bytes:

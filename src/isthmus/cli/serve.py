@@ -18,7 +18,7 @@ from isthmus.cli.sources import configuration_of, home, refused
 from isthmus.config.environment import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.faces.http.door import DoorError
+from isthmus.frontends.http.listener import DoorError
 from isthmus.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)

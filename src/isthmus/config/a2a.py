@@ -8,7 +8,7 @@ from isthmus.config import values
 from isthmus.config.files import Document
 from isthmus.config.findings import Finding
 from isthmus.config.tables import Reader, accepted, read_table
-from isthmus.faces.a2a.settings import A2aSettings
+from isthmus.frontends.a2a.settings import A2aSettings
 
 ROOT = "a2a"
 

@@ -17,7 +17,7 @@ from isthmus.config.findings import Finding, Mistake, Place, nearest
 from isthmus.config.settings import RelayParts
 from isthmus.config.tables import Reader, accepted, read_table
 from isthmus.config.variables import Borrowed, Variables
-from isthmus.faces.relay.settings import RelaySettings
+from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.identity.keys import KeyTooShort, check_length
 from isthmus.identity.relay import TokenSettings, check_name
 from isthmus.model.names import parse_server_name

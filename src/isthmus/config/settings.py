@@ -21,9 +21,9 @@ from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.core.catalog.pins import PINNINGS, Pinning
 from isthmus.core.settings import Limits
 from isthmus.credentials.vault import VaultSettings
-from isthmus.faces.a2a.settings import A2aSettings
-from isthmus.faces.mcp.settings import TaskSettings
-from isthmus.faces.relay.settings import RelaySettings
+from isthmus.frontends.a2a.settings import A2aSettings
+from isthmus.frontends.mcp.settings import TaskSettings
+from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.identity.relay import TokenSettings
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller

@@ -8,7 +8,7 @@ from isthmus.config import values
 from isthmus.config.files import Document
 from isthmus.config.findings import Finding
 from isthmus.config.tables import Reader, accepted, read_table
-from isthmus.faces.mcp.settings import TaskSettings
+from isthmus.frontends.mcp.settings import TaskSettings
 
 ROOT = "tasks"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.model.credentials import URL_LENGTH_MAX
 from isthmus.transport.egress import Egress, Origin, parse_url
 from isthmus.transport.http import HttpClient, Lost, request_head
@@ -43,7 +43,9 @@ class Fetched(NamedTuple):
 class Fetcher:
     """Fetches documents for one login."""
 
-    def __init__(self, egress: Egress, crew: Crew, is_named: IsNamed, named_egress: Egress | None = None) -> None:
+    def __init__(
+        self, egress: Egress, crew: BackgroundTasks, is_named: IsNamed, named_egress: Egress | None = None
+    ) -> None:
         """Needs a running loop for whatever it fetches.
 
         `named_egress` dials what the operator named, which may have certificates of an authority of its own.

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.credentials import RequestSigner
 from isthmus.credentials.discovery import DiscoveryFailed, Place, ServerMetadata, find_issuer, find_place
 from isthmus.credentials.dpop import ProofKey, Prover
@@ -54,7 +54,7 @@ class Surroundings(Protocol):
     """What a login needs of all of them."""
 
     vault: Vault
-    crew: Crew
+    crew: BackgroundTasks
     subjects: SubjectTokens
 
     def now(self) -> float:

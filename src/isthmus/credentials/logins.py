@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import structlog
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.credentials.fetching import Fetcher
 from isthmus.credentials.login import Login
 from isthmus.credentials.subjects import SubjectTokens
@@ -46,7 +46,7 @@ class Logins:
         self,
         vault: Vault,
         egress: Egress,
-        crew: Crew,
+        crew: BackgroundTasks,
         subjects: SubjectTokens | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -153,7 +153,7 @@ class Logins:
                         self.tell(login.slot)
 
 
-def fetcher_for(egress: Egress, crew: Crew, url: str, settings: OAuthSettings, ca: str = "") -> Fetcher:
+def fetcher_for(egress: Egress, crew: BackgroundTasks, url: str, settings: OAuthSettings, ca: str = "") -> Fetcher:
     """Fetches for a login at the server with this address; a place is checked each time, whatever it was before.
 
     The server's own authority, `ca`, is believed there and wherever else the operator named.

@@ -317,7 +317,7 @@ class Engine:
         books: AuditLog | None = None,
     ) -> None:
         """Start every server in the background. Needs the owner's loop. `books` is closed with it."""
-        profile = questions.profile if questions is not None else None
+        client_caps = questions.client_caps if questions is not None else None
         self._plan = plan
         self._catalog: Catalog | None = None
         self._registered = REGISTRY.version
@@ -326,7 +326,7 @@ class Engine:
         self._books = books
         audit = None if books is None else books.audit
         self.running = RunningHub(
-            plan.configuration, os.environ, journal, profile=profile, pins=self._pins, audit=audit
+            plan.configuration, os.environ, journal, client_caps=client_caps, pins=self._pins, audit=audit
         )
         if books is not None:
             books.follow(self.running, self._pins)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import msgspec
 import structlog
 
-from isthmus.model.questions import NOT_ASKED, Answered, Declined, Profile, Question, Reply
+from isthmus.model.questions import NOT_ASKED, Answered, ClientCapabilities, Declined, Question, Reply
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class Questions:
     """Asked for folders: answers `{"roots": [{"uri": …}]}`."""
 
     @property
-    def profile(self) -> Profile:
+    def client_caps(self) -> ClientCapabilities:
         """What servers are told."""
         said = {"elicitation": self.elicitation, "sampling": self.sampling, "roots": self.roots}
         words = {word for word, handler in said.items() if handler is not None}

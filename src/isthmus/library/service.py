@@ -51,7 +51,7 @@ from isthmus.model.calls import EVERYTHING, Call, Kind
 from isthmus.model.events import LogLevel
 from isthmus.model.faults import BadArguments
 from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOTHING
+from isthmus.model.questions import NO_CAPABILITIES
 
 HOW_TO_BEGIN = "use it in a `with`, or call `initialize`; of a ToolService, await it"
 
@@ -84,7 +84,7 @@ class ToolService:
         """
         self._given = (config, hub, key)
         self._questions = questions
-        self._profile = questions.profile if questions is not None else NOTHING
+        self._profile = questions.client_caps if questions is not None else NO_CAPABILITIES
         self._owner: Owner | None = None
         self._engine: Engine | None = None
         self._was_open = False
@@ -391,7 +391,7 @@ class ToolService:
             meta={} if session is None else {SESSION_KEY: msgspec.Raw(_encode(session))},
             wants_progress=is_watched,
             log_level=LOG_LEVEL if is_watched else None,
-            profile=self._profile,
+            client_caps=self._profile,
             session=session or "",
             timeout=request.timeout,
             headers=(request.metadata or {}).get("headers") or {},
@@ -475,7 +475,7 @@ class ToolService:
     async def _asked(self, kind: Kind, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         owner, engine = self._open_engine()
         given = written_for(kind, name, arguments)
-        call = Call(ME, engine.surface, name, given, kind=kind, profile=self._profile, face=FACE)
+        call = Call(ME, engine.surface, name, given, kind=kind, client_caps=self._profile, face=FACE)
         outcome = await self._performed(owner, engine, call)
         return contents_of(name, outcome, is_attached=engine.is_attached)
 

@@ -9,7 +9,7 @@ import msgspec
 from isthmus.model.callers import Caller
 from isthmus.model.events import LogLevel
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 Style: TypeAlias = Literal["canonical", "llm", "own"]
 """How tools are named on a surface: `server.tool`, the form language models accept, or the server's own names."""
@@ -65,7 +65,7 @@ class Call(msgspec.Struct, frozen=True):
     kind: Kind = "tool"
     log_level: LogLevel | None = None
     """From which level on the caller wants to hear what the server logs meanwhile; None if not at all."""
-    profile: Profile = NOTHING
+    client_caps: ClientCapabilities = NO_CAPABILITIES
     """What the caller can be asked meanwhile."""
     session: str = ""
     """Which of the caller's conversations it belongs to, if that has one: what a server asks in one must not be put

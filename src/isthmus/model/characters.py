@@ -1,7 +1,7 @@
 """Characters that do something to a text, or hide in it, instead of being read.
 
 What a person reads has them escaped (the command line, the log), what a model reads is marked if it has them
-(`core.catalog.hygiene`).
+(`core.catalog.definition_lint`).
 """
 
 from __future__ import annotations

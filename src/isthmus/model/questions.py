@@ -9,12 +9,12 @@ import msgspec
 
 from isthmus.model.names import ServerName
 
-Profile: TypeAlias = frozenset[str]
+ClientCapabilities: TypeAlias = frozenset[str]
 """What a caller says it can be asked: `roots`, `sampling`, `elicitation`, each perhaps with a word behind a dot.
 
 Servers may list and do different things for different profiles, so that nothing is shared across them."""
 
-NOTHING: Profile = frozenset()
+NO_CAPABILITIES: ClientCapabilities = frozenset()
 
 
 class Question(msgspec.Struct, frozen=True):

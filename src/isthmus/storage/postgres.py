@@ -23,7 +23,7 @@ import structlog
 
 from isthmus.core.audit.chain import Row, Standing
 from isthmus.core.audit.facts import Fact
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Entry, OnVerdict, Page, Trimmed, Verdict
 from isthmus.core.ports.ledger import Notary
 from isthmus.storage import log_postgres, pages
@@ -201,7 +201,7 @@ class PostgresJournal:
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._crew = Crew("journal")
+        self._crew = BackgroundTasks("journal")
         self._connection: Connection | None = None
         """The one that writes, and holds the lock."""
         self._is_there = asyncio.Event()

@@ -17,9 +17,8 @@ from websockets.protocol import OPEN, SERVER
 from websockets.protocol import Protocol as Framing
 from websockets.streams import StreamReader
 
-from isthmus.transport.cork import Cork
-from isthmus.transport.portions import Portions, SharedPortions
-from isthmus.transport.shares import Share, Shares
+from isthmus.transport.agent_bandwidth import Share, Shares
+from isthmus.transport.read_quota import ReadQuota, SharedReadQuota
 from isthmus.transport.socket_channel import (
     CLOSE_SECONDS,
     PING,
@@ -30,6 +29,7 @@ from isthmus.transport.socket_channel import (
     in_words,
     lost,
 )
+from isthmus.transport.write_batching import WriteBatch
 
 log = structlog.get_logger(__name__)
 
@@ -168,7 +168,7 @@ class AcceptedSocket(SocketChannel):
         self,
         *,
         client: str | None,
-        cork: Cork,
+        cork: WriteBatch,
         limit_bytes: int,
         share: Share | None = None,
         chosen: str | None = None,
@@ -289,9 +289,9 @@ class AcceptedSocket(SocketChannel):
         super().connection_made(transport)
         self._is_secure = transport.get_extra_info("sslcontext") is not None
 
-    def _make_portions(self) -> Portions:
+    def _make_portions(self) -> ReadQuota:
         pause = self._transport.pause_reading
-        return SharedPortions(self._take_portion, self._share, pause=pause, resume=self._read_on)
+        return SharedReadQuota(self._take_portion, self._share, pause=pause, resume=self._read_on)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -414,7 +414,7 @@ class AcceptedSocket(SocketChannel):
         self._share.hold(self, held_bytes)
 
     def give_up(self) -> None:
-        """See `transport.shares.Holder`."""
+        """See `transport.agent_bandwidth.Holder`."""
         if not self._is_over:
             log.info("a WebSocket was cut", client=self.client, reason=NO_ROOM)
             self._break_off(CloseCode.TRY_AGAIN_LATER, NO_ROOM)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import TypeAlias
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.courier import Receipt
 from isthmus.transport.egress import Egress, Origin, parse_url
 from isthmus.transport.http import HttpClient, Lost, request_head
@@ -40,7 +40,7 @@ IsAllowed: TypeAlias = Callable[[str], bool]
 class HttpCourier:
     """See `core.ports.courier.Courier`."""
 
-    def __init__(self, egress: Egress, crew: Crew, is_allowed: IsAllowed) -> None:
+    def __init__(self, egress: Egress, crew: BackgroundTasks, is_allowed: IsAllowed) -> None:
         self._egress = egress
         self._crew = crew
         self._is_allowed = is_allowed

@@ -17,11 +17,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, cast
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.credentials import RequestSigner
-from isthmus.transport.cork import Cork
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, Origin
 from isthmus.transport.http_connection import Connection, Lost, Sink, Ticket
+from isthmus.transport.write_batching import WriteBatch
 
 __all__ = ["HttpClient", "Lost", "Sink", "Ticket", "client_for", "header_lines", "request_head"]
 
@@ -72,7 +72,7 @@ class HttpClient:
         self,
         origin: Origin,
         egress: Egress,
-        crew: Crew,
+        crew: BackgroundTasks,
         *,
         is_configured: bool = False,
         limit: int = 64,
@@ -91,7 +91,7 @@ class HttpClient:
         self._limit = limit
         self._connect_seconds = connect_seconds
         self._loop = asyncio.get_running_loop()
-        self.cork = Cork()
+        self.cork = WriteBatch()
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []  # the longest idle first
         self._waiting: dict[Ticket, None] = {}  # in order of arrival; a dict, because any of them may leave
@@ -239,7 +239,7 @@ def client_for(
     signer: RequestSigner | None,
     origin: Origin,
     egress: Egress,
-    crew: Crew,
+    crew: BackgroundTasks,
     *,
     is_configured: bool,
     limit: int,
@@ -261,7 +261,7 @@ class SigningClient(HttpClient):
         signer: RequestSigner,
         origin: Origin,
         egress: Egress,
-        crew: Crew,
+        crew: BackgroundTasks,
         *,
         is_configured: bool = False,
         limit: int = 64,

@@ -15,9 +15,9 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from isthmus.transport.cork import Cork
 from isthmus.transport.cut import cut
-from isthmus.transport.portions import Portions
+from isthmus.transport.read_quota import ReadQuota
+from isthmus.transport.write_batching import WriteBatch
 
 HEAD_LIMIT_BYTES: Final = 64 * 1024
 """How much a server may send without getting on with its reply: head, trailers, chunk extensions, 1xx."""
@@ -57,7 +57,7 @@ class Pool(Protocol):
     """Whom a connection and a ticket belong to."""
 
     idle_seconds: float
-    cork: Cork
+    cork: WriteBatch
 
     def forget(self, ticket: Ticket) -> None:
         """A request that still waits was given up."""
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, pool: Pool, *, is_secure: bool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
-        self._portions: Portions
+        self._portions: ReadQuota
         self._parser = httptools.HttpResponseParser(self)
         self._is_secure = is_secure
         self._ticket: Ticket | None = None
@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, because uvloop's transports are not asyncio's by class.
         self._transport = cast("asyncio.Transport", transport)
-        self._portions = Portions(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+        self._portions = ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
 
     def _read_on(self) -> None:
         if not self._transport.is_closing():

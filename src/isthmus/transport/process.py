@@ -26,7 +26,7 @@ from typing import Final
 
 from isthmus.transport.bounds import ProcessLimits, Unbounded, bound
 from isthmus.transport.descendants import end_family, marking, reap, settle_mark
-from isthmus.transport.portions import Portions
+from isthmus.transport.read_quota import ReadQuota
 
 STDERR_BYTES: Final = 64 * 1024
 """How much of the end of stderr is kept: a long traceback and what led to it."""
@@ -142,7 +142,7 @@ class ProcessChannel:
         self._accepted = 0
         self._stderr = bytearray()
         self._held: list[bytes] | None = []
-        self._portions = Portions(self._hear, pause=self._pause, resume=self._read_on)
+        self._portions = ReadQuota(self._hear, pause=self._pause, resume=self._read_on)
         self._closed_by_child: set[int] = set()
         self._is_exited = False
         self._is_closing = False

@@ -16,7 +16,7 @@ from websockets.protocol import Event
 from websockets.protocol import Protocol as Framing
 
 from isthmus.transport.cut import cut
-from isthmus.transport.portions import Portions
+from isthmus.transport.read_quota import ReadQuota
 
 PING_SECONDS: Final = 20.0
 """How often the peer is asked for a sign of life, and how long it has to give one."""
@@ -91,7 +91,7 @@ class SocketChannel(asyncio.Protocol):
         self._is_secure = False
         self._hearer: Hearer
         self._transport: asyncio.Transport
-        self._portions: Portions
+        self._portions: ReadQuota
         self._parts: bytearray | None = None
         self._written = self._accepted = 0
         self._left: int | None = None
@@ -159,8 +159,8 @@ class SocketChannel(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=DRAINED_BYTES)
         self._portions = self._make_portions()
 
-    def _make_portions(self) -> Portions:
-        return Portions(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+    def _make_portions(self) -> ReadQuota:
+        return ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
 
     def _read_on(self) -> None:
         if not self._transport.is_closing():

@@ -46,7 +46,7 @@ class Asker:
 
     def can_ask(self) -> bool:
         """Whether the caller said that it can be asked."""
-        return ASKED_OF[ELICIT] in self._inflight.call.profile
+        return ASKED_OF[ELICIT] in self._inflight.call.client_caps
 
     def is_over(self) -> bool:
         """Whether the call has ended."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
-from isthmus.transport.cork import Cork
+from isthmus.transport.write_batching import WriteBatch
 from isthmus.upstream.duplex import DuplexLink, Sent
 from isthmus.upstream.waiters import Waiter, lost
 from isthmus.wire import jsonrpc
@@ -59,7 +59,7 @@ class CorkedLink(DuplexLink[Held]):
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         super().__init__(server, me, limits)
         self._held: dict[int, Held] = {}
-        self._cork = Cork()
+        self._cork = WriteBatch()
         self._channel: Channel | None = None
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from isthmus.model.calls import Call
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Implementation
@@ -27,7 +27,9 @@ class Dialect(Protocol):
     probe: str
     """The cheapest method that every server of the era answers."""
 
-    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS, profile: Profile = NOTHING) -> bytes:
+    def params(
+        self, members: Mapping[str, Payload] = _NO_MEMBERS, client_caps: ClientCapabilities = NO_CAPABILITIES
+    ) -> bytes:
         """Parameters of any request, on behalf of those who can be asked this."""
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
@@ -43,7 +45,9 @@ class LegacyDialect:
     def __init__(self, version: str = legacy.LATEST) -> None:
         self.version = version
 
-    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS, profile: Profile = NOTHING) -> bytes:
+    def params(
+        self, members: Mapping[str, Payload] = _NO_MEMBERS, client_caps: ClientCapabilities = NO_CAPABILITIES
+    ) -> bytes:
         """The members as they are; what can be asked was said when the server was greeted."""
         return render(members)
 
@@ -64,32 +68,34 @@ class ModernDialect:
         self._me = me
         self._own = modern.envelope(me)
         self._bare = modern.request_meta(self._own, {})
-        self._envelopes: dict[Profile, bytes] = {}
+        self._envelopes: dict[ClientCapabilities, bytes] = {}
 
-    def params(self, members: Mapping[str, Payload] = _NO_MEMBERS, profile: Profile = NOTHING) -> bytes:
+    def params(
+        self, members: Mapping[str, Payload] = _NO_MEMBERS, client_caps: ClientCapabilities = NO_CAPABILITIES
+    ) -> bytes:
         """The members and the envelope."""
-        meta = modern.request_meta(self._envelope(profile), {}) if profile else self._bare
+        meta = modern.request_meta(self._envelope(client_caps), {}) if client_caps else self._bare
         return render({**members, "_meta": meta})
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
         """`_meta` always: the envelope, and what the caller's is passed on."""
-        if call.kind == "tool" and not (call.meta or call.profile or call.wants_progress or call.log_level):
+        if call.kind == "tool" and not (call.meta or call.client_caps or call.wants_progress or call.log_level):
             return call_params(name, call.arguments, self._bare, call.extra)  # what nearly every call is
         meta = _passed_on(call, token)
         if call.log_level is not None:
             meta[modern.LOG_KEY] = msgspec.json.encode(call.log_level)
-        if call.profile:
-            return _call_params(call, name, modern.request_meta(self._envelope(call.profile), meta))
+        if call.client_caps:
+            return _call_params(call, name, modern.request_meta(self._envelope(call.client_caps), meta))
         written = modern.request_meta(self._own, meta) if meta else self._bare
         return _call_params(call, name, written)
 
-    def _envelope(self, profile: Profile) -> bytes:
+    def _envelope(self, client_caps: ClientCapabilities) -> bytes:
         """The envelope for those who can be asked this; there are few kinds of callers."""
-        if profile not in self._envelopes:
+        if client_caps not in self._envelopes:
             if len(self._envelopes) >= PROFILES_MAX:
                 self._envelopes.clear()
-            self._envelopes[profile] = modern.envelope(self._me, profile)
-        return self._envelopes[profile]
+            self._envelopes[client_caps] = modern.envelope(self._me, client_caps)
+        return self._envelopes[client_caps]
 
 
 def _call_params(call: Call, name: str, meta: Payload | None) -> bytes:

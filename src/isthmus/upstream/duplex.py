@@ -189,7 +189,7 @@ class DuplexLink(BaseLink, Generic[S]):
 
     def _asked(self, request: Request) -> None:
         """Put a server's request to the caller it can be meant for."""
-        if request.method in QUESTIONS and self.profile:
+        if request.method in QUESTIONS and self.client_caps:
             self._note_asked()
         self._put_to_one(request, self._say)
 

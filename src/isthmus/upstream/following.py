@@ -12,8 +12,8 @@ from functools import partial
 
 import structlog
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.crew import Crew
 from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
@@ -28,7 +28,7 @@ SUBSCRIBE_AT_ONCE = 1_000
 class Following:
     """What is followed at one server. Where a link is named it is a pool's, else the one that everybody shares."""
 
-    def __init__(self, hub: Hub, crew: Crew, server: ServerName) -> None:
+    def __init__(self, hub: Hub, crew: BackgroundTasks, server: ServerName) -> None:
         self._recall = hub.recall
         self._subscriptions = hub.subscriptions
         self._crew = crew

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Set
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.model.events import LogLevel
 from isthmus.model.faults import NotConnected
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.upstream.context import Context
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
@@ -47,7 +47,7 @@ class PythonLink(BaseLink):
         limits: Limits,
         *,
         reach: PythonSettings,
-        crew: Crew,
+        crew: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
@@ -84,7 +84,10 @@ class PythonLink(BaseLink):
         return frozenset(("tools", "logging") if does_log else ("tools",))
 
     async def list_features(
-        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
         """The functions, which stay as they are."""
         tools = [Tool.of(self.server, FeatureName(f.name), f.definition()) for f in self._functions.values()]

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.rules import Rules
-from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.crew import Crew
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.names import ServerName, parse_server_name
 from isthmus.upstream.local import LocalLink, LocalTool
 from isthmus.upstream.registered import REGISTRY, NameTaken, Registry
@@ -31,7 +31,13 @@ class HubFunctions:
     """What one hub shows of this process. On the hub's loop only, except that the registry changes in any thread."""
 
     def __init__(
-        self, hub: Hub, crew: Crew, tools: list[LocalTool], *, is_settled: bool = True, registry: Registry = REGISTRY
+        self,
+        hub: Hub,
+        crew: BackgroundTasks,
+        tools: list[LocalTool],
+        *,
+        is_settled: bool = True,
+        registry: Registry = REGISTRY,
     ) -> None:
         """`tools` are the hub's own. Unless it `is_settled`, who lists them waits a moment for `settle`."""
         self._hub = hub
@@ -97,7 +103,7 @@ class HubFunctions:
             self._loop.call_soon_threadsafe(self._show, BUILTIN)
 
     def _open(self, server: ServerName, tools: list[LocalTool]) -> None:
-        lane = Lane(server, self._hub.limits)
+        lane = ServerQueue(server, self._hub.limits)
         runner = Runner(server, self._hub.limits, self._crew, lane.max_calls)
         link = self._links[server] = LocalLink(server, tools, self._crew, runner)
         link.functions = self._functions_of(server)
@@ -117,9 +123,9 @@ class HubFunctions:
         self.version = self._registry.version  # read first: what is added meanwhile counts as not shown
         return {**self._registry.functions(), **given}
 
-    def _standing(self, server: ServerName) -> Standing:
+    def _standing(self, server: ServerName) -> ServerStatus:
         link = self._links[server]
-        return Standing(
+        return ServerStatus(
             server,
             "ready",
             tools=link.tools,

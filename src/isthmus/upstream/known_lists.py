@@ -15,7 +15,7 @@ import structlog
 
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.listing import Listing, read_lists, written_lists
 from isthmus.upstream.settings import PythonSettings, ServerSettings
 
@@ -50,11 +50,11 @@ class _Head(msgspec.Struct):
 
 
 class KnownLists:
-    """The lists of all servers of one hub; with a `profile`, as servers list to callers that can be asked this."""
+    """The lists of all servers of one hub; with a `client_caps`, as servers list to callers that can be asked this."""
 
-    def __init__(self, store: ListStore, profile: Profile | None = None) -> None:
+    def __init__(self, store: ListStore, client_caps: ClientCapabilities | None = None) -> None:
         self._store = store
-        self._profile = profile
+        self._profile = client_caps
         self._kept: dict[ServerName, tuple[str, Known]] = {}
         """What the store has, as far as this hub knows."""
 

@@ -22,7 +22,7 @@ from isthmus.model.events import Log, LogLevel, Progress
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import GIVEN_UP, NOTHING, UNSURE, Answered, Profile, Question, Reply
+from isthmus.model.questions import GIVEN_UP, NO_CAPABILITIES, UNSURE, Answered, ClientCapabilities, Question, Reply
 from isthmus.model.tasks import TaskState
 from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
 from isthmus.upstream.elsewhere import Elsewhere
@@ -233,7 +233,7 @@ class BaseLink(ABC):
         self.is_lasting = True
         """Whether a later call of the same caller comes the same way, so that it can ask about an earlier one."""
         self._me = me
-        self.profile: Profile = NOTHING
+        self.client_caps: ClientCapabilities = NO_CAPABILITIES
         """What those whose calls it carries can be asked; said when an earlier server is greeted."""
         self.limits = limits
         self._hearing: asyncio.Future[Fault | None] | None = None
@@ -417,7 +417,9 @@ class BaseLink(ABC):
 
     async def _initialize(self) -> None:
         try:
-            answer = await self.ask("initialize", legacy.initialize_params(self._me, self.profile), self.start_seconds)
+            answer = await self.ask(
+                "initialize", legacy.initialize_params(self._me, self.client_caps), self.start_seconds
+            )
         except ServerError as refused:
             if refused.code == REFUSED_VERSION and (discovery := await self._discover(None)) is not None:
                 # Its answer to the probe came too late; by then it had settled on the modern era.
@@ -446,7 +448,10 @@ class BaseLink(ABC):
         return told if self.is_lasting else told - TASK_ABILITIES
 
     async def list_features(
-        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
         """What the server offers to those who can be asked this; of what is not among `topics`, what is known.
 
@@ -458,12 +463,12 @@ class BaseLink(ABC):
             listing = msgspec.structs.replace(listing, tools=(), notes={"tools": ("it says that it has no tools",)})
         for topic in TOPICS:
             if topic in topics and topic in self.abilities():
-                listing = await self._read_topic(topic, listing, profile)
+                listing = await self._read_topic(topic, listing, client_caps)
         return listing
 
-    async def _read_topic(self, topic: Topic, known: Listing, profile: Profile) -> Listing:
+    async def _read_topic(self, topic: Topic, known: Listing, client_caps: ClientCapabilities) -> Listing:
         try:
-            return await read_topic(self, topic, known, profile)
+            return await read_topic(self, topic, known, client_caps)
         except (ServerError, BadReply) as failed:
             if topic == "tools":
                 raise
@@ -563,7 +568,7 @@ class BaseLink(ABC):
 
     def _put_to_one(self, request: Request, say: Callable[[bytes], None]) -> None:
         """Put a server's request that names no call to the caller it can be meant for."""
-        is_question = request.method in QUESTIONS and self.profile
+        is_question = request.method in QUESTIONS and self.client_caps
         if is_question and not any(isinstance(waiter, CallWaiter) for waiter in self._waiters()):
             self._asked_idle(request, say)
         else:
@@ -605,7 +610,7 @@ class BaseLink(ABC):
 
     def _put(self, request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
         """Put a server's own request to the caller of whom it is asked, if that is known and it is a question."""
-        if request.method not in QUESTIONS or (waiter is None and not self.profile):
+        if request.method not in QUESTIONS or (waiter is None and not self.client_caps):
             say(reply_to(request))
             return
         if waiter is None:

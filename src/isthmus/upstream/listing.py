@@ -18,7 +18,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, ServerError
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.upstream.dialect import Dialect
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
@@ -127,13 +127,15 @@ def _shared(features: tuple[F, ...], base: tuple[F, ...]) -> tuple[F, ...]:
     return tuple(known.get((feature.name, feature.digest), feature) for feature in features)
 
 
-async def read_topic(link: Asking, topic: Topic, known: Listing, profile: Profile = NOTHING) -> Listing:
+async def read_topic(
+    link: Asking, topic: Topic, known: Listing, client_caps: ClientCapabilities = NO_CAPABILITIES
+) -> Listing:
     """Read one topic's lists anew, as those are shown them who can be asked this; the others stay as they are known.
 
     Raises:
         Fault: the server gave no usable list.
     """
-    reading = _Reading(link, profile)
+    reading = _Reading(link, client_caps)
     changes: dict[str, object]
     match topic:
         case "tools":
@@ -160,9 +162,9 @@ def leave_out(listing: Listing, tools: Set[FeatureName], why: str) -> Listing:
 class _Reading:
     """One reading of one or two lists."""
 
-    def __init__(self, link: Asking, profile: Profile) -> None:
+    def __init__(self, link: Asking, client_caps: ClientCapabilities) -> None:
         self._link = link
-        self._profile = profile
+        self._profile = client_caps
         self.notes: list[str] = []
         self.ttl_seconds: float | None = None
         self.missing: dict[str, str] = {}

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Entry, Journal
 from isthmus.model.callers import Caller
 from isthmus.model.faults import Bug, NotConnected
@@ -48,7 +48,7 @@ class LocalLink:
     `functions` are replaced as a whole by whoever made the link; a tool of the hub's own comes before a function.
     """
 
-    def __init__(self, server: ServerName, tools: list[LocalTool], crew: Crew, runner: Runner) -> None:
+    def __init__(self, server: ServerName, tools: list[LocalTool], crew: BackgroundTasks, runner: Runner) -> None:
         self.functions: Mapping[str, Runnable] = {}
         self._server = server
         self._own = {tool.name: tool for tool in tools}

@@ -10,7 +10,7 @@ import asyncio
 
 import structlog
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.watch.levels import Levels
 from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 5.0
 class Loudness:
     """That of one server's links, each as long as it lives."""
 
-    def __init__(self, levels: Levels, crew: Crew, server: ServerName) -> None:
+    def __init__(self, levels: Levels, crew: BackgroundTasks, server: ServerName) -> None:
         self._levels = levels
         self._crew = crew
         self._server = server

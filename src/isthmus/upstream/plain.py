@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 
 from isthmus.model.faults import BadReply, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.transport.egress import parse_url
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.rpc import RpcLink
@@ -47,7 +47,10 @@ class PlainLink(RpcLink):
                 return
 
     async def list_features(
-        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
         """Nothing: its caller names what it wants."""
         return Listing(is_unlisted=True)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import structlog
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.core.watch.tasks import Place
 from isthmus.model.callers import Caller
@@ -28,7 +28,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.events import Log
 from isthmus.model.faults import Fault, NotConnected, Overloaded, UnknownTool
 from isthmus.model.features import TOPICS, Topic
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.upstream.following import Following
 from isthmus.upstream.hiding import Hide
 from isthmus.upstream.link import BaseLink, ConnectFailed
@@ -63,13 +63,13 @@ class LinkKey(NamedTuple):
     """Whose link it is. Links are never shared across keys.
 
     `scope` is a caller, one of its conversations (or, for those that share links and for its calls outside of any, an
-    empty name, perhaps with a number), a single call, or empty for everybody. `profile` is what those can be asked
+    empty name, perhaps with a number), a single call, or empty for everybody. `client_caps` is what those can be asked
     whose calls it carries. `subject` is in whose own name the server is called on it; None where it is shown what all
     callers have in common.
     """
 
     scope: tuple[str, ...]
-    profile: frozenset[str] = frozenset()
+    client_caps: frozenset[str] = frozenset()
     subject: Subject | None = None
 
 
@@ -108,8 +108,8 @@ class Pool:
     def __init__(
         self,
         settings: ServerSettings,
-        crew: Crew,
-        connect: Callable[[Profile, Subject | None], Awaitable[BaseLink]],
+        crew: BackgroundTasks,
+        connect: Callable[[ClientCapabilities, Subject | None], Awaitable[BaseLink]],
         on_log: Callable[[Log], None],
         following: Following,
     ) -> None:
@@ -130,7 +130,7 @@ class Pool:
         self._is_vetting = False
         self._unvetted: dict[BaseLink, None] = {}
         """Links on which it is to be looked whether tools still look as they did."""
-        self.is_profiled = False
+        self.differs_by_client = False
         """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
         self.is_duplex = False
         """A question on a link need not say which call it is about, so that no two callers may share one."""
@@ -142,7 +142,7 @@ class Pool:
         Any two of these may be two programs'."""
         self.is_followed_for_all = False
         """Who follows a resource does so for everybody whose calls go on these links."""
-        self.on_changed: Callable[[Profile, Topic], None] = lambda _profile, _topic: None
+        self.on_changed: Callable[[ClientCapabilities, Topic], None] = lambda _profile, _topic: None
         """Hears what servers announce on its links, and to callers of which profile."""
         self.on_renewed: Callable[[BaseLink], None] = lambda _link: None
         """Hears of a link whose server forgot what it was asked."""
@@ -185,13 +185,15 @@ class Pool:
 
     def _member_for(self, call: Call) -> _Member | None:
         """The link that a call's conversation keeps, or one for its first call; None if there can be none now."""
-        profile = call.profile if self.is_profiled else NOTHING
-        is_bound = bool(profile and call.session) and self._settings.isolation != "call"
-        guest = LinkKey((call.caller.tenant, call.caller.name, call.session), profile, self._subject_of(call.caller))
+        client_caps = call.client_caps if self.differs_by_client else NO_CAPABILITIES
+        is_bound = bool(client_caps and call.session) and self._settings.isolation != "call"
+        guest = LinkKey(
+            (call.caller.tenant, call.caller.name, call.session), client_caps, self._subject_of(call.caller)
+        )
         if is_bound and (home := self._homes.get(call.session, {}).get(guest)) is not None:
             home.is_kept = True
             return home
-        key = self._key_in(guest.subject, call.caller, profile, "" if call.shares_link else call.session)
+        key = self._key_in(guest.subject, call.caller, client_caps, "" if call.shares_link else call.session)
         if self._asks and _is_nobodys(key):
             member = self._vacant(key) or self._admit(self._another(key))
         else:
@@ -255,16 +257,18 @@ class Pool:
         subject = Subject(caller.tenant, caller.name, caller.rights)
         return subject if self._settings.credentials.has_own(subject) else None
 
-    def _key_in(self, subject: Subject | None, caller: Caller, profile: Profile, session: str = "") -> LinkKey:
+    def _key_in(
+        self, subject: Subject | None, caller: Caller, client_caps: ClientCapabilities, session: str = ""
+    ) -> LinkKey:
         """The key of a link in this name."""
         if self._settings.isolation == "call":
             self._calls += 1
-            return LinkKey(("call", str(self._calls)), profile, subject)
-        if (self.is_duplex or self._asks) and profile:
-            return LinkKey((caller.tenant, caller.name, session), profile, subject)
+            return LinkKey(("call", str(self._calls)), client_caps, subject)
+        if (self.is_duplex or self._asks) and client_caps:
+            return LinkKey((caller.tenant, caller.name, session), client_caps, subject)
         if self._settings.isolation == "caller" or self.is_duplex or subject is not None:
-            return LinkKey((caller.tenant, caller.name), profile, subject)
-        return LinkKey((), profile)
+            return LinkKey((caller.tenant, caller.name), client_caps, subject)
+        return LinkKey((), client_caps)
 
     def _adopt(self, key: LinkKey) -> _Member | None:
         """A link on which there were only lists so far is that of its caller's first conversation that calls.
@@ -382,19 +386,19 @@ class Pool:
 
     # -- what the keeper sees --------------------------------------------------------------------------------------
 
-    def has(self, profile: Profile) -> bool:
+    def has(self, client_caps: ClientCapabilities) -> bool:
         """Whether there is a link of callers of this profile."""
-        return self._latest(profile) is not None
+        return self._latest(client_caps) is not None
 
     @asynccontextmanager
-    async def borrowed(self, caller: Caller, profile: Profile) -> AsyncIterator[BaseLink]:
+    async def borrowed(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:
         """A link of callers of this profile, made for this one if there is none; it stays the pool's.
 
         Raises:
             Fault: there can be none now.
         """
         # In everybody's name: what is listed on it is listed to all of this profile.
-        member = self._latest(profile) or self._admit(self._key_in(None, caller, profile))
+        member = self._latest(client_caps) or self._admit(self._key_in(None, caller, client_caps))
         if member is None:
             raise Overloaded(self._settings.name, len(self._members), 0)
         member.borrowers += 1  # which makes it no less idle: what is only listed on is not in use
@@ -408,11 +412,11 @@ class Pool:
             member.borrowers -= 1
             self._rest(member)
 
-    def _latest(self, profile: Profile) -> _Member | None:
+    def _latest(self, client_caps: ClientCapabilities) -> _Member | None:
         """The member of this profile that was used last, unless each call has its own."""
         if self._settings.isolation == "call":
             return None
-        wanted = (profile, None)
+        wanted = (client_caps, None)
         return next((member for member in reversed(self._members.values()) if member.key[1:] == wanted), None)
 
     # -- following -------------------------------------------------------------------------------------------------
@@ -443,15 +447,15 @@ class Pool:
 
     def _home(self, follower: Follower) -> LinkKey | None:
         """The key of the link for a follower's calls; None if that is everybody's, or each has another."""
-        profile = follower.profile if self.is_profiled else NOTHING
+        client_caps = follower.client_caps if self.differs_by_client else NO_CAPABILITIES
         isolation = self._settings.isolation
-        is_shared = isolation == "shared" and not profile and self._subject_of(follower.caller) is None
+        is_shared = isolation == "shared" and not client_caps and self._subject_of(follower.caller) is None
         if isolation == "call" or is_shared:
             return None
         subject = self._subject_of(follower.caller)
-        guest = LinkKey((follower.caller.tenant, follower.caller.name, follower.session), profile, subject)
+        guest = LinkKey((follower.caller.tenant, follower.caller.name, follower.session), client_caps, subject)
         home = self._homes.get(follower.session, {}).get(guest)
-        return self._key_in(subject, follower.caller, profile, follower.session) if home is None else home.key
+        return self._key_in(subject, follower.caller, client_caps, follower.session) if home is None else home.key
 
     def _wanted(self, key: LinkKey) -> list[str]:
         """What those follow whose calls go on such a link."""
@@ -517,7 +521,7 @@ class Pool:
 
     async def _try_to_make(self, member: _Member) -> BaseLink | None:
         try:
-            link = await self._connect(member.key.profile, member.key.subject)
+            link = await self._connect(member.key.client_caps, member.key.subject)
         except (Fault, ConnectFailed) as failed:
             self._drop(member)
             self._refuse(member, str(getattr(failed, "why", failed)))
@@ -536,7 +540,7 @@ class Pool:
 
     def _open(self, member: _Member, link: BaseLink) -> None:
         """Send what waits for this link, and from now on whatever is its."""
-        self._attend(link, member.key.profile)
+        self._attend(link, member.key.client_caps)
         member.link = link
         if member.key in self._missed:
             del self._missed[member.key]
@@ -565,23 +569,23 @@ class Pool:
         """The server does not say which call its questions are about: from now on no two programs share a link."""
         self._asks = True
 
-    def _attend(self, link: BaseLink, profile: Profile) -> None:
+    def _attend(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
         """Hear what is told on this link, which the keeper's own need not tell."""
         link.on_asked = self._note_asked
         self._asks |= link.has_asked
-        link.on_changed = partial(self._changed, link, profile)
-        if not profile and "tasks" in link.abilities():
+        link.on_changed = partial(self._changed, link, client_caps)
+        if not client_caps and "tasks" in link.abilities():
             link.listen()  # it may tell there how they stand
-        link.on_renewed = partial(self._renewed, link, profile)
+        link.on_renewed = partial(self._renewed, link, client_caps)
         if self.is_followed_for_all:
             self._following.attend_for_all(link)
         else:
             self._following.attend(link)
 
-    def _changed(self, link: BaseLink, profile: Profile, topic: Topic) -> None:
+    def _changed(self, link: BaseLink, client_caps: ClientCapabilities, topic: Topic) -> None:
         if topic == "tools":
             self._vet_soon([link])
-        self.on_changed(profile, topic)
+        self.on_changed(client_caps, topic)
 
     def vet_again(self) -> None:
         """Look for what nobody announced, on every link."""
@@ -603,10 +607,10 @@ class Pool:
         finally:
             self._is_vetting = False
 
-    def _renewed(self, link: BaseLink, profile: Profile) -> None:
+    def _renewed(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
         """The server forgot what it was asked on this link, and may have changed."""
         for topic in TOPICS:
-            self.on_changed(profile, topic)
+            self.on_changed(client_caps, topic)
         self.on_renewed(link)
         self._following.resume_own(link)
 

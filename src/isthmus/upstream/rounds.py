@@ -31,7 +31,7 @@ def put(
     lasts: bool = False,
 ) -> OpenQuestion | None:
     """Put a question to the caller, if that said it can be asked such a thing; see `InFlight.ask`."""
-    if ASKED_OF[question.method] in inflight.call.profile:
+    if ASKED_OF[question.method] in inflight.call.client_caps:
         return inflight.ask(question, reply, others, lasts=lasts)
     reply(NOT_ASKED)
     return None

@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.http import Lost, Ticket, client_for, request_head
 from isthmus.upstream.dialect import Dialect, LegacyDialect
@@ -80,7 +80,7 @@ class RpcLink(BaseLink):
         reach: RpcSettings,
         credentials: Credentials,
         egress: Egress,
-        crew: Crew,
+        crew: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
@@ -156,7 +156,10 @@ class RpcLink(BaseLink):
         return frozenset(("tools",))
 
     async def list_features(
-        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
         """The declared tools, or those that the server tells of; a server without `tools/list` is unlisted.
 

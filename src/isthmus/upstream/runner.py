@@ -19,8 +19,8 @@ from weakref import ref
 import msgspec
 import structlog
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.model.events import Event, Progress
 from isthmus.model.faults import BadArguments, BadReply
@@ -51,7 +51,7 @@ SERVING: ContextVar[ref[InFlight] | None] = ContextVar("serving", default=None)
 class Runner:
     """Runs the functions of one server, and knows which calls it works on."""
 
-    def __init__(self, server: ServerName, limits: Limits, crew: Crew, max_calls: int) -> None:
+    def __init__(self, server: ServerName, limits: Limits, crew: BackgroundTasks, max_calls: int) -> None:
         self.server = server
         self.limits = limits
         self.loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply
@@ -64,7 +64,7 @@ class SseLink(DuplexLink["Letter"]):
         url: str,
         credentials: Credentials,
         egress: Egress,
-        crew: Crew,
+        crew: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)

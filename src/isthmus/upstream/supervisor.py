@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import structlog
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.lane import Lane
-from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.crew import Crew
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
-from isthmus.upstream.keeper import Connect, Keeper
 from isthmus.upstream.known_lists import KnownLists
+from isthmus.upstream.reconnector import Connect, Reconnector
 from isthmus.upstream.settings import ServerSettings
 
 log = structlog.get_logger(__name__)
@@ -29,15 +29,15 @@ TAKE_OVER_SECONDS = 60.0
 class Supervisor:
     """Keeps servers. Each is in `keepers` unless it is disabled."""
 
-    def __init__(self, hub: Hub, crew: Crew, connect: Connect, lists: KnownLists | None = None) -> None:
+    def __init__(self, hub: Hub, crew: BackgroundTasks, connect: Connect, lists: KnownLists | None = None) -> None:
         """Without `lists` nothing is known of servers before they answer."""
         self._lists = lists
         self._hub = hub
         self._crew = crew
         self._connect = connect
-        self.keepers: dict[ServerName, Keeper] = {}
-        self._tasks: dict[Keeper, asyncio.Task[None]] = {}
-        self._heirs: dict[ServerName, Keeper] = {}
+        self.keepers: dict[ServerName, Reconnector] = {}
+        self._tasks: dict[Reconnector, asyncio.Task[None]] = {}
+        self._heirs: dict[ServerName, Reconnector] = {}
         """Keepers that are to take another's place as soon as they have a link."""
 
     # -- coming ----------------------------------------------------------------------------------------------------
@@ -56,25 +56,25 @@ class Supervisor:
         keeper.show(is_awaited=is_awaited)
 
     def _show_disabled(self, settings: ServerSettings) -> None:
-        lane = Lane(settings.name, self._hub.limits)
+        lane = ServerQueue(settings.name, self._hub.limits)
         lane.explain("it is disabled in the configuration")
-        self._hub.open_lane(lane, Standing(settings.name, "disabled", "disabled", is_settled=True))
+        self._hub.open_lane(lane, ServerStatus(settings.name, "disabled", "disabled", is_settled=True))
 
-    def _start(self, settings: ServerSettings) -> Keeper:
-        lane = Lane(
+    def _start(self, settings: ServerSettings) -> Reconnector:
+        lane = ServerQueue(
             settings.name,
             self._hub.limits,
             max_calls=settings.max_calls,
             max_queued=settings.max_queued,
             timeout=settings.timeout,
         )
-        keeper = Keeper(self._hub, self._crew, lane, settings, self._connect, self._lists)
+        keeper = Reconnector(self._hub, self._crew, lane, settings, self._connect, self._lists)
         task = self._crew.spawn(f"keeper of {settings.name}", keeper.run(), on_crash=keeper.crashed)
         self._tasks[keeper] = task
         task.add_done_callback(lambda _done: self._ended(keeper))
         return keeper
 
-    def _ended(self, keeper: Keeper) -> None:
+    def _ended(self, keeper: Reconnector) -> None:
         self._tasks.pop(keeper, None)
         if not keeper.tried.done():
             keeper.tried.set_result(None)  # it was given up before it had tried; nobody need wait for that
@@ -104,7 +104,7 @@ class Supervisor:
         if heir is not None:
             self._crew.spawn(f"end of {server}", self._end(heir))
 
-    async def _take_over(self, heir: Keeper) -> None:
+    async def _take_over(self, heir: Reconnector) -> None:
         await heir.ready(TAKE_OVER_SECONDS)
         name = heir.settings.name
         if self._heirs.get(name) is not heir:
@@ -137,7 +137,7 @@ class Supervisor:
         if keeper is not None:
             self._crew.spawn(f"end of {server}", self._drain(keeper))
 
-    async def _drain(self, keeper: Keeper) -> None:
+    async def _drain(self, keeper: Reconnector) -> None:
         """Let the calls of a server that nobody sees any more come to their end, then close its link."""
         keeper.is_leaving = True
         lane = keeper.lane
@@ -149,7 +149,7 @@ class Supervisor:
         lane.detach("it was removed from the configuration", is_failure=False)
         await self._end(keeper)
 
-    async def _end(self, keeper: Keeper) -> None:
+    async def _end(self, keeper: Reconnector) -> None:
         task = self._tasks.get(keeper)
         if task is not None:
             keeper.is_hidden = keeper.is_leaving = True

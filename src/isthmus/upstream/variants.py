@@ -15,21 +15,21 @@ from typing import TypeAlias
 
 import structlog
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.catalog.snapshot import Offer
-from isthmus.core.crew import Crew
 from isthmus.core.ports.learner import Learning
 from isthmus.model.callers import Caller
 from isthmus.model.faults import Fault
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing, offered, sharing
 from isthmus.upstream.pace import Pace
 
 log = structlog.get_logger(__name__)
 
-Lend: TypeAlias = Callable[[Caller, Profile], AbstractAsyncContextManager[BaseLink]]
+Lend: TypeAlias = Callable[[Caller, ClientCapabilities], AbstractAsyncContextManager[BaseLink]]
 """Gives a link on which the server lists to callers of this profile, or raises `Fault`."""
 
 VARIANTS_MAX = 64
@@ -50,8 +50,8 @@ RETRY_SECONDS = 30.0
 class _Variant:
     """One profile's."""
 
-    def __init__(self, profile: Profile, caller: Caller, now: float) -> None:
-        self.profile = profile
+    def __init__(self, client_caps: ClientCapabilities, caller: Caller, now: float) -> None:
+        self.client_caps = client_caps
         self.caller = caller
         """Who asked last; an earlier server may have to be greeted in its name."""
         self.listing: Listing | None = None
@@ -76,10 +76,10 @@ class Variants:
     def __init__(
         self,
         server: ServerName,
-        crew: Crew,
+        crew: BackgroundTasks,
         lend: Lend,
         *,
-        is_at_hand: Callable[[Profile], bool],
+        is_at_hand: Callable[[ClientCapabilities], bool],
         on_known: Callable[[], None],
     ) -> None:
         """`is_at_hand` says that it takes no new link to read what a profile is listed."""
@@ -89,15 +89,15 @@ class Variants:
         self._lend = lend
         self._on_known = on_known
         self._loop = asyncio.get_running_loop()
-        self._of: OrderedDict[Profile, _Variant] = OrderedDict()
+        self._of: OrderedDict[ClientCapabilities, _Variant] = OrderedDict()
         self._is_open = False
 
-    def learn(self, caller: Caller, profile: Profile) -> Learning | None:
+    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
         """See `core.ports.learner.Learner`."""
-        variant = self._of.get(profile) or self._admit(caller, profile)
+        variant = self._of.get(client_caps) or self._admit(caller, client_caps)
         if variant is None:
             return None
-        self._of.move_to_end(profile)
+        self._of.move_to_end(client_caps)
         variant.caller = caller
         variant.asked_at = self._loop.time()
         if variant.failed_at is not None and self._loop.time() - variant.failed_at > RETRY_SECONDS:
@@ -105,14 +105,14 @@ class Variants:
         self._read_soon(variant)
         return None if variant.task is None or variant.learning.done.done() else variant.learning
 
-    def _admit(self, caller: Caller, profile: Profile) -> _Variant | None:
+    def _admit(self, caller: Caller, client_caps: ClientCapabilities) -> _Variant | None:
         now = self._loop.time()
         oldest = self._to_forget(caller)
         if oldest is not None:
             if now - oldest.asked_at < FORGET_SECONDS:
                 return None
-            _stop(self._of.pop(oldest.profile))
-        variant = self._of[profile] = _Variant(profile, caller, now)
+            _stop(self._of.pop(oldest.client_caps))
+        variant = self._of[client_caps] = _Variant(client_caps, caller, now)
         return variant
 
     def _to_forget(self, caller: Caller) -> _Variant | None:
@@ -124,8 +124,8 @@ class Variants:
 
     def inherit(self, before: Variants) -> None:
         """Find out what those are listed who asked whoever kept the server before."""
-        for profile, variant in before._of.items():
-            self._admit(variant.caller, profile)
+        for client_caps, variant in before._of.items():
+            self._admit(variant.caller, client_caps)
 
     async def known(self, within: float) -> None:
         """Wait until what is being found out is known, or cannot be."""
@@ -133,15 +133,15 @@ class Variants:
         if learning:
             await asyncio.wait(learning, timeout=within)
 
-    def offers(self, base: Listing, abilities: frozenset[Ability]) -> dict[Profile, Offer]:
+    def offers(self, base: Listing, abilities: frozenset[Ability]) -> dict[ClientCapabilities, Offer]:
         """What those are listed who are listed something else than everybody (`base`)."""
         same = offered(base, abilities)
         offers = {}
-        for profile, variant in self._of.items():
+        for client_caps, variant in self._of.items():
             if variant.listing is not None:
                 variant.listing = sharing(variant.listing, base)
-                offers[profile] = offered(variant.listing, variant.abilities)
-        return {profile: offer for profile, offer in offers.items() if offer != same}
+                offers[client_caps] = offered(variant.listing, variant.abilities)
+        return {client_caps: offer for client_caps, offer in offers.items() if offer != same}
 
     # -- the server comes, changes and goes ------------------------------------------------------------------------
 
@@ -168,10 +168,10 @@ class Variants:
         self.forget()
         del self._lend, self._is_at_hand, self._on_known
 
-    def changed(self, topics: Iterable[Topic], profile: Profile | None = None) -> None:
+    def changed(self, topics: Iterable[Topic], client_caps: ClientCapabilities | None = None) -> None:
         """The server announced a change, to callers of one profile or to the hub itself, which stands for all."""
-        found = self._of.get(profile) if profile is not None else None
-        for variant in self._of.values() if profile is None else () if found is None else (found,):
+        found = self._of.get(client_caps) if client_caps is not None else None
+        for variant in self._of.values() if client_caps is None else () if found is None else (found,):
             variant.pace.announce(topics)
             self._read_soon(variant)
 
@@ -185,7 +185,7 @@ class Variants:
         """Look for what nobody announced, where that takes no new link or somebody asked of late."""
         now = self._loop.time()
         for variant in self._of.values():
-            if now - variant.asked_at < RECENT_SECONDS or self._is_at_hand(variant.profile):
+            if now - variant.asked_at < RECENT_SECONDS or self._is_at_hand(variant.client_caps):
                 variant.pace.doubt(TOPICS)
                 self._read_soon(variant)
 
@@ -220,8 +220,8 @@ class Variants:
         topics = {*TOPICS} if variant.listing is None else {*due}
         weary = {topic for topic, is_announced in due.items() if is_announced}
         try:
-            async with self._lend(variant.caller, variant.profile) as link:
-                variant.listing = await link.list_features(topics, variant.listing, variant.profile)
+            async with self._lend(variant.caller, variant.client_caps) as link:
+                variant.listing = await link.list_features(topics, variant.listing, variant.client_caps)
                 variant.abilities = link.abilities()
         except (Fault, ConnectFailed) as failed:
             # It costs callers of this profile what they alone are listed, and nobody else anything.

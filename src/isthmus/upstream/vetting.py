@@ -29,7 +29,7 @@ class Vetted:
     async def look(self) -> None:
         """Read its tools. Raises `Fault` if it does not list them."""
         if self._review.withholds(self._link.server):
-            read = await self._link.list_features({"tools"}, profile=self._link.profile)
+            read = await self._link.list_features({"tools"}, client_caps=self._link.client_caps)
             tools = sharing(read, self._shown()).tools
             await self._review.prepare(tools)
             self._tools = {tool.name: tool for tool in tools}
@@ -37,7 +37,7 @@ class Vetted:
     def may_send(self, inflight: InFlight) -> bool:
         """Whether a call may go on the link; what is not listed there is left to the server."""
         tool = self._tools.get(inflight.name) if inflight.call.kind == "tool" else None
-        return tool is None or self._review.passes_apart(tool, self._link.profile)
+        return tool is None or self._review.passes_apart(tool, self._link.client_caps)
 
 
 def is_shown(hub: Hub, inflight: InFlight) -> bool:
@@ -45,4 +45,4 @@ def is_shown(hub: Hub, inflight: InFlight) -> bool:
     call = inflight.call
     if call.kind != "tool" or not hub.review.withholds(inflight.target.feature.server):
         return True
-    return hub.snapshot.find_tool(call.caller.grants, call.surface, call.profile, call.name) is not None
+    return hub.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name) is not None

@@ -87,7 +87,7 @@ class CallWaiter:
             self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type == INPUT_REQUIRED:
             self._require(payload)
-        elif answer.result_type == TASK and KNOWN in self.inflight.call.profile:
+        elif answer.result_type == TASK and KNOWN in self.inflight.call.client_caps:
             note(self.inflight, self.server, payload)
             self._end(Result(payload, is_typed=True, task_of=self.server))
         elif answer.result_type not in _COMPLETE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
@@ -31,7 +31,7 @@ class SocketLink(CorkedLink):
         url: str,
         credentials: Credentials,
         egress: Egress,
-        crew: Crew,
+        crew: BackgroundTasks,
     ) -> None:
         """`crew` is given to all that dial; this kind has no task of its own."""
         super().__init__(server, me, limits)

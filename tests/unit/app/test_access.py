@@ -16,7 +16,7 @@ from isthmus.app.identity import ANYONE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
-from isthmus.faces.http.gate import Denied, Gate
+from isthmus.frontends.http.auth import Authenticator, Denied
 from isthmus.identity.keys import digest_of
 from isthmus.model.callers import Caller, Grants
 
@@ -52,7 +52,7 @@ async def running(opened: Configuration) -> AsyncIterator[RunningHub]:
     await made.aclose()
 
 
-def admitted(gate: Gate, key: str | None = None, host: bytes = b"127.0.0.1") -> Caller | Denied:
+def admitted(gate: Authenticator, key: str | None = None, host: bytes = b"127.0.0.1") -> Caller | Denied:
     return gate.admit({b"host": host, **({} if key is None else {b"x-api-key": key.encode()})}, "mcp")
 
 

@@ -20,7 +20,7 @@ from isthmus.app.hub import RunningHub
 from isthmus.core.audit.chain import CUT, Verification
 from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import HARD_SECONDS, Limits
 from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.record import Owner, Record, document_of, owner_of
@@ -87,7 +87,7 @@ async def test_a_log_that_was_taken_from_its_seat_is_missed_by_the_next_hub_ther
 async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_tasks_in_memory(tmp_path: Path) -> None:
     async with seated(tmp_path, "strict") as (journal, log):
         hub = Hub(Limits(), log.audit.over(Counters()))
-        lane, link = Lane(SERVER, hub.limits), HeldLink()
+        lane, link = ServerQueue(SERVER, hub.limits), HeldLink()
         lane.attach(link)
         hub.open_lane(lane, ready(tool()))
         engine = Engine(hub, journal, time.time)

@@ -12,10 +12,10 @@ import pytest
 
 from isthmus.app.definitions import TOLD_ONE_BY_ONE, DefinitionPins
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.pins import Pinning
-from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.crew import Crew
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
@@ -31,10 +31,10 @@ def configuration(folder: Path, pin: Pinning = "strict") -> Configuration:
     return Configuration(None, HubSettings(state=str(folder), pin=pin))
 
 
-def standing(description: str, count: int = 1) -> Standing:
+def standing(description: str, count: int = 1) -> ServerStatus:
     raw = msgspec.Raw(msgspec.json.encode(description))
     tools = (Tool.of(SERVER, FeatureName(f"t{number}"), {"description": raw}) for number in range(count))
-    return Standing(SERVER, "ready", tools=tuple(tools), is_settled=True)
+    return ServerStatus(SERVER, "ready", tools=tuple(tools), is_settled=True)
 
 
 class Kept:
@@ -42,7 +42,7 @@ class Kept:
 
     def __init__(self, folder: Path, pin: Pinning = "strict") -> None:
         self.told: list[tuple[str, Mapping[str, object]]] = []
-        self.crew = Crew()
+        self.crew = BackgroundTasks()
         self.hub = Hub(Limits(), Counters())
         self.pins = DefinitionPins(configuration(folder, pin))
         self.pins.tell = lambda kind, facts: self.told.append((kind, facts))

@@ -23,8 +23,8 @@ from isthmus.app.difference import (
 )
 from isthmus.config.settings import Configuration, HubSettings, Origin, RelayParts
 from isthmus.core.settings import Limits
-from isthmus.faces.a2a.settings import A2aSettings
-from isthmus.faces.relay.settings import RelaySettings
+from isthmus.frontends.a2a.settings import A2aSettings
+from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.identity.relay import TokenSettings
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.names import ServerName

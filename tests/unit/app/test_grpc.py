@@ -9,7 +9,7 @@ import pytest
 from isthmus.app.grpc import check_grpc, grpc_address
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.faces.a2a.settings import A2aSettings
+from isthmus.frontends.a2a.settings import A2aSettings
 
 FILE = Path("/etc/hub/isthmus.toml")
 

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.app.issuers import IssuerKeys, KeysNotFound, fetch_keys
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.identity.issuers import Issuer, Issuers
 from isthmus.identity.jwt import KeySet
 from isthmus.identity.settings import IssuerSettings
@@ -34,8 +34,8 @@ def corp() -> Iterator[running.Issuer]:
 
 
 @asynccontextmanager
-async def crew() -> AsyncIterator[Crew]:
-    made = Crew()
+async def crew() -> AsyncIterator[BackgroundTasks]:
+    made = BackgroundTasks()
     try:
         yield made
     finally:

@@ -13,7 +13,7 @@ from isthmus.app.journals import open_journal
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.tasks.record import Owner
-from isthmus.faces.a2a.settings import A2aSettings
+from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.storage import postgres
 from isthmus.storage.memory import DOCUMENTS_BYTES, MemoryJournal
 from isthmus.storage.settings import StorageSettings

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Tasks
 from isthmus.model.faults import Lost
@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 @asynccontextmanager
 async def linked(environment: Mapping[str, str]) -> AsyncIterator[BaseLink]:
-    crew = Crew("links")
+    crew = BackgroundTasks("links")
     links = Links(Limits(), environment, crew, Tasks(lambda: 0.0))
     reach = StdioSettings(sys.executable, ("-c", PROGRAM), env={HOPS_VARIABLE: "0"})
     link = await links.connect(ServerSettings(ServerName("files"), reach), "auto")
@@ -69,7 +69,7 @@ async def named(
     carrier: Carrier, port: int, resolver: Resolver, *, is_trusted: bool = False
 ) -> AsyncIterator[BaseLink]:
     """A link to where a caller sent the hub."""
-    crew = Crew("links")
+    crew = BackgroundTasks("links")
     links = Links(Limits(), {}, crew, Tasks(lambda: 0.0), Egress(resolver=resolver))
     urls = {way: f"http://rebinding.example:{port}/{way}" for way in WAYS}
     reach = NamedSettings(urls["http"], {"x-token": "t"}, ways=tuple(urls.items()), is_trusted=is_trusted)
@@ -109,7 +109,7 @@ async def test_one_that_may_be_private_is_spoken_to_where_and_as_was_said(carrie
 
 
 async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose() -> None:
-    crew = Crew("links")
+    crew = BackgroundTasks("links")
     links = Links(Limits(), {}, crew, Tasks(lambda: 0.0))
     settings = ServerSettings(ServerName("agent"), AgentSettings("http://127.0.0.1:9/"))
     first, second = await links.connect(settings, "auto"), await links.connect(settings, "auto")

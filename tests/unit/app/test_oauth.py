@@ -16,9 +16,9 @@ from isthmus.app.key_file import KeyFile
 from isthmus.app.oauth import Tokens, secret_in
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.tenants import Tenants, TenantSettings
-from isthmus.core.crew import Crew
-from isthmus.faces.http.gate import Denied, Gate
-from isthmus.faces.http.origin import OriginGuard
+from isthmus.core.background import BackgroundTasks
+from isthmus.frontends.http.auth import Authenticator, Denied
+from isthmus.frontends.http.origin import OriginGuard
 from isthmus.identity.issuers import Issuer
 from isthmus.identity.jwt import read_keys
 from isthmus.identity.keys import digest_of
@@ -139,8 +139,8 @@ def test_a_token_cannot_be_of_a_tenant_that_nobody_configured(tmp_path: Path, ru
 
 async def test_the_gate_says_where_tokens_are_to_be_had(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running, scopes={"a": ("b",)}),), callers=KNOWN)
-    gate = Gate(OriginGuard(bind_host="127.0.0.1"), world.known.identify)
-    crew = Crew()
+    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), world.known.identify)
+    crew = BackgroundTasks()
     try:
         face = world.tokens.open(gate, crew, Egress())
         world.tokens.listen_at(4321)

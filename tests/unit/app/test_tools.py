@@ -12,10 +12,10 @@ import pytest
 from isthmus.app import tools as module
 from isthmus.app.tools import import_tools, marked_modules
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.crew import Crew
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.upstream.hub_functions import HubFunctions
 from isthmus.upstream.link import ConnectFailed
@@ -45,9 +45,9 @@ def configuration(folder: Path, **texts: str) -> Configuration:
     return Configuration(folder / "isthmus.toml", HubSettings(tools=names))
 
 
-async def imported(configuration: Configuration) -> Standing:
+async def imported(configuration: Configuration) -> ServerStatus:
     """How the server `builtin` stands once all has been imported that can be."""
-    crew, hub = Crew("test"), Hub(Limits(), Notes())
+    crew, hub = BackgroundTasks("test"), Hub(Limits(), Notes())
     functions = HubFunctions(hub, crew, [], is_settled=False)
     await import_tools(marked_modules(configuration), functions)
     functions.close()

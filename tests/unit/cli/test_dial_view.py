@@ -7,7 +7,7 @@ import pytest
 from isthmus.app.dial import ServerShown
 from isthmus.app.dial_line import LineShown, Refusal
 from isthmus.cli.dial_view import duration, line_in_words, lines_in_words, server_row
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.names import ServerName
 
 NOW = 1000.0
@@ -37,7 +37,7 @@ def test_several_connections_are_counted_and_what_is_wrong_is_told_once() -> Non
 
 
 def test_a_server_in_a_row() -> None:
-    standing = Standing(ServerName("calc"), "ready")
+    standing = ServerStatus(ServerName("calc"), "ready")
     assert server_row(ServerShown("calc", standing, "robot_calc", 2, 7), NOW) == (
         "calc",
         "ready",
@@ -45,7 +45,7 @@ def test_a_server_in_a_row() -> None:
         "7 calls, 2 now",
         "as robot_calc",
     )
-    ill = Standing(ServerName("calc"), "retrying", reason="exited with code 1\nand more \x1b[31m")
+    ill = ServerStatus(ServerName("calc"), "retrying", reason="exited with code 1\nand more \x1b[31m")
     assert server_row(ServerShown("calc", ill, None, 0, 0), NOW)[1:] == (
         "retrying",
         "0 tools",
@@ -56,7 +56,7 @@ def test_a_server_in_a_row() -> None:
 
 def test_a_server_that_the_hub_refused_is_not_shown_as_one_that_is_there() -> None:
     refusal = Refusal("its agent has 32 servers", 1057.0)
-    shown = ServerShown("calc", Standing(ServerName("calc"), "ready"), None, 0, 7, refusal)
+    shown = ServerShown("calc", ServerStatus(ServerName("calc"), "ready"), None, 0, 7, refusal)
     assert server_row(shown, NOW)[1:] == (
         "refused",
         "0 tools",

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.cli.exits import Exit
 from isthmus.cli.faults import ADVICE, Told, as_json, failed, told_in, told_of
-from isthmus.faces.rest.faults import problem_of
+from isthmus.frontends.rest.faults import problem_of
 from isthmus.model.faults import NotConnected, ServerError, TimedOut, leaves
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import raw

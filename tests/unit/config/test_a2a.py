@@ -11,7 +11,7 @@ from isthmus.config.dialects.clients import CODEX
 from isthmus.config.dialects.dialect import OWN, STANDARD
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
-from isthmus.faces.a2a.settings import A2aSettings
+from isthmus.frontends.a2a.settings import A2aSettings
 
 FILE = Path("/etc/hub/isthmus.toml")
 

@@ -11,7 +11,7 @@ from isthmus.config.dialects.dialect import OWN, STANDARD
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
 from isthmus.config.tasks import read_tasks
-from isthmus.faces.mcp.settings import TaskSettings
+from isthmus.frontends.mcp.settings import TaskSettings
 
 FILE = Path("/etc/hub/isthmus.toml")
 

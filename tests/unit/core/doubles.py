@@ -11,9 +11,9 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.rules import NO_RULES, Rules
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports.recorder import Witness
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
@@ -23,7 +23,7 @@ from isthmus.model.faults import Fault
 from isthmus.model.features import Ability, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOTHING, OnReply, Profile, Question
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities, OnReply, Question
 
 SERVER = ServerName("files")
 ANYONE = Caller("anyone", "default", Grants(("*",)))
@@ -70,9 +70,9 @@ def ready(
     abilities: frozenset[Ability] = ABLE,
     rules: Rules = NO_RULES,
     is_unlisted: bool = False,
-) -> Standing:
+) -> ServerStatus:
     """The standing of a server that is there."""
-    return Standing(
+    return ServerStatus(
         ServerName(server),
         "ready",
         tools=tools,
@@ -94,12 +94,14 @@ def call(
     surface: Surface = EVERYTHING,
     timeout: float | None = None,
     kind: Kind = "tool",
-    profile: Profile = NOTHING,
+    client_caps: ClientCapabilities = NO_CAPABILITIES,
     comes_back: bool = False,
 ) -> Call:
     """A call, of a tool unless another kind is named."""
     asked = raw(arguments or {})
-    return Call(caller, surface, name, asked, timeout=timeout, kind=kind, profile=profile, comes_back=comes_back)
+    return Call(
+        caller, surface, name, asked, timeout=timeout, kind=kind, client_caps=client_caps, comes_back=comes_back
+    )
 
 
 class Listener:
@@ -190,13 +192,13 @@ class Stage:
     def __init__(self, *tools: Tool, limits: Limits | None = None) -> None:
         self.notes = Notes()
         self.hub = Hub(limits or Limits(), self.notes)
-        self.lane = Lane(SERVER, self.hub.limits)
+        self.lane = ServerQueue(SERVER, self.hub.limits)
         self.link = HeldLink()
         self.lane.attach(self.link)
         self.hub.open_lane(self.lane, ready(*(tools or (tool(),))))
 
     @classmethod
-    def of(cls, standing: Standing, limits: Limits | None = None) -> Stage:
+    def of(cls, standing: ServerStatus, limits: Limits | None = None) -> Stage:
         """A hub whose one server offers this."""
         stage = cls(limits=limits)
         stage.hub.publish(standing)

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import login as module
 from isthmus.credentials import logins
 from isthmus.credentials.dpop import NONCES_MAX, ProofKey, Prover
@@ -20,7 +20,7 @@ from isthmus.model.faults import NotConnected
 from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import REFUSAL_BYTES_MAX, Lost, SigningClient, Ticket, request_head
-from isthmus.upstream import keeper
+from isthmus.upstream import reconnector
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, BindingAuthority, BoundServer, Protected, checked, entry_of
@@ -175,7 +175,7 @@ async def test_a_token_request_is_repeated_once_for_a_nonce(tmp_path: Path) -> N
 async def test_a_call_is_repeated_once_for_a_nonce_and_did_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "LOGIN_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(reconnector, "LOGIN_LOOK_SECONDS", 60.0)
     async with (
         BindingAuthority() as authority,
         BoundServer(authority) as server,
@@ -262,7 +262,7 @@ class Sending:
 
     async def __aenter__(self) -> Sending:
         self.server = await Answers().__aenter__()
-        self.crew = Crew("test")
+        self.crew = BackgroundTasks("test")
         origin, target = parse_url(self.server.url)
         self.client = SigningClient(Prover(ProofKey.make()), origin, Egress(), self.crew, is_configured=True)
         self.head = request_head("GET", target, origin, {"authorization": "DPoP token-1"})

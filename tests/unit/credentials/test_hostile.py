@@ -18,7 +18,7 @@ import pytest
 from isthmus.app.login import Wanted, log_in
 from isthmus.cli.exits import Exit
 from isthmus.cli.login import list_logins
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import login as module
 from isthmus.credentials.callback import Callback
 from isthmus.credentials.device import Device, wait_for
@@ -223,7 +223,7 @@ class Documents(Fetcher):
         def is_named(origin: Origin) -> bool:
             return str(origin) == named
 
-        super().__init__(Egress(), Crew("t"), is_named)
+        super().__init__(Egress(), BackgroundTasks("t"), is_named)
         self._documents = known
 
     async def check_place(self, what: str, url: str) -> None:
@@ -341,7 +341,7 @@ async def test_what_is_no_answer_of_a_browser_breaks_nothing() -> None:
 @asynccontextmanager
 async def expired(folder: Path) -> AsyncIterator[tuple[Slow, Logins, str]]:
     """A server's login that has expired, where refreshes are answered when the test says so."""
-    vault, crew = Vault(folder), Crew("t")
+    vault, crew = Vault(folder), BackgroundTasks("t")
     async with Slow() as authority:
         url = f"{authority.url}/mcp"
         token = Token("old", time.time() - 1, 0.0, "refresh-0")

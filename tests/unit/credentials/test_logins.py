@@ -22,7 +22,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.upstream import keeper
+from isthmus.upstream import reconnector
 from tests.faults.scripted import Ending, Heard, InProcess, Scripted, hub_of, reply
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, Protected, entry_of, visit
@@ -187,7 +187,7 @@ async def test_a_new_token_that_is_not_taken_is_no_reason_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But it is shown again to who wants it looked at: it may have been the server's own mistake."""
-    monkeypatch.setattr(keeper, "LOGIN_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(reconnector, "LOGIN_LOOK_SECONDS", 0.0)
     async with standing(tmp_path) as (authority, hub):
         authority.good.clear()
         await hub.call("s.t")

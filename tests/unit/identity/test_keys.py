@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.faces.http.bodies import joined
+from isthmus.frontends.http.bodies import joined
 from isthmus.identity.keys import KeyRing, bound_of, credential_of, digest_of, parse_key
 from isthmus.model.callers import Caller, Grants
 

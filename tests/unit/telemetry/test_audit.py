@@ -12,7 +12,7 @@ import pytest
 from isthmus.core.audit.chain import Standing
 from isthmus.core.audit.facts import Fact, Scribe
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.ports.journal import Document, OnVerdict, Verdict
 from isthmus.core.ports.ledger import Notary
 from isthmus.core.settings import Limits
@@ -86,7 +86,7 @@ class Bench:
         self.audit = Audit(self.journal, SCRIBE, mode, lambda: 5.0)
         self.counters = Counters()
         self.hub = Hub(Limits(), self.audit.over(self.counters))
-        self.lane = Lane(SERVER, self.hub.limits)
+        self.lane = ServerQueue(SERVER, self.hub.limits)
         self.link = HeldLink()
         self.lane.attach(self.link)
         self.hub.open_lane(self.lane, ready(tool()))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest_asyncio
 import uvloop
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.transport.egress import Egress
 from isthmus.transport.http import HttpClient
 from tests.unit.transport.doubles import Server
@@ -25,14 +25,14 @@ async def server() -> AsyncIterator[Server]:
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[Crew]:
-    crew = Crew("test")
+async def crew() -> AsyncIterator[BackgroundTasks]:
+    crew = BackgroundTasks("test")
     yield crew
     await crew.aclose()
 
 
 @pytest_asyncio.fixture
-async def client(server: Server, crew: Crew) -> AsyncIterator[HttpClient]:
+async def client(server: Server, crew: BackgroundTasks) -> AsyncIterator[HttpClient]:
     client = HttpClient(server.origin, Egress(), crew, is_configured=True)
     yield client
     await client.aclose()

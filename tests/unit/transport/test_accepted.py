@@ -20,11 +20,11 @@ from websockets.frames import Frame, Opcode
 
 from isthmus.transport import accepted as module
 from isthmus.transport.accepted import LAG_FACTOR, LAGGING, LATE_FACTOR, NO_ROOM, SLOW, fitting, text_frame
-from isthmus.transport.cork import Cork
-from isthmus.transport.shares import Shares
+from isthmus.transport.agent_bandwidth import Shares
 from isthmus.transport.socket_channel import CLOSE_SECONDS
 from isthmus.transport.turns import AT_ONCE
 from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.transport.write_batching import WriteBatch
 
 PATIENCE_SECONDS = 30.0
 LIMIT_BYTES = 100_000
@@ -134,7 +134,7 @@ async def accepted(
             if receive_bytes is not None:
                 sock = transport.get_extra_info("socket")
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, receive_bytes)
-            made = AcceptedSocket(client="192.0.2.1", cork=Cork(), **{"limit_bytes": LIMIT_BYTES, **more})
+            made = AcceptedSocket(client="192.0.2.1", cork=WriteBatch(), **{"limit_bytes": LIMIT_BYTES, **more})
             made.on_closed = closed.set
             made.begin(transport, take or (lambda _: ear), first)  # type: ignore[arg-type]
             sockets.put_nowait(made)
@@ -675,7 +675,7 @@ async def test_an_idle_one_costs_little_memory() -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         for transport in transports:
-            made = AcceptedSocket(client="192.0.2.1", cork=Cork(), limit_bytes=LIMIT_BYTES)
+            made = AcceptedSocket(client="192.0.2.1", cork=WriteBatch(), limit_bytes=LIMIT_BYTES)
             made.begin(transport, partial(_give, ear))
             made.data_received(pong)
             sockets.append(made)
@@ -744,7 +744,7 @@ async def test_what_has_gone_is_freed_without_the_cycle_collector(how: str) -> N
 
 async def test_many_that_end_together_leave_turns_of_the_loop_to_others() -> None:
     share, lost = Shares().of(None), list[int]()
-    sockets = [AcceptedSocket(client=None, cork=Cork(), limit_bytes=LIMIT_BYTES, share=share) for _ in range(100)]
+    sockets = [AcceptedSocket(client=None, cork=WriteBatch(), limit_bytes=LIMIT_BYTES, share=share) for _ in range(100)]
     for number, made in enumerate(sockets):
         made.begin(_Transport(), partial(_give, Ear()))
         made.on_closed = partial(lost.append, number)
@@ -768,7 +768,7 @@ async def test_a_peer_that_goes_while_it_is_seen_off_is_let_go_at_once() -> None
 
 async def test_a_peer_that_has_gone_is_let_go_though_the_hub_closes_before_all_is_heard() -> None:
     closed = asyncio.Event()
-    made = AcceptedSocket(client=None, cork=Cork(), limit_bytes=LIMIT_BYTES, share=Shares().of(None))
+    made = AcceptedSocket(client=None, cork=WriteBatch(), limit_bytes=LIMIT_BYTES, share=Shares().of(None))
     made.begin(_Leaving(), partial(_give, Ear()))
     made.on_closed = closed.set
     made.data_received(Frame(Opcode.TEXT, b"x" * 200).serialize(mask=True) * 200)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.courier import Receipt
 from isthmus.transport import courier as module
 from isthmus.transport.courier import ANSWER_BYTES_MAX, CLIENTS_MAX, HttpCourier, read_retry_after
@@ -24,7 +24,7 @@ async def couriers(
     *, is_allowed: Callable[[str], bool] = lambda _: True, egress: Egress | None = None
 ) -> AsyncIterator[HttpCourier]:
     """A courier; by default every address was listed by the operator."""
-    crew = Crew()
+    crew = BackgroundTasks()
     made = HttpCourier(egress or Egress(), crew, is_allowed)
     yield made
     await made.aclose()

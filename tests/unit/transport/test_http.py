@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 import trustme
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.transport import http_connection
 from isthmus.transport.egress import Egress, Origin
 from isthmus.transport.http import HttpClient, Ticket, header_lines, request_head
@@ -282,7 +282,7 @@ async def test_a_connection_that_the_server_closed_is_not_used(client: HttpClien
 
 
 async def test_after_a_while_a_connection_is_asked_before_it_is_written_to(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
+    crew: BackgroundTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "PEEK_AFTER_SECONDS", 0.0)
     loop = asyncio.get_running_loop()
@@ -305,7 +305,7 @@ async def test_after_a_while_a_connection_is_asked_before_it_is_written_to(
         await client.aclose()
 
 
-async def test_a_write_that_fails_at_once_is_known_not_to_have_left(crew: Crew) -> None:
+async def test_a_write_that_fails_at_once_is_known_not_to_have_left(crew: BackgroundTasks) -> None:
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
@@ -327,14 +327,14 @@ async def test_a_write_that_fails_at_once_is_known_not_to_have_left(crew: Crew) 
         await client.aclose()
 
 
-async def test_a_connection_idle_too_long_is_closed(server: Server, crew: Crew) -> None:
+async def test_a_connection_idle_too_long_is_closed(server: Server, crew: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), crew, is_configured=True, idle_seconds=0.05)
     peer, _ = await exchange(client, server)
     assert await peer.rest() == b""
     await client.aclose()
 
 
-async def test_a_connection_idle_longer_than_the_server_says_is_not_used(server: Server, crew: Crew) -> None:
+async def test_a_connection_idle_longer_than_the_server_says_is_not_used(server: Server, crew: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), crew, is_configured=True, idle_seconds=600)
     reply = b"HTTP/1.1 200 OK\r\nKeep-Alive: max=9, Timeout=5\r\ncontent-length: 2\r\n\r\nok"
     await exchange(client, server, reply)
@@ -351,7 +351,7 @@ async def test_a_keep_alive_without_a_time_changes_nothing(client: HttpClient, s
     await peer.request()
 
 
-async def test_a_dial_whose_request_was_given_up_may_fail_unheard(server: Server, crew: Crew) -> None:
+async def test_a_dial_whose_request_was_given_up_may_fail_unheard(server: Server, crew: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), crew, is_configured=False)
     sink = Recorder()
     ask(client, sink).abort()
@@ -362,7 +362,7 @@ async def test_a_dial_whose_request_was_given_up_may_fail_unheard(server: Server
     await client.aclose()
 
 
-async def test_requests_beyond_the_limit_wait_their_turn(server: Server, crew: Crew) -> None:
+async def test_requests_beyond_the_limit_wait_their_turn(server: Server, crew: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=2)
     sinks = [Recorder() for _ in range(6)]
     tickets = [ask(client, sink, str(number).encode()) for number, sink in enumerate(sinks)]
@@ -380,7 +380,7 @@ async def test_requests_beyond_the_limit_wait_their_turn(server: Server, crew: C
     await client.aclose()
 
 
-async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, crew: Crew) -> None:
+async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, crew: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
     first, second = Recorder(), Recorder()
     ticket = ask(client, first)
@@ -395,7 +395,7 @@ async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, crew: 
     await client.aclose()
 
 
-async def test_a_failed_dial_loses_what_waited_for_it(crew: Crew) -> None:
+async def test_a_failed_dial_loses_what_waited_for_it(crew: BackgroundTasks) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         origin = Origin("http", "127.0.0.1", taken.getsockname()[1])
@@ -411,7 +411,7 @@ async def test_a_failed_dial_loses_what_waited_for_it(crew: Crew) -> None:
         await client.aclose()
 
 
-async def test_a_target_that_may_not_be_dialled_is_lost_unsent(server: Server, crew: Crew) -> None:
+async def test_a_target_that_may_not_be_dialled_is_lost_unsent(server: Server, crew: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), crew, is_configured=False)
     sink = Recorder()
     ask(client, sink)
@@ -420,7 +420,7 @@ async def test_a_target_that_may_not_be_dialled_is_lost_unsent(server: Server, c
     await client.aclose()
 
 
-async def test_a_dial_that_crashes_loses_its_request(server: Server, crew: Crew) -> None:
+async def test_a_dial_that_crashes_loses_its_request(server: Server, crew: BackgroundTasks) -> None:
     async def broken(origin: Origin) -> list[http_connection.Connection]:
         raise ZeroDivisionError
 
@@ -510,7 +510,7 @@ async def test_a_request_aborted_before_its_end_was_taken_never_arrives_whole(
     assert not sink.heard
 
 
-async def test_nothing_is_written_after_an_abort_in_the_same_turn(crew: Crew) -> None:
+async def test_nothing_is_written_after_an_abort_in_the_same_turn(crew: BackgroundTasks) -> None:
     """The loop finds two sockets ready: one makes us abort, the other could take more of the request."""
     loop = asyncio.get_running_loop()
     bell, rope = socket.socketpair()
@@ -551,7 +551,7 @@ def drain(sock: socket.socket) -> int:
     return received
 
 
-async def test_closing_the_client_loses_whatever_it_holds(server: Server, crew: Crew) -> None:
+async def test_closing_the_client_loses_whatever_it_holds(server: Server, crew: BackgroundTasks) -> None:
     client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=2)
     idle, _ = await exchange(client, server)
     sinks = [Recorder() for _ in range(3)]
@@ -569,7 +569,7 @@ async def test_closing_the_client_loses_whatever_it_holds(server: Server, crew: 
     await client.aclose()
 
 
-async def test_over_tls_a_request_may_have_left_as_soon_as_it_is_written(crew: Crew) -> None:
+async def test_over_tls_a_request_may_have_left_as_soon_as_it_is_written(crew: BackgroundTasks) -> None:
     authority = trustme.CA()
     theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("localhost").configure_cert(theirs)
@@ -588,7 +588,7 @@ async def test_over_tls_a_request_may_have_left_as_soon_as_it_is_written(crew: C
         await client.aclose()
 
 
-async def test_a_certificate_that_does_not_fit_is_told(crew: Crew) -> None:
+async def test_a_certificate_that_does_not_fit_is_told(crew: BackgroundTasks) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("localhost").configure_cert(theirs)
     async with Server(theirs) as server:

@@ -8,17 +8,17 @@ from typing import Any
 
 import msgspec
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.crew import Crew
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call
 from isthmus.model.credentials import Subject
 from isthmus.model.faults import BadReply, Fault, Lost
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.telemetry.counters import Counters
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
@@ -94,13 +94,16 @@ class Scripted(BaseLink):
         return self.can
 
     async def list_features(
-        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
-        (self.profiled if profile else self.listings).append(topics)
+        (self.profiled if client_caps else self.listings).append(topics)
         if self.list_refusal is not None:
             raise self.list_refusal
         definition = {"inputSchema": msgspec.Raw(b'{"type":"object"}')}
-        names = [*self.names, *(self.more if profile else ())]
+        names = [*self.names, *(self.more if client_caps else ())]
         tools = tuple(Tool.of(NAME, FeatureName(name), definition) for name in names)
         return Listing(tools=tools, ttl_seconds=self.ttl_seconds)
 
@@ -150,7 +153,7 @@ class Kept:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.hub = Hub(limits or Limits(), Counters())
-        self.crew = Crew()
+        self.crew = BackgroundTasks()
         self.links: list[Scripted] = []
         self.prepare: Callable[[Scripted], None] = lambda _link: None
         self.refusal: Exception | None = None
@@ -179,7 +182,7 @@ class Kept:
         return self.links[-1]
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ServerStatus:
         return self.hub.snapshot.standings[NAME]
 
     def start(self, asked: Call | None = None) -> tuple[InFlight, Listener]:

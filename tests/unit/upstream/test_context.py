@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.model.events import Event
 from isthmus.model.outcomes import Result
-from isthmus.model.questions import Answered, Declined, OnReply, Profile, Question
+from isthmus.model.questions import Answered, ClientCapabilities, Declined, OnReply, Question
 from isthmus.upstream.context import Asker, Context, NoAnswerError
 from isthmus.upstream.runner import Runner
 from isthmus.upstream.signatures import Function, Traits
 from tests.unit.core.doubles import SERVER, Listener, Stage, call, raw
 
-CAN: Profile = frozenset({"elicitation"})
+CAN: ClientCapabilities = frozenset({"elicitation"})
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
@@ -51,13 +51,13 @@ class Asked(Listener):
 class Scene:
     """Functions that run for calls of one caller."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: BackgroundTasks) -> None:
         self.stage = Stage()
         self.runner = Runner(SERVER, Limits(), crew, 2)
 
-    def start(self, function: Callable[..., Any], profile: Profile = CAN, **traits: Any) -> Asked:
+    def start(self, function: Callable[..., Any], client_caps: ClientCapabilities = CAN, **traits: Any) -> Asked:
         asked = Asked()
-        self.inflight = self.stage.hub.start(call(profile=profile), asked)
+        self.inflight = self.stage.hub.start(call(client_caps=client_caps), asked)
         self.inflight.link = self
         self.runner.start(self.inflight, Function("f", function, Traits(**traits)))
         return asked
@@ -91,7 +91,7 @@ async def ended(asked: Listener) -> Any:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     scene = Scene(crew)
     yield scene
     scene.runner.close("done")

@@ -84,9 +84,9 @@ def test_the_version_is_the_one_agreed_on() -> None:
 
 
 def test_a_list_is_asked_for_on_behalf_of_those_who_can_be_asked_this() -> None:
-    profile = frozenset({"elicitation", "elicitation.url", "roots"})
-    asked = json.loads(MODERN.params({"cursor": raw("c")}, profile))
+    client_caps = frozenset({"elicitation", "elicitation.url", "roots"})
+    asked = json.loads(MODERN.params({"cursor": raw("c")}, client_caps))
     told: dict[str, Any] = {"elicitation": {"url": {}}, "roots": {}}
     assert asked == {"cursor": "c", "_meta": {**ENVELOPE, KEY + "clientCapabilities": told}}
     assert json.loads(MODERN.params({})) == {"_meta": ENVELOPE}
-    assert json.loads(LEGACY.params({"cursor": raw("c")}, profile)) == {"cursor": "c"}
+    assert json.loads(LEGACY.params({"cursor": raw("c")}, client_caps)) == {"cursor": "c"}

@@ -176,12 +176,12 @@ async def test_a_servers_questions_are_answered_while_it_reads_the_answers() -> 
 
 async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     line = Line(pipe := Pipe())
-    line.profile = frozenset({"roots"})
+    line.client_caps = frozenset({"roots"})
     line.read(message(id=7, method="roots/list"))
     assert pipe.said() == []
     stage = Stage()
     stage.lane.attach(line)
-    _, listener = stage.start(call(profile=line.profile))
+    _, listener = stage.start(call(client_caps=line.client_caps))
     assert listener.asked == []  # whoever started it does not hold it yet, and could not let it wait
     await turn()
     ((question, reply),) = listener.asked
@@ -194,7 +194,7 @@ async def test_what_is_asked_before_its_call_waits_for_it() -> None:
 async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "EARLY_SECONDS", 0.0)
     line = Line(pipe := Pipe())
-    line.profile = frozenset({"roots"})
+    line.client_caps = frozenset({"roots"})
     line.read(message(id=7, method="roots/list"))
     async with asyncio.timeout(20):
         while not (said := pipe.said()):  # noqa: ASYNC110 - a timer of the loop's own
@@ -230,7 +230,7 @@ class Asking:
 
     def __init__(self) -> None:
         self.line = Line(Pipe())
-        self.line.profile = ABLE
+        self.line.client_caps = ABLE
         self.heard = 0
         self.line.on_asked = self._hear
         self._stage = Stage()
@@ -242,7 +242,7 @@ class Asking:
     async def call(self, session: str = "") -> tuple[InFlight, Spared]:
         """A call that has gone."""
         listener = Spared()
-        asked = msgspec.structs.replace(call(profile=ABLE), session=session)
+        asked = msgspec.structs.replace(call(client_caps=ABLE), session=session)
         inflight = self._stage.hub.start(asked, listener)
         await turn()
         self.said()
@@ -283,7 +283,7 @@ class Sent(Spared):
 
 async def test_whose_call_failed_because_its_user_must_go_elsewhere_first_is_told_when_that_is_done() -> None:
     asking, listener = Asking(), Sent()
-    asking._stage.hub.start(call(profile=ABLE), listener)
+    asking._stage.hub.start(call(client_caps=ABLE), listener)
     await turn()
     (sent,) = asking.said()
     data = {"elicitations": [{"mode": "url", "elicitationId": "e1"}, {"elicitationId": "e2"}, {}]}
@@ -296,7 +296,7 @@ async def test_whose_call_failed_because_its_user_must_go_elsewhere_first_is_tol
 
 async def test_who_was_sent_elsewhere_by_a_question_is_told_that_its_user_is_done_there() -> None:
     asking, listener = Asking(), Sent()
-    asking._stage.hub.start(call(profile=ABLE), listener)
+    asking._stage.hub.start(call(client_caps=ABLE), listener)
     await turn()
     asking.line.read(message(id=7, method="elicitation/create", params={"mode": "url", "elicitationId": "e1"}))
     listener.asked[0][1](Answered(raw({"action": "accept"})))
@@ -328,7 +328,7 @@ async def test_a_server_that_may_ask_about_a_call_that_was_given_up_asks_nobody_
 async def test_a_call_that_never_left_cannot_be_asked_about() -> None:
     asking = Asking()
     listener = Spared()
-    asking._stage.hub.start(call(profile=ABLE), listener).cancel("enough")
+    asking._stage.hub.start(call(client_caps=ABLE), listener).cancel("enough")
     assert asking.line.strays is None
 
 
@@ -345,7 +345,7 @@ async def test_a_question_about_what_is_over_does_not_wait_for_the_next_program(
 async def test_a_question_whose_call_is_over_before_it_was_put_is_refused() -> None:
     asking, listener = Asking(), Spared()
     asking.line.read(ASKS)
-    asking._stage.hub.start(call(profile=ABLE), listener).cancel("enough")
+    asking._stage.hub.start(call(client_caps=ABLE), listener).cancel("enough")
     await turn()
     assert asking.is_refused()
     assert (listener.asked, asking.line.has_declined) == ([], True)
@@ -355,7 +355,7 @@ async def test_a_question_that_waited_is_put_to_nobody_when_two_programs_call_at
     asking, listeners = Asking(), [Spared(), Spared()]
     asking.line.read(ASKS)
     for listener in listeners:
-        asking._stage.hub.start(call(profile=ABLE), listener)
+        asking._stage.hub.start(call(client_caps=ABLE), listener)
     await turn()
     assert [listener.asked for listener in listeners] == [[], []]
     assert [said["id"] for said in asking.said() if "error" in said] == [7]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.announcer import Announcer, Follower
 from isthmus.model.faults import Fault
 from isthmus.upstream import following as module
@@ -25,7 +25,7 @@ class Followed:
 
     def __init__(self) -> None:
         self.hub = Stage().hub
-        self.crew = Crew("following")
+        self.crew = BackgroundTasks("following")
         self.common, self.link = Scripted(), Scripted()
         self.following = Following(self.hub, self.crew, NAME)
         self.following.attend(self.link)

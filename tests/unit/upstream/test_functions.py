@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
@@ -112,7 +112,7 @@ SHOP = '''
 class Scene:
     """A hub whose only server is a module of functions."""
 
-    def __init__(self, folder: Path, crew: Crew, limits: Limits) -> None:
+    def __init__(self, folder: Path, crew: BackgroundTasks, limits: Limits) -> None:
         self._crew = crew
         self._limits = limits
         (folder / "shop_of_functions.py").write_text(dedent(SHOP))
@@ -166,7 +166,7 @@ async def hold(wait: Callable[[float], bool]) -> None:
 
 @pytest_asyncio.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    path, crew = list(sys.path), Crew("test")
+    path, crew = list(sys.path), BackgroundTasks("test")
     scene = Scene(tmp_path, crew, Limits(reply_bytes=4096))
     await scene.open()
     yield scene

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import Lost, NotConnected, UnknownTool
@@ -41,7 +41,7 @@ async def tell(context: Context) -> None:
 class Scene:
     """A hub with nothing but what its process has."""
 
-    def __init__(self, crew: Crew, *, is_settled: bool = True) -> None:
+    def __init__(self, crew: BackgroundTasks, *, is_settled: bool = True) -> None:
         self.registry = Registry()
         self.hub = Hub(Limits(), Notes())
         own = builtin_tools(MemoryJournal(), lambda: 1.5)
@@ -67,14 +67,14 @@ class Scene:
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[Crew]:
-    crew = Crew("test")
+async def crew() -> AsyncIterator[BackgroundTasks]:
+    crew = BackgroundTasks("test")
     yield crew
     await crew.aclose()
 
 
 @pytest_asyncio.fixture
-async def scene(crew: Crew) -> AsyncIterator[Scene]:
+async def scene(crew: BackgroundTasks) -> AsyncIterator[Scene]:
     scene = Scene(crew)
     yield scene
     scene.functions.close()
@@ -102,7 +102,7 @@ async def test_a_function_registered_in_another_thread_comes_over(scene: Scene) 
     thread.join(5)
 
 
-async def test_what_was_there_before_the_hub_is_shown_too(crew: Crew) -> None:
+async def test_what_was_there_before_the_hub_is_shown_too(crew: BackgroundTasks) -> None:
     first = Scene(crew)
     first.register()
     second = HubFunctions(first.hub, crew, [], registry=first.registry)
@@ -164,7 +164,7 @@ async def test_a_call_that_comes_when_its_function_is_gone_says_so(scene: Scene)
     assert fault.executed == "no"
 
 
-async def test_who_lists_waits_until_all_modules_have_been_imported(crew: Crew) -> None:
+async def test_who_lists_waits_until_all_modules_have_been_imported(crew: BackgroundTasks) -> None:
     scene = Scene(crew, is_settled=False)
     assert scene.hub.is_settling()
     assert "builtin.echo" in scene.listed()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.model.faults import Bug
 from isthmus.model.outcomes import Result
@@ -23,7 +23,7 @@ from tests.unit.core.doubles import SERVER, Listener, Stage, call
 class Scene:
     """A hub whose only server is the hub itself, and a tool that never ends or fails."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: BackgroundTasks) -> None:
         self.has_ended = asyncio.Event()
         odd = [LocalTool("hang", "", {"type": "object"}, self._hang), LocalTool("fail", "", {"type": "object"}, _fail)]
         runner = Runner(SERVER, Limits(), crew, 2)
@@ -51,7 +51,7 @@ async def _fail(_caller: str, _arguments: dict[str, Any]) -> dict[str, Any]:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     yield Scene(crew)
     await crew.aclose()
 

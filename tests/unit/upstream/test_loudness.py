@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.watch.levels import Levels
 from isthmus.upstream import loudness as module
 from isthmus.upstream.loudness import Loudness
@@ -40,7 +40,7 @@ class Room:
     """Links of one server, and what is wanted of them."""
 
     def __init__(self) -> None:
-        self.crew = Crew("loudness")
+        self.crew = BackgroundTasks("loudness")
         self.levels = Levels()
         self.loudness = Loudness(self.levels, self.crew, NAME)
         self.levels.watch(self.loudness.changed)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.transport.egress import Egress
 from isthmus.transport.http import HttpClient, Sink, Ticket, request_head
 from isthmus.upstream import notices as module
@@ -18,7 +18,7 @@ from tests.unit.upstream.doubles import ACCEPTED
 
 @pytest.mark.parametrize("is_taken", [True, False])
 async def test_quiet_comes_when_all_were_taken_or_lost(*, is_taken: bool) -> None:
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         notices = Notices(client)
@@ -40,7 +40,7 @@ async def test_quiet_comes_when_all_were_taken_or_lost(*, is_taken: bool) -> Non
 
 async def test_one_that_is_never_acknowledged_gives_its_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.05)
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         notices = Notices(client)
@@ -54,7 +54,7 @@ async def test_one_that_is_never_acknowledged_gives_its_connection_back(monkeypa
 
 async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICES_MAX", 2)
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         notices = Notices(client)
@@ -77,7 +77,7 @@ async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICES_MAX", 2)
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
         notices = Notices(client)
@@ -97,7 +97,7 @@ async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatc
 
 async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
         notices = Notices(client)
@@ -119,7 +119,7 @@ async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: py
 
 async def test_an_answer_that_is_never_acknowledged_gives_its_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), crew, is_configured=True)
         Notices(client).answer(request_head("POST", "/", server.origin, {}), b"{}")
@@ -131,7 +131,7 @@ async def test_an_answer_that_is_never_acknowledged_gives_its_connection_back(mo
 async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.01)
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
         notices = Notices(client)
@@ -162,7 +162,7 @@ async def test_an_answer_that_provably_did_not_leave_is_sent_once_more_and_no_mo
             self.sent.append(body)
             return super().send(head, body, sink)
 
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         client = Counting(server.origin, Egress(), crew)
         await client.aclose()

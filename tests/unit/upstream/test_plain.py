@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.faults import BadReply, ServerError
@@ -28,7 +28,7 @@ from tests.unit.transport.doubles import Server
 class Scene:
     """A server whose connections the test holds, and a hub whose only server it is."""
 
-    def __init__(self, server: Server, crew: Crew) -> None:
+    def __init__(self, server: Server, crew: BackgroundTasks) -> None:
         self.server = server
         self.link = PlainLink(
             SERVER,
@@ -58,7 +58,7 @@ class Scene:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         made = Scene(server, crew)
         yield made

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.ports.announcer import Follower
 from isthmus.core.tasks.draft import Draft
 from isthmus.core.tasks.engine import Engine
@@ -17,7 +17,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.credentials import NO_CREDENTIALS, OwnCredentials, ServerCredentials, Subject
 from isthmus.model.events import Log
 from isthmus.model.faults import Cancelled, Fault, Lost, NotConnected, Overloaded, UnknownTool
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.upstream import pool as module
 from isthmus.upstream.following import Following
 from isthmus.upstream.link import BaseLink, ConnectFailed
@@ -38,9 +38,9 @@ class Pooled:
         self, isolation: str = "caller", max_calls: int = 64, credentials: ServerCredentials | None = None
     ) -> None:
         self.stage = Stage()
-        self.crew = Crew("pool")
+        self.crew = BackgroundTasks("pool")
         self.links: list[Scripted] = []
-        self.profiles: list[Profile] = []
+        self.all_client_caps: list[ClientCapabilities] = []
         """What each link was made for."""
         self.lines: list[Log] = []
         self.opened = asyncio.Event()
@@ -52,8 +52,8 @@ class Pooled:
         self.stage.lane.attach(self.pool)
         self.stage.lane.pool = self.pool
 
-    async def _connect(self, profile: Profile, subject: Subject | None = None) -> BaseLink:
-        self.profiles.append(profile)
+    async def _connect(self, client_caps: ClientCapabilities, subject: Subject | None = None) -> BaseLink:
+        self.all_client_caps.append(client_caps)
         await self.opened.wait()
         if self.refusal is not None:
             raise self.refusal
@@ -61,12 +61,14 @@ class Pooled:
         self.links[-1].subject = subject
         return self.links[-1]
 
-    def start(self, caller: Caller = ANYONE, profile: Profile = NOTHING) -> tuple[InFlight, Listener]:
-        return self.stage.start(call(caller=caller, profile=profile))
+    def start(
+        self, caller: Caller = ANYONE, client_caps: ClientCapabilities = NO_CAPABILITIES
+    ) -> tuple[InFlight, Listener]:
+        return self.stage.start(call(caller=caller, client_caps=client_caps))
 
-    async def sent(self, caller: Caller = ANYONE, profile: Profile = NOTHING) -> InFlight:
+    async def sent(self, caller: Caller = ANYONE, client_caps: ClientCapabilities = NO_CAPABILITIES) -> InFlight:
         """A call that has reached a link."""
-        inflight, _ = self.start(caller, profile)
+        inflight, _ = self.start(caller, client_caps)
         await self.until_sent(inflight)
         return inflight
 
@@ -218,8 +220,8 @@ async def test_a_defect_while_a_link_is_made_costs_only_those_who_wait_for_it(po
 async def test_a_link_that_was_lost_before_it_could_be_used_does_not_stay(pooled: Pooled) -> None:
     connect = pooled._connect
 
-    async def fragile(profile: Profile, subject: Subject | None) -> BaseLink:
-        link = await connect(profile, subject)
+    async def fragile(client_caps: ClientCapabilities, subject: Subject | None) -> BaseLink:
+        link = await connect(client_caps, subject)
         link._lose("gone already")
         return link
 
@@ -410,38 +412,38 @@ MORE = frozenset({"roots", "roots.listChanged"})
 @pytest.mark.parametrize("isolation", ["shared", "caller"])
 async def test_a_server_that_is_told_profiles_has_a_link_for_each(isolation: str) -> None:
     pooled = Pooled(isolation)
-    pooled.pool.is_profiled = True
-    one, same, more = [await pooled.sent(profile=profile) for profile in (ROOTS, ROOTS, MORE)]
+    pooled.pool.differs_by_client = True
+    one, same, more = [await pooled.sent(client_caps=client_caps) for client_caps in (ROOTS, ROOTS, MORE)]
     assert pooled.carrier_of(one) is pooled.carrier_of(same)
     assert pooled.carrier_of(one) is not pooled.carrier_of(more)
-    assert pooled.profiles == [ROOTS, MORE]
+    assert pooled.all_client_caps == [ROOTS, MORE]
     await pooled.pool.aclose()
 
 
 async def test_a_server_that_is_told_with_every_call_has_one_link_for_all_profiles() -> None:
     pooled = Pooled("caller")
-    one, more = await pooled.sent(profile=ROOTS), await pooled.sent(profile=MORE)
+    one, more = await pooled.sent(client_caps=ROOTS), await pooled.sent(client_caps=MORE)
     assert pooled.carrier_of(one) is pooled.carrier_of(more)
-    assert pooled.profiles == [NOTHING]
+    assert pooled.all_client_caps == [NO_CAPABILITIES]
     await pooled.pool.aclose()
 
 
 @pytest.mark.parametrize(("is_duplex", "links"), [(False, 1), (True, 3)])
 async def test_callers_share_a_link_unless_a_question_on_it_could_be_anybodys(*, is_duplex: bool, links: int) -> None:
     pooled = Pooled("shared")
-    pooled.pool.is_profiled, pooled.pool.is_duplex = True, is_duplex
+    pooled.pool.differs_by_client, pooled.pool.is_duplex = True, is_duplex
     calls = [await pooled.sent(caller, ROOTS) for caller in (ANYONE, OTHER, NAMESAKE, ANYONE)]
     assert len({id(pooled.carrier_of(inflight)) for inflight in calls}) == links
-    assert pooled.profiles == [ROOTS] * links
+    assert pooled.all_client_caps == [ROOTS] * links
     await pooled.pool.aclose()
 
 
 async def test_two_conversations_of_one_caller_share_no_link_on_which_questions_come() -> None:
     pooled = Pooled("shared")
-    pooled.pool.is_profiled = pooled.pool.is_duplex = True
+    pooled.pool.differs_by_client = pooled.pool.is_duplex = True
     calls = []
     for session in ("a", "b", "a"):
-        inflight, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=session))
+        inflight, _ = pooled.stage.start(msgspec.structs.replace(call(client_caps=ROOTS), session=session))
         await pooled.until_sent(inflight)
         calls.append(pooled.carrier_of(inflight))
     assert calls[0] is calls[2] is not calls[1]
@@ -478,12 +480,12 @@ async def test_a_link_whose_call_was_sent_again_makes_room_once_it_is_idle() -> 
 
 # -- borrowing -----------------------------------------------------------------------------------------------------
 
-ABLE: Profile = frozenset({"elicitation"})
+ABLE: ClientCapabilities = frozenset({"elicitation"})
 
 
 async def test_a_borrowed_link_is_that_of_the_callers_calls_and_stays(pooled: Pooled) -> None:
     async with pooled.pool.borrowed(ANYONE, ABLE) as link:
-        assert (pooled.profiles, len(pooled.pool), pooled.pool.has(ABLE)) == ([ABLE], 1, True)
+        assert (pooled.all_client_caps, len(pooled.pool), pooled.pool.has(ABLE)) == ([ABLE], 1, True)
     assert link is pooled.links[0]
     assert not pooled.links[0].is_closed
     assert not pooled.pool.has(frozenset({"sampling"}))
@@ -493,9 +495,9 @@ async def test_a_borrowed_link_is_that_of_the_callers_calls_and_stays(pooled: Po
 
 async def test_a_link_that_is_borrowed_is_not_idle(pooled: Pooled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
-    pooled.pool.is_profiled = True
+    pooled.pool.differs_by_client = True
     async with pooled.pool.borrowed(ANYONE, ABLE) as link:
-        finish(await pooled.sent(profile=ABLE))
+        finish(await pooled.sent(client_caps=ABLE))
         await asyncio.sleep(0.001)
         kept = pooled.links[0].closings == 0
     async with asyncio.timeout(SECONDS):
@@ -505,7 +507,7 @@ async def test_a_link_that_is_borrowed_is_not_idle(pooled: Pooled, monkeypatch: 
 
 async def test_who_has_most_links_gives_way_and_nobody_else() -> None:
     pooled = Pooled(max_calls=4)
-    pooled.pool.is_duplex = pooled.pool.is_profiled = True
+    pooled.pool.is_duplex = pooled.pool.differs_by_client = True
     others = await pooled.sent(OTHER, ROOTS)
     finish(others)
     for number in range(6):
@@ -520,8 +522,8 @@ async def test_who_has_most_links_gives_way_and_nobody_else() -> None:
 
 async def conversing(pooled: Pooled, session: str) -> InFlight:
     """A call of a conversation that has a link of its own."""
-    pooled.pool.is_duplex = pooled.pool.is_profiled = True
-    inflight, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=session))
+    pooled.pool.is_duplex = pooled.pool.differs_by_client = True
+    inflight, _ = pooled.stage.start(msgspec.structs.replace(call(client_caps=ROOTS), session=session))
     await pooled.until_sent(inflight)
     return inflight
 
@@ -547,9 +549,9 @@ async def test_the_link_of_a_conversation_that_is_over_waits_for_its_last_call(p
 
 
 async def test_a_link_that_is_made_for_a_conversation_that_ended_meanwhile_is_closed(pooled: Pooled) -> None:
-    pooled.pool.is_duplex = pooled.pool.is_profiled = True
+    pooled.pool.is_duplex = pooled.pool.differs_by_client = True
     pooled.opened.clear()
-    inflight, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ROOTS), session="one"))
+    inflight, _ = pooled.stage.start(msgspec.structs.replace(call(client_caps=ROOTS), session="one"))
     inflight.cancel("the session was ended")
     pooled.stage.hub.left("one")
     pooled.opened.set()
@@ -595,26 +597,26 @@ async def test_a_full_pool_lends_nothing() -> None:
 
 
 async def test_what_is_announced_on_a_link_is_heard_for_those_whose_it_is(pooled: Pooled) -> None:
-    heard: list[tuple[Profile, str]] = []
+    heard: list[tuple[ClientCapabilities, str]] = []
     renewed: list[BaseLink] = []
-    pooled.pool.on_changed = lambda profile, topic: heard.append((profile, topic))
+    pooled.pool.on_changed = lambda client_caps, topic: heard.append((client_caps, topic))
     pooled.pool.on_renewed = renewed.append
     await pooled.sent()
     pooled.links[0].on_changed("tools")
     async with pooled.pool.borrowed(OTHER, ABLE):
         pooled.links[1].on_changed("prompts")
         pooled.links[1].on_renewed()
-    assert heard[0] == (NOTHING, "tools")
+    assert heard[0] == (NO_CAPABILITIES, "tools")
     assert heard[1:] == [(ABLE, topic) for topic in ("prompts", "tools", "prompts", "resources")]
     assert renewed == [pooled.links[1]]
 
 
 async def test_a_link_that_was_made_to_list_is_the_first_conversations_and_no_others(pooled: Pooled) -> None:
-    pooled.pool.is_profiled = pooled.pool.is_duplex = True
+    pooled.pool.differs_by_client = pooled.pool.is_duplex = True
     async with pooled.pool.borrowed(ANYONE, ABLE):
-        first, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ABLE), session="first"))
-        second, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ABLE), session="second"))
-        other, _ = pooled.stage.start(msgspec.structs.replace(call(profile=ABLE, caller=OTHER), session="first"))
+        first, _ = pooled.stage.start(msgspec.structs.replace(call(client_caps=ABLE), session="first"))
+        second, _ = pooled.stage.start(msgspec.structs.replace(call(client_caps=ABLE), session="second"))
+        other, _ = pooled.stage.start(msgspec.structs.replace(call(client_caps=ABLE, caller=OTHER), session="first"))
         await pooled.until_sent(first, second, other)
     assert [link.sent for link in pooled.links] == [[first], [second], [other]]
     for inflight in (first, second, other):
@@ -623,7 +625,7 @@ async def test_a_link_that_was_made_to_list_is_the_first_conversations_and_no_ot
 
 async def test_a_question_that_could_be_anybodys_parts_the_callers_from_then_on() -> None:
     pooled = Pooled("shared")
-    pooled.pool.is_profiled = True
+    pooled.pool.differs_by_client = True
     shared = [pooled.carrier_of(await pooled.sent(caller, ROOTS)) for caller in (ANYONE, OTHER)]
     assert shared[0] is shared[1]
     shared[0].on_asked()
@@ -639,7 +641,7 @@ async def test_a_question_that_could_be_anybodys_parts_the_callers_from_then_on(
 async def asking() -> AsyncIterator[Pooled]:
     """A server that asks on links where a question names no call."""
     made = Pooled("shared", max_calls=4)
-    made.pool.is_profiled = made.pool.is_duplex = True
+    made.pool.differs_by_client = made.pool.is_duplex = True
     yield made
     for link in made.links:
         for inflight in link.sent:
@@ -650,46 +652,46 @@ async def asking() -> AsyncIterator[Pooled]:
 
 
 async def test_they_share_a_link_while_their_server_asks_nothing_and_none_from_then_on(asking: Pooled) -> None:
-    one, two = await asking.sent(profile=ROOTS), await asking.sent(profile=ROOTS)
+    one, two = await asking.sent(client_caps=ROOTS), await asking.sent(client_caps=ROOTS)
     assert [link.sent for link in asking.links] == [[one, two]]
     asking.links[0].on_asked()
-    three, four = await asking.sent(profile=ROOTS), await asking.sent(profile=ROOTS)
+    three, four = await asking.sent(client_caps=ROOTS), await asking.sent(client_caps=ROOTS)
     assert [link.sent for link in asking.links] == [[one, two], [three], [four]]
-    assert asking.profiles == [ROOTS] * 3
+    assert asking.all_client_caps == [ROOTS] * 3
 
 
 async def test_each_then_has_a_link_that_is_idle_if_there_is_one_of_the_same_caller_and_profile(
     asking: Pooled,
 ) -> None:
-    first = await asking.sent(profile=ROOTS)
+    first = await asking.sent(client_caps=ROOTS)
     asking.links[0].on_asked()
-    second = await asking.sent(profile=ROOTS)
+    second = await asking.sent(client_caps=ROOTS)
     finish(first)
-    third = await asking.sent(profile=ROOTS)
+    third = await asking.sent(client_caps=ROOTS)
     assert asking.carrier_of(third) is asking.links[0]
     finish(second)
-    others = await asking.sent(OTHER, ROOTS), await asking.sent(profile=MORE)
+    others = await asking.sent(OTHER, ROOTS), await asking.sent(client_caps=MORE)
     assert [link.sent for link in asking.links] == [[first, third], [second], [others[0]], [others[1]]]
 
 
 async def test_one_call_after_the_other_goes_on_the_link_that_was_used_last(asking: Pooled) -> None:
-    first = await asking.sent(profile=ROOTS)
+    first = await asking.sent(client_caps=ROOTS)
     asking.links[0].on_asked()
-    second = await asking.sent(profile=ROOTS)
+    second = await asking.sent(client_caps=ROOTS)
     finish(first)
     finish(second)
     for _ in range(3):
-        finish(await asking.sent(profile=ROOTS))
+        finish(await asking.sent(client_caps=ROOTS))
     assert [len(link.sent) for link in asking.links] == [1, 4]
 
 
 async def test_a_conversation_keeps_the_link_that_is_its_own(asking: Pooled) -> None:
-    asked = msgspec.structs.replace(call(profile=ROOTS), session="one")
+    asked = msgspec.structs.replace(call(client_caps=ROOTS), session="one")
     calls = [asking.stage.start(asked)[0] for _ in range(2)]
     await asking.until_sent(*calls)
     asking.links[0].on_asked()
     calls.append(asking.stage.start(asked)[0])
-    lonely = await asking.sent(profile=ROOTS)
+    lonely = await asking.sent(client_caps=ROOTS)
     assert [link.sent for link in asking.links] == [calls, [lonely]]
 
 
@@ -698,7 +700,7 @@ async def test_a_conversation_keeps_the_link_that_is_its_own(asking: Pooled) -> 
 
 async def in_context(asking: Pooled, context: str, caller: Caller = ANYONE) -> InFlight:
     """A call of an A2A context that has reached a link."""
-    asked = msgspec.structs.replace(call(caller=caller, profile=ROOTS), session=context, shares_link=True)
+    asked = msgspec.structs.replace(call(caller=caller, client_caps=ROOTS), session=context, shares_link=True)
     inflight, _ = asking.stage.start(asked)
     await asking.until_sent(inflight)
     return inflight
@@ -766,15 +768,15 @@ async def test_only_the_latest_contexts_on_a_link_are_remembered(
 async def test_contexts_that_waited_for_one_link_are_parted_when_its_server_asks_at_once(asking: Pooled) -> None:
     connect = asking._connect
 
-    async def curious(profile: Profile, subject: Subject | None) -> BaseLink:
-        link = await connect(profile, subject)
+    async def curious(client_caps: ClientCapabilities, subject: Subject | None) -> BaseLink:
+        link = await connect(client_caps, subject)
         link.has_asked = True
         return link
 
     asking.pool._connect = curious
     asking.opened.clear()
     begun = [
-        asking.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=context, shares_link=True))[0]
+        asking.stage.start(msgspec.structs.replace(call(client_caps=ROOTS), session=context, shares_link=True))[0]
         for context in ("a", "b", "a")
     ]
     asking.opened.set()
@@ -796,7 +798,7 @@ async def test_a_session_stays_on_the_link_that_it_shares_with_everybody_when_th
 
 
 async def conversing_on(asking: Pooled, session: str) -> InFlight:
-    inflight, _ = asking.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=session))
+    inflight, _ = asking.stage.start(msgspec.structs.replace(call(client_caps=ROOTS), session=session))
     await asking.until_sent(inflight)
     return inflight
 
@@ -819,14 +821,14 @@ async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at
     asking.pool.is_duplex = is_duplex
     connect = asking._connect
 
-    async def curious(profile: Profile, subject: Subject | None) -> BaseLink:
-        link = await connect(profile, subject)
+    async def curious(client_caps: ClientCapabilities, subject: Subject | None) -> BaseLink:
+        link = await connect(client_caps, subject)
         link.has_asked = True
         return link
 
     asking.pool._connect = curious
     asking.opened.clear()
-    calls = [asking.start(profile=ROOTS)[0] for _ in range(3)]
+    calls = [asking.start(client_caps=ROOTS)[0] for _ in range(3)]
     asking.opened.set()
     await asking.until_sent(*calls)
     assert [link.sent for link in asking.links] == [[one] for one in calls]
@@ -836,17 +838,17 @@ async def test_calls_that_waited_for_one_link_are_parted_when_its_server_asks_at
 
 
 async def test_a_link_whose_server_may_ask_about_a_call_that_was_given_up_serves_nobody_else(asking: Pooled) -> None:
-    first = await asking.sent(profile=ROOTS)
+    first = await asking.sent(client_caps=ROOTS)
     asking.links[0].on_asked()
     asking.links[0].strays = ""
     finish(first)
     await asking.until_quiet()
     assert asking.links[0].is_closed
-    second = await asking.sent(profile=ROOTS)
+    second = await asking.sent(client_caps=ROOTS)
     assert asking.carrier_of(second) is asking.links[1]
     finish(second)
     asking.links[1].strays = ""  # it asked while there was no call
-    third = await asking.sent(profile=ROOTS)
+    third = await asking.sent(client_caps=ROOTS)
     assert asking.carrier_of(third) is asking.links[2]
 
 
@@ -858,7 +860,7 @@ async def test_a_link_on_which_something_was_asked_in_vain_is_no_calls_and_still
         pass
     asking.links[0].on_asked()
     asking.links[0].has_declined = True
-    first, _ = asking.stage.start(msgspec.structs.replace(call(profile=ROOTS), session=session))
+    first, _ = asking.stage.start(msgspec.structs.replace(call(client_caps=ROOTS), session=session))
     await asking.until_sent(first)
     assert [link.sent for link in asking.links] == [[], [first]]
     assert not asking.links[0].is_closed
@@ -867,7 +869,7 @@ async def test_a_link_on_which_something_was_asked_in_vain_is_no_calls_and_still
 async def test_a_conversation_keeps_its_link_though_something_was_asked_in_vain_between_its_calls(
     asking: Pooled,
 ) -> None:
-    asked = msgspec.structs.replace(call(profile=ROOTS), session="one")
+    asked = msgspec.structs.replace(call(client_caps=ROOTS), session="one")
     first, _ = asking.stage.start(asked)
     await asking.until_sent(first)
     finish(first)
@@ -878,10 +880,10 @@ async def test_a_conversation_keeps_its_link_though_something_was_asked_in_vain_
 
 
 async def test_a_server_that_never_asked_keeps_a_link_on_which_a_call_was_given_up(asking: Pooled) -> None:
-    first = await asking.sent(profile=ROOTS)
+    first = await asking.sent(client_caps=ROOTS)
     asking.links[0].strays = ""
     finish(first)
-    await asking.sent(profile=ROOTS)
+    await asking.sent(client_caps=ROOTS)
     assert len(asking.links) == 1
 
 
@@ -891,34 +893,34 @@ async def test_a_question_without_a_call_waits_for_the_next_only_where_that_is_t
 ) -> None:
     async with asking.pool.borrowed(ANYONE, ROOTS):
         assert asking.links[0].can_wait
-        asked = msgspec.structs.replace(call(profile=ROOTS), session=session)
+        asked = msgspec.structs.replace(call(client_caps=ROOTS), session=session)
         first, _ = asking.stage.start(asked)
         await asking.until_quiet()
         assert asking.carrier_of(first).can_wait == bool(session)
-    other, _ = asking.stage.start(msgspec.structs.replace(call(profile=MORE), session=session))
+    other, _ = asking.stage.start(msgspec.structs.replace(call(client_caps=MORE), session=session))
     await asking.until_quiet()
     assert asking.carrier_of(other).can_wait == bool(session)
 
 
 async def test_no_more_links_are_made_than_there_may_be_calls_and_who_finds_none_is_told(asking: Pooled) -> None:
-    first = await asking.sent(profile=ROOTS)
+    first = await asking.sent(client_caps=ROOTS)
     asking.links[0].on_asked()
     for _ in range(3):
-        await asking.sent(profile=ROOTS)
-    fault = asking.start(profile=ROOTS)[1].fault
+        await asking.sent(client_caps=ROOTS)
+    fault = asking.start(client_caps=ROOTS)[1].fault
     assert isinstance(fault, Overloaded)
     assert (fault.executed, fault.retry_after, len(asking.pool)) == ("no", 1.0, 4)
     finish(first)
-    await asking.sent(profile=ROOTS)
+    await asking.sent(client_caps=ROOTS)
     assert len(asking.links) == 4
 
 
 async def test_without_room_a_conversation_loses_its_link_last(asking: Pooled) -> None:
-    asked = msgspec.structs.replace(call(profile=ROOTS), session="one")
+    asked = msgspec.structs.replace(call(client_caps=ROOTS), session="one")
     conversation, _ = asking.stage.start(asked)
     await asking.until_sent(conversation)
     asking.links[0].on_asked()
-    calls = [await asking.sent(profile=ROOTS) for _ in range(3)]
+    calls = [await asking.sent(client_caps=ROOTS) for _ in range(3)]
     finish(conversation)
     finish(calls[0])
     await asking.sent(OTHER, ROOTS)
@@ -927,11 +929,11 @@ async def test_without_room_a_conversation_loses_its_link_last(asking: Pooled) -
 
 async def test_where_a_question_names_its_call_everybody_shares_until_one_does_not() -> None:
     pooled = Pooled("shared")
-    pooled.pool.is_profiled = True
-    calls = [await pooled.sent(profile=ROOTS) for _ in range(2)]
+    pooled.pool.differs_by_client = True
+    calls = [await pooled.sent(client_caps=ROOTS) for _ in range(2)]
     assert len(pooled.links) == 1
     pooled.links[0].on_asked()
-    calls += [await pooled.sent(profile=ROOTS) for _ in range(2)]
+    calls += [await pooled.sent(client_caps=ROOTS) for _ in range(2)]
     assert [len(link.sent) for link in pooled.links] == [2, 1, 1]
     for inflight in calls:
         finish(inflight)
@@ -948,14 +950,14 @@ class Followed(Pooled):
 
     def __init__(self, isolation: str = "shared", max_calls: int = 64) -> None:
         super().__init__(isolation, max_calls)
-        self.pool.is_profiled = self.pool.is_duplex = True
+        self.pool.differs_by_client = self.pool.is_duplex = True
         self.told: list[str] = []
         self.common = Scripted()
         self.kind: type[Scripted] = Scripted
         self.subscriptions = self.stage.hub.subscriptions
         self.subscriptions.attach(NAME, self.common, self.pool)
 
-    async def _connect(self, profile: Profile, subject: Subject | None = None) -> BaseLink:
+    async def _connect(self, client_caps: ClientCapabilities, subject: Subject | None = None) -> BaseLink:
         self.links.append(self.kind())
         return self.links[-1]
 
@@ -966,7 +968,7 @@ class Followed(Pooled):
 
     async def called(self, session: str = "a", caller: Caller = ANYONE) -> Scripted:
         """A link on which a call of this conversation was answered."""
-        asked = msgspec.structs.replace(call(caller=caller, profile=ABLE), session=session)
+        asked = msgspec.structs.replace(call(caller=caller, client_caps=ABLE), session=session)
         inflight, _ = self.stage.start(asked)
         await self.until_sent(inflight)
         inflight.finish(DONE)
@@ -1040,7 +1042,7 @@ async def test_a_link_that_was_made_to_list_is_asked_before_it_is_a_conversation
     async with followed.pool.borrowed(ANYONE, ABLE) as listed:
         assert listed is followed.links[0]
         assert subscribed(followed.links[0]) == []
-        inflight, _ = followed.stage.start(msgspec.structs.replace(call(profile=ABLE), session="a"))
+        inflight, _ = followed.stage.start(msgspec.structs.replace(call(client_caps=ABLE), session="a"))
         assert followed.links[0].sent == []
         async with followed.pool.borrowed(OTHER, ABLE) as again:
             assert again is listed
@@ -1082,7 +1084,7 @@ async def test_a_link_that_is_lost_while_it_is_asked_ends_its_calls_and_does_not
             inflight.finish(Lost(NAME, "crashed", executed="no"))
 
     followed.kind = Fragile
-    _, listener = followed.stage.start(msgspec.structs.replace(call(profile=ABLE), session="a"))
+    _, listener = followed.stage.start(msgspec.structs.replace(call(client_caps=ABLE), session="a"))
     await followed.until_quiet()
     assert isinstance(listener.fault, Lost)
     assert (len(followed.pool), followed.links[0].is_closed) == (0, True)
@@ -1099,7 +1101,7 @@ async def test_a_hub_that_goes_while_a_link_is_asked_leaves_nothing() -> None:
             await asyncio.get_running_loop().create_future()
 
     followed.kind = Mute
-    _, listener = followed.stage.start(msgspec.structs.replace(call(profile=ABLE), session="a"))
+    _, listener = followed.stage.start(msgspec.structs.replace(call(client_caps=ABLE), session="a"))
     async with asyncio.timeout(SECONDS):
         await asked.wait()
     await followed.crew.aclose()
@@ -1161,21 +1163,23 @@ async def test_a_server_that_forgot_a_session_is_asked_again_and_its_followers_l
     assert (subscribed(link), followed.told) == ([PAGE] * 2, [f"a {PAGE}"])
 
 
-@pytest.mark.parametrize(("isolation", "profile", "links"), [("shared", NOTHING, 0), ("caller", NOTHING, 1)])
+@pytest.mark.parametrize(
+    ("isolation", "profile", "links"), [("shared", NO_CAPABILITIES, 0), ("caller", NO_CAPABILITIES, 1)]
+)
 async def test_who_cannot_be_asked_has_a_link_of_its_own_where_every_caller_has(
-    isolation: str, profile: Profile, links: int
+    isolation: str, client_caps: ClientCapabilities, links: int
 ) -> None:
     followed = Followed(isolation)
     await followed.sent()
-    assert len(followed.pool.own(Follower(ANYONE, profile))) == links
-    assert followed.pool.own(Follower(OTHER, profile)) == []
+    assert len(followed.pool.own(Follower(ANYONE, client_caps))) == links
+    assert followed.pool.own(Follower(OTHER, client_caps)) == []
     await followed.pool.aclose()
 
 
 async def test_where_each_call_has_its_own_link_nothing_is_followed_there() -> None:
     followed = Followed("call")
     await followed.follow("a")
-    inflight = await followed.sent(profile=ABLE)
+    inflight = await followed.sent(client_caps=ABLE)
     assert (subscribed(followed.links[0]), followed.pool.own(Follower(ANYONE, ABLE, "a"))) == ([], [])
     inflight.finish(DONE)
     await followed.until_quiet()
@@ -1209,7 +1213,7 @@ async def test_who_follows_on_a_link_that_serves_nobody_any_more_is_told_once_to
 
 
 def pooled_call(followed: Followed) -> InFlight:
-    return followed.stage.start(call(profile=ABLE))[0]
+    return followed.stage.start(call(client_caps=ABLE))[0]
 
 
 # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -1236,7 +1240,7 @@ async def test_a_callers_link_is_listened_to_where_its_server_may_tell_of_tasks(
         def listen(self) -> None:
             heard.append("listens")
 
-    async def connect(_profile: Profile, _subject: Subject | None) -> BaseLink:
+    async def connect(_profile: ClientCapabilities, _subject: Subject | None) -> BaseLink:
         pooled.links.append(Telling())
         return pooled.links[-1]
 
@@ -1269,7 +1273,7 @@ async def test_a_caller_with_credentials_of_its_own_has_a_link_of_its_own(isolat
 
 async def test_what_is_listed_to_many_is_never_read_in_one_callers_name() -> None:
     pooled = await own_pool(OWN)
-    pooled.pool.is_profiled = True
+    pooled.pool.differs_by_client = True
     await pooled.sent(OTHER, ABLE)
     async with pooled.pool.borrowed(OTHER, ABLE) as link:
         assert isinstance(link, Scripted)

@@ -23,9 +23,11 @@ FORM = Question("elicitation/create", raw({"message": "who?"}))
 class Asked:
     """A call whose server asks by its results."""
 
-    def __init__(self, profile: frozenset[str] = ABLE, **extra: Any) -> None:
+    def __init__(self, client_caps: frozenset[str] = ABLE, **extra: Any) -> None:
         self.stage = Stage()
-        made = msgspec.structs.replace(call(profile=profile), extra={key: raw(value) for key, value in extra.items()})
+        made = msgspec.structs.replace(
+            call(client_caps=client_caps), extra={key: raw(value) for key, value in extra.items()}
+        )
         self.inflight, self.listener = self.stage.start(made)
 
     def require(self, state: str | None = None, **questions: Question) -> None:
@@ -112,8 +114,8 @@ async def test_a_declined_question_ends_the_call_and_the_other_answers_are_nobod
 
 
 @pytest.mark.parametrize("profile", [frozenset[str](), frozenset({"roots"}), frozenset({"elicitation.form"})])
-async def test_a_caller_is_not_asked_what_it_never_said_it_can_answer(profile: frozenset[str]) -> None:
-    asked = Asked(profile)
+async def test_a_caller_is_not_asked_what_it_never_said_it_can_answer(client_caps: frozenset[str]) -> None:
+    asked = Asked(client_caps)
     asked.require("s", name=FORM)
     assert asked.listener.asked == []
     assert isinstance(asked.listener.fault, Unanswered)

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.calls import Call
@@ -33,7 +33,7 @@ ADD = DeclaredTool("add", "Add two numbers.", {"type": "object", "properties": {
 class Scene:
     """A server whose connections the test holds, and a hub whose only server it is."""
 
-    def __init__(self, server: Server, crew: Crew) -> None:
+    def __init__(self, server: Server, crew: BackgroundTasks) -> None:
         self.server = server
         self._crew = crew
         self.link = self.dial(ADD)
@@ -77,7 +77,7 @@ class Scene:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         scene = Scene(server, crew)
         yield scene

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.model.events import Progress
 from isthmus.model.outcomes import Result
@@ -27,7 +27,7 @@ def leave() -> None:
 
 
 async def test_what_is_quick_runs_on_the_loop_and_has_ended_when_it_was_sent() -> None:
-    crew, stage = Crew("test"), Stage()
+    crew, stage = BackgroundTasks("test"), Stage()
     runner = Runner(SERVER, Limits(), crew, 1)
     inflight, listener = stage.start(call())
     runner.start(inflight, Function("here", here, Traits(is_inline=True)))
@@ -39,7 +39,7 @@ async def test_what_is_quick_runs_on_the_loop_and_has_ended_when_it_was_sent() -
 
 
 async def test_what_is_quick_cannot_end_the_program_either() -> None:
-    crew, stage = Crew("test"), Stage()
+    crew, stage = BackgroundTasks("test"), Stage()
     runner = Runner(SERVER, Limits(), crew, 1)
     inflight, listener = stage.start(call())
     runner.start(inflight, Function("leave", leave, Traits(is_inline=True)))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.events import Log
@@ -44,7 +44,7 @@ from tests.unit.upstream.doubles import (
 HEADERS = {ServerName("files"): {"Authorization": "Bearer secret", "ACCEPT": "nonsense"}}
 
 
-def dial(url: str, crew: Crew, limits: Limits | None = None, max_calls: int = 8) -> SseLink:
+def dial(url: str, crew: BackgroundTasks, limits: Limits | None = None, max_calls: int = 8) -> SseLink:
     return SseLink(
         SERVER,
         ME,
@@ -62,7 +62,7 @@ class Held(Scene):
 
     link: SseLink
 
-    def __init__(self, server: Server, crew: Crew) -> None:
+    def __init__(self, server: Server, crew: BackgroundTasks) -> None:
         self.server = server
         self.crew = crew
         limits = Limits(reply_bytes=4096, connect_seconds=5.0)
@@ -99,7 +99,7 @@ class Held(Scene):
 
 @pytest_asyncio.fixture
 async def held() -> AsyncIterator[Held]:
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with Server() as server:
         scene = Held(server, crew)
         yield scene
@@ -494,14 +494,16 @@ async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(held: He
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[Crew]:
-    crew = Crew("test")
+async def crew() -> AsyncIterator[BackgroundTasks]:
+    crew = BackgroundTasks("test")
     yield crew
     await crew.aclose()
 
 
 @pytest.mark.parametrize("peer", ["full_sdk1", "full_sdk2"])
-async def test_the_official_servers_are_greeted_listed_and_called(spawn: Spawn, crew: Crew, peer: str) -> None:
+async def test_the_official_servers_are_greeted_listed_and_called(
+    spawn: Spawn, crew: BackgroundTasks, peer: str
+) -> None:
     running = await spawn(peer, "--transport", "sse")
     scene = Scene(dial(running.at("/sse"), crew))
     await scene.link.greet("auto")
@@ -517,7 +519,7 @@ async def test_the_official_servers_are_greeted_listed_and_called(spawn: Spawn, 
 
 
 async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_known(
-    spawn: Spawn, crew: Crew, ledger: Ledger
+    spawn: Spawn, crew: BackgroundTasks, ledger: Ledger
 ) -> None:
     running = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path), "--mode", "sleep:60")
     scene = Scene(dial(running.at("/sse"), crew))
@@ -531,7 +533,9 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
     await scene.link.aclose()
 
 
-async def test_a_foreign_endpoint_of_a_real_server_gets_nothing(spawn: Spawn, crew: Crew, ledger: Ledger) -> None:
+async def test_a_foreign_endpoint_of_a_real_server_gets_nothing(
+    spawn: Spawn, crew: BackgroundTasks, ledger: Ledger
+) -> None:
     mode = "foreign_endpoint:http://127.0.0.1:9"
     running = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path), "--mode", mode)
     link = dial(running.at("/sse"), crew)

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.calls import Surface
@@ -51,7 +51,7 @@ from tests.unit.upstream.doubles import (
 JSON = ("connection: close", "content-type: application/json")
 
 
-def dial(url: str, crew: Crew) -> StreamableLink:
+def dial(url: str, crew: BackgroundTasks) -> StreamableLink:
     return StreamableLink(
         SERVER,
         ME,
@@ -69,7 +69,7 @@ class Held(Scene):
 
     link: StreamableLink
 
-    def __init__(self, server: Server, crew: Crew) -> None:
+    def __init__(self, server: Server, crew: BackgroundTasks) -> None:
         self.server = server
         super().__init__(dial(f"{server.origin}/mcp", crew))
 
@@ -97,14 +97,14 @@ class Held(Scene):
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[Crew]:
-    crew = Crew("test")
+async def crew() -> AsyncIterator[BackgroundTasks]:
+    crew = BackgroundTasks("test")
     yield crew
     await crew.aclose()
 
 
 @pytest_asyncio.fixture
-async def held(crew: Crew) -> AsyncIterator[Held]:
+async def held(crew: BackgroundTasks) -> AsyncIterator[Held]:
     async with Server() as server:
         scene = Held(server, crew)
         yield scene
@@ -149,7 +149,7 @@ async def test_one_that_looks_like_an_endpoint_is_none_of_another_carrier(held: 
     assert not isinstance(failed.value, WrongCarrier)
 
 
-async def test_nobody_there_is_no_wrong_carrier(crew: Crew) -> None:
+async def test_nobody_there_is_no_wrong_carrier(crew: BackgroundTasks) -> None:
     link = dial("http://127.0.0.1:1/mcp", crew)
     with pytest.raises(Fault):
         await link.greet("auto")
@@ -164,7 +164,9 @@ async def test_a_stream_of_the_earlier_transport_is_recognised_by_its_first_even
 
 
 @pytest.mark.parametrize("peer", ["full_sdk1", "full_sdk2", "raw_server"])
-async def test_real_servers_of_the_earlier_transport_are_recognised(spawn: Spawn, crew: Crew, peer: str) -> None:
+async def test_real_servers_of_the_earlier_transport_are_recognised(
+    spawn: Spawn, crew: BackgroundTasks, peer: str
+) -> None:
     running = await spawn(peer, "--transport", "sse")
     link = dial(running.at("/sse"), crew)
     with pytest.raises(WrongCarrier):
@@ -413,7 +415,7 @@ async def test_a_server_that_names_no_version_of_the_era_is_not_asked_again(
 
 async def until_listening(held: Held) -> tuple[asyncio.Future[None], Peer]:
     """Greet a server with sessions on behalf of those who can be asked; the peer is who wants to hear questions."""
-    held.link.profile = frozenset({"elicitation"})
+    held.link.client_caps = frozenset({"elicitation"})
     greeting = asyncio.ensure_future(held.link.greet("legacy"))
     welcome = message(id=1, result=WELCOME)
     await held.answered(reply("200 OK", welcome, *JSON, "mcp-session-id: s1"))
@@ -439,7 +441,7 @@ async def asked_beside(held: Held, *sessions: str) -> tuple[Peer, list[Listener]
         await greeting
     callers = []
     for session in sessions:
-        asked = msgspec.structs.replace(call(profile=held.link.profile), session=session)
+        asked = msgspec.structs.replace(call(client_caps=held.link.client_caps), session=session)
         callers.append(held._stage.start(asked)[1])
         await held.request()
     return listener, callers
@@ -472,7 +474,7 @@ async def until_asked(held: Held) -> None:
 async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "EARLY_SECONDS", 600.0)
     await until_asked(held)
-    _, caller = held._stage.start(call(profile=held.link.profile))
+    _, caller = held._stage.start(call(client_caps=held.link.client_caps))
     assert caller.asked == []
     await eventually(lambda: bool(caller.asked), "the question is put")
     assert (await held.request())[1]["method"] == "tools/call"

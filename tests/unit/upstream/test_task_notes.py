@@ -72,7 +72,7 @@ async def test_a_task_that_was_asked_for_is_noted_with_where_it_was_made() -> No
 
 
 async def test_a_task_that_its_server_decided_on_is_noted() -> None:
-    knows = call(profile=frozenset({KNOWN}))
+    knows = call(client_caps=frozenset({KNOWN}))
     (task,) = answer(staged(), knows, {"resultType": "task", "taskId": "t", "status": "working", "ttlMs": 5000})
     assert (task.state.id, task.state.ttl_seconds) == ("t", 5.0)
 

@@ -10,16 +10,16 @@ import pytest
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import BadReply
-from isthmus.model.questions import Profile
-from isthmus.upstream import keeper as keepers
+from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream import pace as paces
 from isthmus.upstream import pool as pools
+from isthmus.upstream import reconnector as keepers
 from isthmus.upstream import variants as module
 from tests.unit.core.doubles import ANYONE, call
 from tests.unit.upstream.scripted import NAME, SECONDS, Kept, Scripted, finish, settings
 from tests.unit.upstream.test_supervisor import OTHER
 
-ABLE: Profile = frozenset({"elicitation"})
+ABLE: ClientCapabilities = frozenset({"elicitation"})
 ERAS = pytest.mark.parametrize("is_modern", [True, False])
 
 
@@ -40,9 +40,9 @@ def generous(kept: Kept, *, is_modern: bool) -> None:
     kept.prepare = prepare
 
 
-async def listed(kept: Kept, profile: Profile = ABLE, caller: Caller = ANYONE) -> list[str]:
+async def listed(kept: Kept, client_caps: ClientCapabilities = ABLE, caller: Caller = ANYONE) -> list[str]:
     async with asyncio.timeout(SECONDS):
-        return list((await kept.hub.view_for(caller, EVERYTHING, profile)).routes)
+        return list((await kept.hub.view_for(caller, EVERYTHING, client_caps)).routes)
 
 
 @ERAS
@@ -55,14 +55,14 @@ async def test_a_profile_is_listed_its_own_and_the_server_is_asked_once(kept: Ke
     assert len(kept.links) == (1 if is_modern else 2)
     asked = kept.links[-1]
     assert (len(asked.profiled), len(link.listings)) == (1, 1)
-    assert asked.profile == (frozenset() if is_modern else ABLE)
+    assert asked.client_caps == (frozenset() if is_modern else ABLE)
 
 
 async def test_an_earlier_server_is_asked_on_the_link_of_the_callers_calls(kept: Kept) -> None:
     generous(kept, is_modern=False)
     await kept.ready()
     await listed(kept)
-    running, _ = kept.start(call("files.ask", profile=ABLE))
+    running, _ = kept.start(call("files.ask", client_caps=ABLE))
     assert kept.links[1].sent == [running]
     finish(running)
 
@@ -157,24 +157,24 @@ async def test_there_is_an_end_to_the_profiles_that_are_known(kept: Kept, monkey
     monkeypatch.setattr(module, "VARIANTS_MAX", 2)
     generous(kept, is_modern=True)
     link = await kept.ready()
-    profiles: list[Profile] = [frozenset({"elicitation", f"elicitation.{n}"}) for n in range(5)]
-    for profile in profiles[:2]:
-        assert await listed(kept, profile) == ["files.read", "files.ask"]
-    assert await listed(kept, profiles[2]) == ["files.read"], "nobody is forgotten who asked a moment ago"
+    all_client_caps: list[ClientCapabilities] = [frozenset({"elicitation", f"elicitation.{n}"}) for n in range(5)]
+    for client_caps in all_client_caps[:2]:
+        assert await listed(kept, client_caps) == ["files.read", "files.ask"]
+    assert await listed(kept, all_client_caps[2]) == ["files.read"], "nobody is forgotten who asked a moment ago"
     assert len(link.profiled) == 2
     monkeypatch.setattr(module, "FORGET_SECONDS", 0.0)
-    for profile in profiles[2:]:
-        assert await listed(kept, profile) == ["files.read", "files.ask"]
-    assert set(kept.standing.variants) == set(profiles[-2:])
+    for client_caps in all_client_caps[2:]:
+        assert await listed(kept, client_caps) == ["files.read", "files.ask"]
+    assert set(kept.standing.variants) == set(all_client_caps[-2:])
 
 
 async def test_one_callers_profiles_crowd_out_nobody_elses(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VARIANTS_EACH_MAX", 2)
     generous(kept, is_modern=True)
     await kept.ready()
-    many: list[Profile] = [frozenset({"elicitation", f"elicitation.{n}"}) for n in range(3)]
-    for profile in many[:2]:
-        assert await listed(kept, profile) == ["files.read", "files.ask"]
+    many: list[ClientCapabilities] = [frozenset({"elicitation", f"elicitation.{n}"}) for n in range(3)]
+    for client_caps in many[:2]:
+        assert await listed(kept, client_caps) == ["files.read", "files.ask"]
     assert await listed(kept, many[2]) == ["files.read"]
     other = Caller("other", "default", Grants(("*",)))
     assert await listed(kept, many[2], other) == ["files.read", "files.ask"]
@@ -245,7 +245,7 @@ async def test_servers_that_cannot_ask_are_not_asked(kept: Kept, monkeypatch: py
     generous(kept, is_modern=False)
     link = await kept.ready()
     assert await listed(kept) == ["files.read"]
-    running, _ = kept.start(call(profile=ABLE))
+    running, _ = kept.start(call(client_caps=ABLE))
     assert link.sent == [running]
     assert (len(kept.links), link.profiled) == (1, [])
     finish(running)

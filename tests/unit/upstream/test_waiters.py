@@ -14,7 +14,7 @@ from isthmus.model.calls import Surface
 from isthmus.model.events import Log, Progress
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, Overloaded, ServerError
 from isthmus.model.outcomes import Result
-from isthmus.model.questions import NOT_ASKED, NOTHING, TOO_LATE, Answered, Profile, Question, Reply
+from isthmus.model.questions import NO_CAPABILITIES, NOT_ASKED, TOO_LATE, Answered, ClientCapabilities, Question, Reply
 from isthmus.upstream.waiters import (
     CallWaiter,
     Inquiry,
@@ -72,7 +72,7 @@ async def test_a_result_with_more_members_than_anybody_means_is_no_answer(count:
 
 async def test_a_task_is_a_result_for_who_knows_what_it_is() -> None:
     stage = Stage()
-    asked = msgspec.structs.replace(call(), profile=frozenset({KNOWN}))
+    asked = msgspec.structs.replace(call(), client_caps=frozenset({KNOWN}))
     inflight, listener = stage.start(asked)
     CallWaiter(inflight).result(raw({"resultType": "task", "taskId": "t1"}))
     (outcome,) = listener.ends
@@ -100,8 +100,10 @@ async def test_a_result_of_a_type_that_is_not_relayed_says_so() -> None:
 ASKS = {"resultType": "input_required", "inputRequests": {"r": {"method": "roots/list"}}, "requestState": "s"}
 
 
-def asked_by(profile: Profile = NOTHING, *, comes_back: bool = False) -> tuple[Listener, CallWaiter]:
-    inflight, listener = Stage().start(call(profile=profile, comes_back=comes_back))
+def asked_by(
+    client_caps: ClientCapabilities = NO_CAPABILITIES, *, comes_back: bool = False
+) -> tuple[Listener, CallWaiter]:
+    inflight, listener = Stage().start(call(client_caps=client_caps, comes_back=comes_back))
     return listener, CallWaiter(inflight)
 
 
@@ -164,7 +166,7 @@ async def test_the_hub_itself_cannot_be_asked() -> None:
 async def test_a_question_that_may_be_about_any_call_of_a_caller_stops_the_clocks_of_all_of_them() -> None:
     stage, answers = Stage(), list[Reply]()
     question, able = Question("roots/list", raw({})), frozenset({"roots"})
-    asked = msgspec.structs.replace(call(profile=able, timeout=0.001), session="one")
+    asked = msgspec.structs.replace(call(client_caps=able, timeout=0.001), session="one")
     started = [stage.start(asked) for _ in range(3)]
     whose = lone_call([CallWaiter(inflight) for inflight, _ in started])
     assert whose is not None
@@ -237,7 +239,7 @@ TASKS_OWN = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t"}}}
 async def test_what_a_server_asks_on_a_shared_stream_may_outlast_the_call_it_came_with(
     question: Question, *, lasts: bool
 ) -> None:
-    inflight, listener = Stage().start(call(profile=frozenset({"roots", "elicitation", "sampling"})))
+    inflight, listener = Stage().start(call(client_caps=frozenset({"roots", "elicitation", "sampling"})))
     answers = list[Reply]()
     whose = lone_call([CallWaiter(inflight)])
     assert whose is not None
@@ -394,7 +396,7 @@ async def test_what_the_hub_asks_in_a_callers_name_is_asked_and_told_nothing() -
     assert (listener.events, glance.events) == ([msgspec.structs.replace(line, task_of=SERVER)], [])
     assert not log_alone(line, waiters[1:])
     assert lone_call(waiters[1:]) is None
-    able = msgspec.structs.replace(call(profile=frozenset({"roots"})), session="s")
+    able = msgspec.structs.replace(call(client_caps=frozenset({"roots"})), session="s")
     own, listener = stage.start(able)
     waiters = [CallWaiter(own), CallWaiter(stage.hub.start(able, glance))]
     whose = lone_call(waiters)

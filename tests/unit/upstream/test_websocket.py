@@ -13,7 +13,7 @@ import pytest_asyncio
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.credentials.dpop import ProofKey, Prover
 from isthmus.credentials.memory import StaticCredentials
@@ -33,18 +33,18 @@ from tests.unit.upstream.doubles import DISCOVERY, ME, SOMEBODY, WELCOME, Scene,
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[Crew]:
-    crew = Crew("test")
+async def crew() -> AsyncIterator[BackgroundTasks]:
+    crew = BackgroundTasks("test")
     yield crew
     await crew.aclose()
 
 
-def dial(url: str, crew: Crew) -> SocketLink:
+def dial(url: str, crew: BackgroundTasks) -> SocketLink:
     credentials = StaticCredentials({SERVER: {"Authorization": "Bearer secret"}})
     return SocketLink(SERVER, ME, Limits(), url=url, credentials=credentials, egress=Egress(), crew=crew)
 
 
-async def greeted(url: str, crew: Crew) -> Scene:
+async def greeted(url: str, crew: BackgroundTasks) -> Scene:
     link = dial(url, crew)
     await link.start()
     await link.greet("auto")
@@ -101,7 +101,7 @@ class Scripted:
 
 @pytest.mark.parametrize(("era", "version"), [("legacy", "2025-11-25"), ("modern", "2026-07-28")])
 async def test_servers_of_both_eras_are_greeted_listed_and_called(
-    spawn: Spawn, crew: Crew, ledger: Ledger, era: str, version: str
+    spawn: Spawn, crew: BackgroundTasks, ledger: Ledger, era: str, version: str
 ) -> None:
     peer = await spawn("raw_server", "--transport", "websocket", "--era", era, "--ledger", str(ledger.path))
     scene = await greeted(socket_url(peer), crew)
@@ -119,7 +119,7 @@ async def test_servers_of_both_eras_are_greeted_listed_and_called(
 
 
 @pytest.mark.parametrize("peer", ["server_sdk1", "server_sdk2"])
-async def test_an_official_server_behind_a_socket_is_called(crew: Crew, peer: str) -> None:
+async def test_an_official_server_behind_a_socket_is_called(crew: BackgroundTasks, peer: str) -> None:
     async with bridged(command(peer)) as url:
         scene = await greeted(url, crew)
         assert "echo" in {tool.name for tool in (await scene.link.list_features()).tools}
@@ -155,7 +155,7 @@ async def bridged(words: list[str]) -> AsyncIterator[str]:
 
 
 async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_known(
-    spawn: Spawn, crew: Crew, ledger: Ledger
+    spawn: Spawn, crew: BackgroundTasks, ledger: Ledger
 ) -> None:
     options = ("--ledger", str(ledger.path), "--mode", "sleep:60")
     peer = await spawn("raw_server", "--transport", "websocket", *options)
@@ -175,7 +175,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_there_is_told(crew: Crew) -> None:
+async def test_nobody_there_is_told(crew: BackgroundTasks) -> None:
     with pytest.raises(ConnectFailed, match="connection refused"):
         await dial("ws://127.0.0.1:1/", crew).start()
 
@@ -183,7 +183,7 @@ async def test_nobody_there_is_told(crew: Crew) -> None:
 @pytest.mark.parametrize(
     ("status", "words"), [("404 Not Found", "HTTP 404"), ("401 Unauthorized", "HTTP 401.*check the credentials")]
 )
-async def test_what_is_no_websocket_is_told(crew: Crew, status: str, words: str) -> None:
+async def test_what_is_no_websocket_is_told(crew: BackgroundTasks, status: str, words: str) -> None:
     async with Server() as server:
         starting = asyncio.ensure_future(dial(f"ws://127.0.0.1:{server.origin.port}/", crew).start())
         peer = await server.accept()
@@ -206,7 +206,9 @@ class Bound:
         return {"authorization": "DPoP token-1"}
 
 
-async def test_a_handshake_is_proven_and_asked_for_once_more_with_the_nonce_that_a_server_wants(crew: Crew) -> None:
+async def test_a_handshake_is_proven_and_asked_for_once_more_with_the_nonce_that_a_server_wants(
+    crew: BackgroundTasks,
+) -> None:
     async with Server() as server:
         url = f"127.0.0.1:{server.origin.port}/mcp"
         link = SocketLink(SERVER, ME, Limits(), url=f"ws://{url}?a=b", credentials=Bound(), egress=Egress(), crew=crew)
@@ -234,7 +236,7 @@ async def scripted() -> AsyncIterator[tuple[Scripted, str]]:
         yield made, url
 
 
-async def test_text_and_binary_messages_are_read_alike(scripted: tuple[Scripted, str], crew: Crew) -> None:
+async def test_text_and_binary_messages_are_read_alike(scripted: tuple[Scripted, str], crew: BackgroundTasks) -> None:
     server, url = scripted
     scene = await greeted(url, crew)
     assert (await server.next())["method"] == "notifications/initialized"
@@ -246,7 +248,7 @@ async def test_text_and_binary_messages_are_read_alike(scripted: tuple[Scripted,
     await scene.link.aclose()
 
 
-async def test_nonsense_between_messages_is_passed_over(scripted: tuple[Scripted, str], crew: Crew) -> None:
+async def test_nonsense_between_messages_is_passed_over(scripted: tuple[Scripted, str], crew: BackgroundTasks) -> None:
     server, url = scripted
     scene = await greeted(url, crew)
     _, listener = scene.start()
@@ -261,7 +263,7 @@ async def test_nonsense_between_messages_is_passed_over(scripted: tuple[Scripted
 
 
 async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(
-    scripted: tuple[Scripted, str], crew: Crew
+    scripted: tuple[Scripted, str], crew: BackgroundTasks
 ) -> None:
     server, url = scripted
     scene = await greeted(url, crew)
@@ -282,7 +284,9 @@ async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(
     await scene.link.aclose()
 
 
-async def test_a_withdrawn_call_that_is_still_held_never_leaves(scripted: tuple[Scripted, str], crew: Crew) -> None:
+async def test_a_withdrawn_call_that_is_still_held_never_leaves(
+    scripted: tuple[Scripted, str], crew: BackgroundTasks
+) -> None:
     server, url = scripted
     scene = await greeted(url, crew)
     await server.next()
@@ -299,7 +303,9 @@ async def test_a_withdrawn_call_that_is_still_held_never_leaves(scripted: tuple[
     await scene.link.aclose()
 
 
-async def test_what_was_held_or_still_in_our_buffer_was_not_run(scripted: tuple[Scripted, str], crew: Crew) -> None:
+async def test_what_was_held_or_still_in_our_buffer_was_not_run(
+    scripted: tuple[Scripted, str], crew: BackgroundTasks
+) -> None:
     server, url = scripted
     server.is_mute = True
     link = dial(url, crew)
@@ -323,7 +329,7 @@ async def test_what_was_held_or_still_in_our_buffer_was_not_run(scripted: tuple[
 
 
 async def test_a_modern_server_is_asked_again_for_each_subscription_and_never_left_deaf(
-    scripted: tuple[Scripted, str], crew: Crew
+    scripted: tuple[Scripted, str], crew: BackgroundTasks
 ) -> None:
     server, url = scripted
     server.is_modern = True
@@ -346,7 +352,9 @@ async def test_a_modern_server_is_asked_again_for_each_subscription_and_never_le
     await scene.link.aclose()
 
 
-async def test_a_refused_subscription_is_told_to_who_asked(scripted: tuple[Scripted, str], crew: Crew) -> None:
+async def test_a_refused_subscription_is_told_to_who_asked(
+    scripted: tuple[Scripted, str], crew: BackgroundTasks
+) -> None:
     server, url = scripted
     server.is_modern = True
     scene = await greeted(url, crew)
@@ -373,7 +381,7 @@ def acknowledged(id: int) -> bytes:
     ids=["abort", "goodbye", "nonsense"],
 )
 async def test_however_it_ends_calls_hear_of_it_after_the_owner(
-    scripted: tuple[Scripted, str], crew: Crew, end: Callable[[ServerConnection], None]
+    scripted: tuple[Scripted, str], crew: BackgroundTasks, end: Callable[[ServerConnection], None]
 ) -> None:
     server, url = scripted
     scene = await greeted(url, crew)

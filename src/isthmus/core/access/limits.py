@@ -1,7 +1,7 @@
 """How many calls each tenant has under way in the whole hub, and how many it may have.
 
 The hub counts a call when it has found its lane, and no more once it has ended. In a lane, which is one server's, the
-lane itself sees to it that a tenant leaves something to others (`core.calls.lane`). Where there is only one tenant,
+lane itself sees to it that a tenant leaves something to others (`core.calls.server_queue`). Where there is only one tenant,
 nobody is held to anything here unless the operator says so, and nothing is counted: what is under way when a second one
 calls for the first time is never counted.
 """

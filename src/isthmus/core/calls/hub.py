@@ -14,13 +14,13 @@ from isthmus.core.access.limits import TenantCalls
 from isthmus.core.access.policy import Narrowing
 from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
-from isthmus.core.calls.recall import Recall
+from isthmus.core.calls.result_cache import ResultCache
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.calls.stages import STAGES
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
-from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports.exchange import Exchange
 from isthmus.core.ports.learner import Learner
@@ -37,7 +37,7 @@ from isthmus.model.faults import Bug, NotConnected, UnknownPrompt, UnknownResour
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 log = structlog.get_logger(__name__)
 
@@ -60,8 +60,8 @@ class Hub:
         self.limits = limits
         self.id = secrets.token_hex(8)
         """Tells it from other hubs, so that it knows itself when it is its own server."""
-        self.lanes: dict[ServerName, Lane] = {}
-        self._leaving: set[Lane] = set()
+        self.lanes: dict[ServerName, ServerQueue] = {}
+        self._leaving: set[ServerQueue] = set()
         """Lanes that were closed or replaced and still have calls."""
         self.is_draining = False
         self._recorder = recorder
@@ -71,7 +71,7 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self.deadlines = Deadlines(self._loop)
-        self.recall = Recall()
+        self.recall = ResultCache()
         self.subscriptions = Subscriptions()
         self.levels = Levels()
         self.tasks = Tasks(self.now)
@@ -81,7 +81,7 @@ class Hub:
         self.narrowing: Narrowing | None = None
         """Who else decides of what callers may use; said before there is a server."""
         self._snapshot = Snapshot(0, {}, self._checks)
-        self._news: dict[ServerName, Standing | None] = {}
+        self._news: dict[ServerName, ServerStatus | None] = {}
         """What stands otherwise since it was made, None for what is gone. Where thousands of servers go at once, one
         snapshot says so of all: to copy so many standings for each would keep the loop for seconds."""
         self._settling: dict[ServerName, asyncio.Future[None]] = {}
@@ -114,7 +114,7 @@ class Hub:
         try:
             for stage in STAGES:
                 if (outcome := stage(self, inflight)) is not None:
-                    if not call.profile or not isinstance(outcome, _UNKNOWN) or not self._put_off(inflight):
+                    if not call.client_caps or not isinstance(outcome, _UNKNOWN) or not self._put_off(inflight):
                         inflight.finish(outcome)
                     break
         except Exception as defect:  # noqa: BLE001 - it must cost one call, not the connection that brought it
@@ -170,7 +170,7 @@ class Hub:
     def _put_off(self, inflight: InFlight) -> bool:
         """Start a call for what nobody lists once it is known what servers list to its caller; False if it is."""
         call = inflight.call
-        waits = self._learn(call.caller, call.surface, call.profile)
+        waits = self._learn(call.caller, call.surface, call.client_caps)
         if waits:
             again = _Again(self, inflight, len(waits))
             for done in waits:
@@ -186,7 +186,7 @@ class Hub:
     # -- servers -------------------------------------------------------------------------------------------------
 
     def open_lane(
-        self, lane: Lane, standing: Standing, *, is_awaited: bool = True, learner: Learner | None = None
+        self, lane: ServerQueue, standing: ServerStatus, *, is_awaited: bool = True, learner: Learner | None = None
     ) -> None:
         """Make room for a server, or for a changed one in place of what it was.
 
@@ -214,12 +214,12 @@ class Hub:
             settling.set_result(None)
         self._note(server, None)
 
-    def _leave(self, lane: Lane | None) -> None:
+    def _leave(self, lane: ServerQueue | None) -> None:
         self._leaving = {left for left in self._leaving if left.running or left.queued}
         if lane is not None:
             self._leaving.add(lane)
 
-    def publish(self, standing: Standing) -> None:
+    def publish(self, standing: ServerStatus) -> None:
         """Have the next snapshot show this server's new standing, and tell the watchers."""
         if (standing.is_settled or standing.is_recalled) and (
             settling := self._settling.pop(standing.server, None)
@@ -233,12 +233,12 @@ class Hub:
             if standing.withheld or standing.left_out:
                 self._refuse_unseen(standing)
 
-    def _refuse_unseen(self, standing: Standing) -> None:
+    def _refuse_unseen(self, standing: ServerStatus) -> None:
         """Calls that still wait were for tools that looked otherwise."""
         lane, unseen = self.lanes.get(standing.server), {*standing.withheld, *standing.left_out}
         for inflight in () if lane is None else lane.waiting_for(unseen):
             call = inflight.call
-            if self.snapshot.find_tool(call.caller.grants, call.surface, call.profile, call.name) is None:
+            if self.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name) is None:
                 inflight.finish(UnknownTool(call.name))
 
     def publish_again(self, server: ServerName) -> None:
@@ -247,7 +247,7 @@ class Hub:
         if standing is not None and server in self.lanes:
             self.publish(standing)
 
-    def _note(self, server: ServerName, standing: Standing | None) -> None:
+    def _note(self, server: ServerName, standing: ServerStatus | None) -> None:
         self._news[server] = standing
         self.__dict__.pop("snapshot", None)
         if not self._watchers:
@@ -338,7 +338,12 @@ class Hub:
         return self.snapshot.view(grants, surface)
 
     async def view_for(
-        self, caller: Caller, surface: Surface, profile: Profile = NOTHING, *, within: float | None = None
+        self,
+        caller: Caller,
+        surface: Surface,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+        *,
+        within: float | None = None,
     ) -> View:
         """What this caller sees now: also servers that must be asked what they list to such callers have a moment.
 
@@ -346,9 +351,9 @@ class Hub:
         """
         if self._settling:
             await self.settle(surface, within=within)
-        if profile:
-            await _wait_for(self._learn(caller, surface, profile, within))
-        return self.snapshot.view(caller.grants, surface, profile)
+        if client_caps:
+            await _wait_for(self._learn(caller, surface, client_caps, within))
+        return self.snapshot.view(caller.grants, surface, client_caps)
 
     def awaits(self, servers: Iterable[ServerName]) -> bool:
         """Whether a list waits for one of these servers, of which nothing is known yet."""
@@ -356,12 +361,12 @@ class Hub:
         return bool(awaited) and any(self._settling.get(server) in awaited for server in servers)
 
     def _learn(
-        self, caller: Caller, surface: Surface, profile: Profile, within: float | None = None
+        self, caller: Caller, surface: Surface, client_caps: ClientCapabilities, within: float | None = None
     ) -> dict[asyncio.Future[None], float]:
         """See to it that it becomes known what the caller is listed; what is worth waiting for, and how long."""
         servers = self.snapshot.view(caller.grants, surface).servers
         learners = [self._learners[server] for server in servers if server in self._learners]
-        asked = [learning for learner in learners if (learning := learner.learn(caller, profile)) is not None]
+        asked = [learning for learner in learners if (learning := learner.learn(caller, client_caps)) is not None]
         return self._patience({learning.done: learning.began for learning in asked}, within)
 
     def left(self, session: str) -> None:
@@ -412,8 +417,8 @@ class _Again:
 
 
 def _after(
-    standings: Mapping[ServerName, Standing], news: Mapping[ServerName, Standing | None]
-) -> dict[ServerName, Standing]:
+    standings: Mapping[ServerName, ServerStatus], news: Mapping[ServerName, ServerStatus | None]
+) -> dict[ServerName, ServerStatus]:
     """The standings once these have changed; None is one that is gone."""
     changed = {**standings}
     for server, standing in news.items():

@@ -24,7 +24,7 @@ from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import GIVEN_UP, NOT_ASKED, TOO_LATE, OnReply, Question, Reply
 
 if TYPE_CHECKING:
-    from isthmus.core.calls.lane import Lane
+    from isthmus.core.calls.server_queue import ServerQueue
 
 log = structlog.get_logger(__name__)
 
@@ -98,7 +98,7 @@ class InFlight:
         self.route: Route | None = None
         self.name = call.name
         self.keep: Callable[[InFlight, Outcome], None] | None = None
-        self.lane: Lane | None = None
+        self.lane: ServerQueue | None = None
         self.link: Link | None = None
         self.carriage: object = None
         self.context = copy_context()

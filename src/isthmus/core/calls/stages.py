@@ -50,16 +50,16 @@ def find(hub: Hub, inflight: InFlight) -> Fault | None:
     """
     call = inflight.call
     if call.kind == "tool":  # nearly all are, and spared the detour
-        route = hub.snapshot.find_tool(call.caller.grants, call.surface, call.profile, call.name)
+        route = hub.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name)
         if route is None:
             if call.surface.style == "llm":  # only there names have aliases
-                route = hub.snapshot.view(call.caller.grants, call.surface, call.profile).by_alias(call.name)
+                route = hub.snapshot.view(call.caller.grants, call.surface, call.client_caps).by_alias(call.name)
             if route is None:
                 return hub.unreached(call.caller.grants, call.surface, call.name) or UnknownTool(call.name)
         inflight.route = route
         inflight.name = route.feature.name
         return None
-    view = hub.snapshot.view(call.caller.grants, call.surface, call.profile)
+    view = hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
     found = view.find(call.kind, call.name)
     if found is None:
         return _unknown(call, view)

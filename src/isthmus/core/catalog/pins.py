@@ -17,7 +17,7 @@ import msgspec
 
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 Pinning: TypeAlias = Literal["off", "warn", "strict", "approve"]
 """`warn` tells of a change, `strict` also keeps the tool from callers until it is approved, and `approve` does so with
@@ -102,16 +102,16 @@ class Pins:
         """Whether a tool of this server that looks otherwise is kept from callers."""
         return self._mode_of(server) in WITHHOLDING
 
-    def passes(self, tool: Tool, profile: Profile = NOTHING) -> bool:
+    def passes(self, tool: Tool, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bool:
         """Whether callers may see a tool that looks like this."""
-        return self._passes(tool, variant_of(profile))
+        return self._passes(tool, variant_of(client_caps))
 
-    def passes_apart(self, tool: Tool, profile: Profile = NOTHING) -> bool:
+    def passes_apart(self, tool: Tool, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bool:
         """Whether a tool may be called that looks like this on a link of single callers.
 
         It may if it is what they are shown, which is listed elsewhere, or was approved for such links.
         """
-        variant = variant_of(profile)
+        variant = variant_of(client_caps)
         is_as_shown = self._known_as((tool.server, variant, tool.name)) == self._fingerprint(tool)
         return is_as_shown or self._passes(tool, variant or APART)
 
@@ -200,9 +200,9 @@ class Pins:
         self._known[key] = fingerprint
 
 
-def variant_of(profile: Profile) -> str:
+def variant_of(client_caps: ClientCapabilities) -> str:
     """What those are called who can be asked this; empty for everybody."""
-    return " ".join(sorted(profile))
+    return " ".join(sorted(client_caps))
 
 
 def canonical(tool: Tool) -> bytes:

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from isthmus.core.catalog.hygiene import flagged, flags_of
+from isthmus.core.catalog.definition_lint import flagged, flags_of
 from isthmus.core.catalog.pins import Pins
-from isthmus.core.catalog.references import way_out
-from isthmus.core.catalog.snapshot import Offer, Standing
+from isthmus.core.catalog.schema_refs import way_out
+from isthmus.core.catalog.snapshot import Offer, ServerStatus
 from isthmus.model.features import Feature, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 FOUND_KEPT: Final = 20_000
 NOTES_MAX: Final = 20
@@ -33,8 +33,8 @@ LeftOut = Mapping[FeatureName, str]
 
 
 class _Seen(NamedTuple):
-    raw: Standing
-    shown: Standing
+    raw: ServerStatus
+    shown: ServerStatus
 
 
 class _Found(NamedTuple):
@@ -65,7 +65,7 @@ class Review:
         self._seen: dict[ServerName, _Seen] = {}
         self._told: dict[ServerName, LeftOut] = {}
 
-    def of(self, standing: Standing) -> Standing:
+    def of(self, standing: ServerStatus) -> ServerStatus:
         """The standing as callers are to see it."""
         if not standing.has_lists and not standing.variants:
             return standing
@@ -90,11 +90,11 @@ class Review:
         """Whether a tool of this server that looks otherwise than it did is kept from callers."""
         return self.pins is not None and self.pins.withholds(server)
 
-    def passes_apart(self, tool: Tool, profile: Profile) -> bool:
+    def passes_apart(self, tool: Tool, client_caps: ClientCapabilities) -> bool:
         """Whether a tool may be called on a link of single callers, on which it is listed like this."""
-        return self._find(tool).way_out is None and (self.pins is None or self.pins.passes_apart(tool, profile))
+        return self._find(tool).way_out is None and (self.pins is None or self.pins.passes_apart(tool, client_caps))
 
-    def again(self, server: ServerName) -> Standing | None:
+    def again(self, server: ServerName) -> ServerStatus | None:
         """What a server published last, to be published anew since other tools may be seen now."""
         seen = self._seen.pop(server, None)
         return None if seen is None else seen.raw
@@ -104,11 +104,11 @@ class Review:
         self._seen.pop(server, None)
         self._told.pop(server, None)
 
-    def _look(self, standing: Standing) -> Standing:
-        base, withheld, left_out = self._offer(_lists(standing), NOTHING)
+    def _look(self, standing: ServerStatus) -> ServerStatus:
+        base, withheld, left_out = self._offer(_lists(standing), NO_CAPABILITIES)
         variants = dict(standing.variants)
-        for profile, offer in standing.variants.items():
-            variants[profile], missing, outside = self._offer(offer, profile)
+        for client_caps, offer in standing.variants.items():
+            variants[client_caps], missing, outside = self._offer(offer, client_caps)
             withheld += [name for name in missing if name not in withheld]
             left_out = {**outside, **left_out}
         self._tell(standing.server, left_out)
@@ -135,10 +135,10 @@ class Review:
         if news:
             self.on_left_out(server, news)
 
-    def _offer(self, offer: Offer, profile: Profile) -> _Passing:
+    def _offer(self, offer: Offer, client_caps: ClientCapabilities) -> _Passing:
         left_out = {tool.name: why for tool in offer.tools if (why := self._find(tool).way_out) is not None}
         usable = tuple(tool for tool in offer.tools if tool.name not in left_out) if left_out else offer.tools
-        tools, withheld = self._passing(usable, profile)
+        tools, withheld = self._passing(usable, client_caps)
         changed = Offer(
             self._marked(tools),
             self._marked(offer.prompts),
@@ -148,10 +148,12 @@ class Review:
         )
         return _Passing(offer if changed == offer else changed, withheld, left_out)
 
-    def _passing(self, tools: tuple[Tool, ...], profile: Profile) -> tuple[tuple[Tool, ...], list[FeatureName]]:
+    def _passing(
+        self, tools: tuple[Tool, ...], client_caps: ClientCapabilities
+    ) -> tuple[tuple[Tool, ...], list[FeatureName]]:
         if self.pins is None:
             return tools, []
-        passing = {tool.name: self.pins.passes(tool, profile) for tool in tools}
+        passing = {tool.name: self.pins.passes(tool, client_caps) for tool in tools}
         if all(passing.values()):
             return tools, []
         return tuple(tool for tool in tools if passing[tool.name]), [name for name in passing if not passing[name]]
@@ -172,17 +174,17 @@ class Review:
         return found
 
 
-def _listed(standing: Standing) -> tuple[object, ...]:
+def _listed(standing: ServerStatus) -> tuple[object, ...]:
     """What a review is of; the same until the server lists something else."""
     lists = (standing.tools, standing.prompts, standing.resources, standing.templates)
     return (*lists, standing.variants, standing.notes)
 
 
-def _lists(standing: Standing) -> Offer:
+def _lists(standing: ServerStatus) -> Offer:
     return Offer(standing.tools, standing.prompts, standing.resources, standing.templates, standing.abilities)
 
 
-def _with_lists_of(standing: Standing, shown: Standing) -> Standing:
+def _with_lists_of(standing: ServerStatus, shown: ServerStatus) -> ServerStatus:
     return msgspec.structs.replace(
         standing,
         tools=shown.tools,

@@ -24,7 +24,7 @@ from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 VIEWS_MAX = 256
 """Views kept per snapshot, of all servers and of single ones. Of more permission sets than this at once the one that
@@ -34,11 +34,11 @@ MANY = 64
 """With more servers than this, a view of all of them is compiled for who lists them, and not for a single call: where
 servers come and go all the time, each call would find a new snapshot."""
 
-Key: TypeAlias = tuple[Grants, Surface] | tuple[Grants, Surface, Profile]
+Key: TypeAlias = tuple[Grants, Surface] | tuple[Grants, Surface, ClientCapabilities]
 """What a view is of; without a profile where it is that of everybody."""
 
 Listed: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
-"""The lists that a server has, as the fields of a `Standing` are called."""
+"""The lists that a server has, as the fields of a `ServerStatus` are called."""
 
 LISTS: tuple[Listed, ...] = get_args(Listed)
 
@@ -53,7 +53,7 @@ class Offer(msgspec.Struct, frozen=True):
     abilities: frozenset[Ability] = frozenset()
 
 
-class Standing(msgspec.Struct, frozen=True):
+class ServerStatus(msgspec.Struct, frozen=True):
     """How one server stands: its state, why, and what it last listed (kept while it is away).
 
     `reason` is told to callers; `detail` (what a process last said, say) only to the operator.
@@ -82,7 +82,7 @@ class Standing(msgspec.Struct, frozen=True):
     left_out: Mapping[FeatureName, str] = {}
     """Tools that it lists and nobody sees as they are, and why."""
     rules: Rules = NO_RULES
-    variants: Mapping[Profile, Offer] = {}
+    variants: Mapping[ClientCapabilities, Offer] = {}
     """What it lists to those who can be asked something, as far as that is known and is something else."""
 
     hubs: Mapping[str, int] = {}
@@ -109,7 +109,7 @@ class Snapshot:
     def __init__(
         self,
         version: int,
-        standings: Mapping[ServerName, Standing],
+        standings: Mapping[ServerName, ServerStatus],
         checks: CheckCache,
         narrowing: Narrowing | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class Snapshot:
         self._views: dict[Key, View] = {}
         self._single: dict[Key, View] = {}
         """Views of single servers: thousands of these must not push out one of all servers."""
-        self._varied: frozenset[Profile] | None = None
+        self._varied: frozenset[ClientCapabilities] | None = None
         """Profiles to which some server lists something of their own, once somebody asked; others share one view."""
         self._names: dict[tuple[str, Listed], dict[Pair, str]] = {}
         self._aliases: dict[str, str] | None = None
@@ -129,21 +129,21 @@ class Snapshot:
         """The same with nobody else asked of what callers may use."""
         return self if self._narrowing is None else Snapshot(self.version, self.standings, self._checks)
 
-    def view(self, grants: Grants, surface: Surface, profile: Profile = NOTHING) -> View:
+    def view(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities = NO_CAPABILITIES) -> View:
         """The table for these permissions on this surface, compiled on first use."""
-        is_varied = bool(profile) and self._is_varied(profile, surface.server)
-        key: Key = (grants, surface, profile) if is_varied else (grants, surface)
+        is_varied = bool(client_caps) and self._is_varied(client_caps, surface.server)
+        key: Key = (grants, surface, client_caps) if is_varied else (grants, surface)
         views = self._views if surface.server is None else self._single
         view = views.get(key)
         if view is None:
             if len(views) >= VIEWS_MAX:
                 del views[next(iter(views))]
-            view = views[key] = self._compile(grants, surface, profile if is_varied else NOTHING)
+            view = views[key] = self._compile(grants, surface, client_caps if is_varied else NO_CAPABILITIES)
         return view
 
-    def find_tool(self, grants: Grants, surface: Surface, profile: Profile, name: str) -> Route | None:
+    def find_tool(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities, name: str) -> Route | None:
         """Where a tool's name leads in that table; of many servers only the one that it names is looked at."""
-        if not profile:  # as of nearly all calls, most of which find the table that is there
+        if not client_caps:  # as of nearly all calls, most of which find the table that is there
             views = self._views if surface.server is None else self._single
             view = views.get((grants, surface))
             if view is not None:
@@ -153,7 +153,7 @@ class Snapshot:
             if server not in self.standings:
                 return None
             surface = Surface(surface.style, server)
-        return self.view(grants, surface, profile).find_tool(name)
+        return self.view(grants, surface, client_caps).find_tool(name)
 
     def find_unreached(self, grants: Grants, surface: Surface, name: str) -> ServerName | None:
         """The server that a tool's name names, if it is down and has never said what it has; None if there is none.
@@ -187,12 +187,12 @@ class Snapshot:
         tools = alike or [name.removeprefix(beginning)]
         return server if all(_may_have(policy, standing, tool) for tool in tools) else None
 
-    def _is_varied(self, profile: Profile, server: ServerName | None) -> bool:
+    def _is_varied(self, client_caps: ClientCapabilities, server: ServerName | None) -> bool:
         if server is not None:
-            return server in self.standings and profile in self.standings[server].variants
+            return server in self.standings and client_caps in self.standings[server].variants
         if self._varied is None:
             self._varied = frozenset(known for standing in self.standings.values() for known in standing.variants)
-        return profile in self._varied
+        return client_caps in self._varied
 
     def policy(self, grants: Grants) -> Policy:
         """What these permissions cover, as things stand."""
@@ -200,17 +200,17 @@ class Snapshot:
         agent_of, tags_of = partial(_agent_of, self.standings), partial(_tags_of, self.standings)
         return Policy(grants, agent_of, tags_of, self._narrowing)
 
-    def _compile(self, grants: Grants, surface: Surface, profile: Profile) -> View:
+    def _compile(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
         policy = self.policy(grants)
         shown = self._shown(policy, surface)
-        view = View(policy, {standing.server: _offer(standing, profile).abilities for standing in shown})
+        view = View(policy, {standing.server: _offer(standing, client_caps).abilities for standing in shown})
         view.hubs = _hubs_behind(shown)
         if surface.style == "llm":
             view.aliases = self._llm_aliases(surface)
         if surface.style == "own" and surface.server is not None:
             view.whole = next((each.server for each in shown if _is_whole(each, policy)), None)
         for standing in shown:
-            offer = _offer(standing, profile)
+            offer = _offer(standing, client_caps)
             if offer.tools:
                 self._add_tools(view, offer.tools, standing.rules, policy, self._names_of(surface, "tools"))
             if offer.prompts:
@@ -245,7 +245,7 @@ class Snapshot:
     def _ruled_route(self, tool: Tool, exposed: str, rules: Rules) -> Route:
         return ruled_route(tool, exposed, rules, self._checks.of(tool))
 
-    def _shown(self, policy: Policy, surface: Surface) -> list[Standing]:
+    def _shown(self, policy: Policy, surface: Surface) -> list[ServerStatus]:
         """The servers to look at, in the order of their names: listings are deterministic."""
         names = policy.named_servers() if surface.server is None else {surface.server}
         looked_at = self.standings if names is None else self.standings.keys() & names
@@ -284,12 +284,12 @@ class Snapshot:
         ]
 
 
-def _agent_of(standings: Mapping[ServerName, Standing], server: ServerName) -> str | None:
+def _agent_of(standings: Mapping[ServerName, ServerStatus], server: ServerName) -> str | None:
     standing = standings.get(server)
     return None if standing is None else standing.agent
 
 
-def _tags_of(standings: Mapping[ServerName, Standing], server: ServerName) -> tuple[str, ...]:
+def _tags_of(standings: Mapping[ServerName, ServerStatus], server: ServerName) -> tuple[str, ...]:
     standing = standings.get(server)
     return () if standing is None else standing.rules.tags_of_all
 
@@ -306,7 +306,7 @@ def _is_denied(policy: Policy, feature: Feature, rules: Rules) -> bool:
     return policy.denies(feature.server, feature.name, _labels(policy, feature, rules))
 
 
-def _denied_uris(policy: Policy, standing: Standing) -> Iterable[str]:
+def _denied_uris(policy: Policy, standing: ServerStatus) -> Iterable[str]:
     """What is refused of the resources and templates that a server lists to anybody, or may have without listing them.
 
     The latter are known by name, from permissions and from the operator's tags.
@@ -320,7 +320,7 @@ def _denied_uris(policy: Policy, standing: Standing) -> Iterable[str]:
             yield name
 
 
-def _is_seen(policy: Policy, standing: Standing) -> bool:
+def _is_seen(policy: Policy, standing: ServerStatus) -> bool:
     """Whether there is such a server: its name is granted, or something that it has is by what is said of that."""
     if standing.state == "disabled":
         return False
@@ -331,7 +331,7 @@ def _is_seen(policy: Policy, standing: Standing) -> bool:
     )
 
 
-def _may_have(policy: Policy, standing: Standing, tool: str) -> bool:
+def _may_have(policy: Policy, standing: ServerStatus, tool: str) -> bool:
     """Whether a server that is not connected may have a tool, as far as is known, which the caller could use then."""
     rules = standing.rules
     is_known = standing.state == "ready" or standing.has_lists or standing.withheld or standing.left_out
@@ -341,13 +341,13 @@ def _may_have(policy: Policy, standing: Standing, tool: str) -> bool:
     return policy.allows(standing.server, FeatureName(tool), Labels(tags, tags))
 
 
-def _is_whole(standing: Standing, policy: Policy) -> bool:
+def _is_whole(standing: ServerStatus, policy: Policy) -> bool:
     """Whether nothing of a server is kept from whoever has these permissions."""
     is_all_shown = not standing.withheld and not standing.left_out
     return standing.rules.changes_nothing and is_all_shown and policy.may_use_all_of(standing.server)
 
 
-def _hubs_behind(shown: Iterable[Standing]) -> dict[str, int]:
+def _hubs_behind(shown: Iterable[ServerStatus]) -> dict[str, int]:
     """Hubs behind these servers, and how many others are between on the longest way."""
     hubs: dict[str, int] = {}
     for standing in shown:
@@ -356,18 +356,18 @@ def _hubs_behind(shown: Iterable[Standing]) -> dict[str, int]:
     return hubs
 
 
-def _offer(standing: Standing, profile: Profile) -> Standing | Offer:
-    return standing.variants.get(profile, standing) if profile else standing
+def _offer(standing: ServerStatus, client_caps: ClientCapabilities) -> ServerStatus | Offer:
+    return standing.variants.get(client_caps, standing) if client_caps else standing
 
 
-def _all_of(standing: Standing, listed: Listed) -> Iterable[Feature]:
+def _all_of(standing: ServerStatus, listed: Listed) -> Iterable[Feature]:
     if not standing.variants:
         return _list_of(standing, listed)
-    offers: tuple[Standing | Offer, ...] = (standing, *standing.variants.values())
+    offers: tuple[ServerStatus | Offer, ...] = (standing, *standing.variants.values())
     return [feature for offer in offers for feature in _list_of(offer, listed)]
 
 
-def _list_of(offer: Standing | Offer, listed: Listed) -> tuple[Feature, ...]:
+def _list_of(offer: ServerStatus | Offer, listed: Listed) -> tuple[Feature, ...]:
     match listed:
         case "tools":
             return offer.tools

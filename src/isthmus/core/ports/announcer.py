@@ -7,14 +7,14 @@ from typing import NamedTuple, Protocol
 
 from isthmus.model.callers import Caller
 from isthmus.model.faults import Fault
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 
 class Follower(NamedTuple):
     """Who follows a resource: a caller, what it can be asked, and which of its conversations it does so in."""
 
     caller: Caller
-    profile: Profile = NOTHING
+    client_caps: ClientCapabilities = NO_CAPABILITIES
     session: str = ""
 
 

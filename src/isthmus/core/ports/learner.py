@@ -6,7 +6,7 @@ import asyncio
 from typing import NamedTuple, Protocol
 
 from isthmus.model.callers import Caller
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 
 
 class Learning(NamedTuple):
@@ -19,5 +19,5 @@ class Learning(NamedTuple):
 class Learner(Protocol):
     """Asks one server; what it learns is published as a part of the server's standing."""
 
-    def learn(self, caller: Caller, profile: Profile) -> Learning | None:
+    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
         """See to it that it is known what this caller is listed; None if there is nothing to wait for."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Journal, size_of
 from isthmus.core.tasks.draft import TooManyKeys, TooMuchKept
 from isthmus.core.tasks.pushes import DELIVERY, STATES
@@ -93,7 +93,7 @@ class _Weighing(_Count):
 class Allowance:
     """What each owner has kept. `most` says how much that may be now, `forget` is told of what is gone."""
 
-    def __init__(self, journal: Journal, crew: Crew, most: Callable[[Owner], int], forget: Forget) -> None:
+    def __init__(self, journal: Journal, crew: BackgroundTasks, most: Callable[[Owner], int], forget: Forget) -> None:
         self._journal = journal
         self._crew = crew
         self.most = most

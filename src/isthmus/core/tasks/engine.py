@@ -19,10 +19,10 @@ import structlog
 from msgspec import Raw
 
 from isthmus.core.audit.facts import Fact
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
-from isthmus.core.crew import Crew
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.ports.journal import Document, Journal, Verdict, size_of
 from isthmus.core.tasks.allowance import BEGIN_SHARE, BYTES, Allowance
 from isthmus.core.tasks.draft import Draft, Errand, NotKept, Taken, TooMuchSaid
@@ -83,7 +83,7 @@ class Engine:
         hub: Hub,
         journal: Journal,
         now: Now,
-        crew: Crew | None = None,
+        crew: BackgroundTasks | None = None,
         keep_bytes: Callable[[Owner], int] = lambda _: BYTES,
     ) -> None:
         """`keep_bytes` says how much is kept of an owner's tasks now.
@@ -103,7 +103,7 @@ class Engine:
         """Those whose servers are away."""
         self._left: list[Record] = []
         """Those that the hub before this one left waiting."""
-        self._crew = crew or Crew("tasks")
+        self._crew = crew or BackgroundTasks("tasks")
         self.on_due: OnDue = _leave_due
         """Is told what is to be sent as soon as that is kept."""
         self.write_question: Callable[[Record], Message | None] = lambda _: None
@@ -303,7 +303,7 @@ class Engine:
 
     # -- waiting for a server ------------------------------------------------------------------------------------------
 
-    def go_on(self, live: Live, lane: Lane | None = None) -> None:
+    def go_on(self, live: Live, lane: ServerQueue | None = None) -> None:
         """Start the call of a task that waits for its server, or wait on.
 
         `lane` is that of its server by now, if that has news.

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import structlog
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.courier import Courier, Receipt
 from isthmus.core.ports.journal import Document, Journal, Verdict
 from isthmus.core.tasks.engine import Engine, Now
@@ -136,7 +136,7 @@ class Outbox:
         journal: Journal,
         courier: Courier,
         write: Write,
-        crew: Crew,
+        crew: BackgroundTasks,
         now: Now,
         chance: Callable[[], float],
     ) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.tasks.draft import Leaving
 from isthmus.core.tasks.record import Owner, Pending
 from isthmus.model.callers import Caller, Grants
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from isthmus.core.tasks.live import Live
 
 FindCaller: TypeAlias = Callable[[Owner], Caller | None]
-OnEnd: TypeAlias = Callable[[Lane | None], None]
+OnEnd: TypeAlias = Callable[[ServerQueue | None], None]
 
 LOOK_SECONDS = 5.0
 """How often it is looked again whether the server of a task that the hub before left is there."""
@@ -46,13 +46,13 @@ class Wait:
 
     __slots__ = ("_is_over", "_take_back", "_then", "_timer")
 
-    def __init__(self, lane: Lane, seconds: float, then: OnEnd) -> None:
+    def __init__(self, lane: ServerQueue, seconds: float, then: OnEnd) -> None:
         self._is_over = False
         self._then = then
         self._timer = asyncio.get_running_loop().call_later(seconds, self._end, None)
         self._take_back = lane.tell_of_link(self._end)
 
-    def _end(self, lane: Lane | None) -> None:
+    def _end(self, lane: ServerQueue | None) -> None:
         if not self._is_over:
             self.stop()
             self._then(lane)
@@ -129,7 +129,7 @@ class Waits:
             return None
         return msgspec.structs.replace(call, timeout=left)
 
-    def _wait(self, live: Live, lane: Lane, seconds: float) -> None:
+    def _wait(self, live: Live, lane: ServerQueue, seconds: float) -> None:
         self.stop(live)
         if not self.are_left:
             live.wait = Wait(lane, seconds, partial(self._engine.go_on, live))

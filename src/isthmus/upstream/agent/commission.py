@@ -363,10 +363,10 @@ class Commission:
             self._visit = None
         said = () if status.message is None else status.message.parts
         asking = asking_of(said)
-        is_asked = asking.is_passed_on and LOGIN in self._inflight.call.profile
+        is_asked = asking.is_passed_on and LOGIN in self._inflight.call.client_caps
         if status.state == "auth_required" and not is_asked:
             self._finish(_refused(said, self._gathered.parts(), self._about))
-        elif ASKED_OF[asking.question.method] in self._inflight.call.profile:
+        elif ASKED_OF[asking.question.method] in self._inflight.call.client_caps:
             self._question, self._doubts = status, 0
             self._ask(asking)
         else:

@@ -10,15 +10,15 @@ import asyncio
 import re
 from collections.abc import Set
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Call
 from isthmus.model.faults import BadArguments, BadReply, NotConnected
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.transport.egress import Egress, Origin, parse_url
 from isthmus.transport.http import HttpClient, Ticket, client_for, request_head
 from isthmus.upstream.agent.commission import Commission
@@ -87,7 +87,7 @@ class AgentLink(BaseLink):
         reach: AgentSettings,
         credentials: Credentials,
         egress: Egress,
-        crew: Crew,
+        crew: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
@@ -246,7 +246,10 @@ class AgentLink(BaseLink):
         return frozenset(("tools",))
 
     async def list_features(
-        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
         """The skills of the card, which is read again if it was listed before.
 

@@ -14,9 +14,9 @@ import structlog
 from isthmus.core.ports.relay import Arrival
 from isthmus.model.names import ServerName
 from isthmus.model.relay import DialledServer
-from isthmus.upstream.dialin.keeper import DialInKeeper
 from isthmus.upstream.dialin.link import DialInLink
 from isthmus.upstream.dialin.naming import twin_id
+from isthmus.upstream.dialin.reconnector import DialInReconnector
 from isthmus.upstream.dialin.remembered import Record
 from isthmus.upstream.listing import Listing
 
@@ -43,7 +43,7 @@ class Seat:
         "welcome",
     )
 
-    def __init__(self, agent: Agent, server_id: str, keeper: DialInKeeper, came: float) -> None:
+    def __init__(self, agent: Agent, server_id: str, keeper: DialInReconnector, came: float) -> None:
         self.agent = agent
         self.server_id = server_id
         self.keeper = keeper

@@ -1,7 +1,7 @@
 """The servers that dial in: sockets come, are greeted and given their seats; they go, and their seats are kept a while.
 
 The relay's face offers sockets (`accept`), `app` makes it and passes on what is configured. What becomes of a server
-once it has its seat is `upstream.dialin.keeper`'s.
+once it has its seat is `upstream.dialin.reconnector`'s.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Journal
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
@@ -24,10 +24,10 @@ from isthmus.transport.websocket import AcceptedSocket, Hearer
 from isthmus.upstream.circles import circle_in
 from isthmus.upstream.dialin.agents import Agent, Seat
 from isthmus.upstream.dialin.channel import Naming, Offered
-from isthmus.upstream.dialin.keeper import REPLACED, DialInKeeper
 from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInLink
 from isthmus.upstream.dialin.mux import MuxHost
 from isthmus.upstream.dialin.naming import Bid, Names, own_id
+from isthmus.upstream.dialin.reconnector import REPLACED, DialInReconnector
 from isthmus.upstream.dialin.remembered import Record, Remembered
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.link import ConnectFailed
@@ -57,7 +57,7 @@ class DialIns:
     def __init__(
         self,
         hub: Hub,
-        crew: Crew,
+        crew: BackgroundTasks,
         me: Implementation,
         settings: DialInSettings,
         now: Callable[[], float] = time.time,
@@ -230,7 +230,7 @@ class DialIns:
         """`last` is what it was called before the hub was started."""
         bid = self._names.bid(agent.key, server_id)
         name = self._claim(bid, bid.names() if last is None else bid.names_from(last))
-        keeper = DialInKeeper(self._hub, self._crew, name, agent.key, lambda: self._stood(seat))
+        keeper = DialInReconnector(self._hub, self._crew, name, agent.key, lambda: self._stood(seat))
         keeper.lane.grace = self._settings.grace_of(agent.key)
         seat = self._seats[name] = Seat(agent, server_id, keeper, came)
         return seat
@@ -351,7 +351,7 @@ class DialIns:
         name = self._claim(bid, bid.names(), beside)
         if name == old:
             return
-        keeper = DialInKeeper(self._hub, self._crew, name, seat.agent.key, lambda: self._stood(seat))
+        keeper = DialInReconnector(self._hub, self._crew, name, seat.agent.key, lambda: self._stood(seat))
         keeper.lane.inherit(before.lane)
         link, listing, abilities = before.release(), before.listing, before.standing.abilities
         why = before.lane.absence().why

@@ -17,7 +17,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadArguments, Fault, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.relay import Claim
 from isthmus.upstream.corked import CorkedLink, Held
 from isthmus.upstream.dialin.channel import Offered
@@ -32,7 +32,7 @@ from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.messages import Implementation
 
-EVERYTHING: Profile = frozenset({"elicitation", "roots", "sampling"})
+EVERYTHING: ClientCapabilities = frozenset({"elicitation", "roots", "sampling"})
 """What is said to be answered when the server is greeted: there is one link, and somebody may be able to."""
 
 STRAY_SECONDS = 60.0
@@ -122,7 +122,7 @@ class DialInLink(CorkedLink):
         self.came = 0.0
         """When it came, in seconds since the epoch."""
         self.is_muxed = is_muxed
-        self.profile = EVERYTHING
+        self.client_caps = EVERYTHING
         self.listing = Listing()
         """What it listed when it came."""
         self.seat: Trimming | None = None
@@ -168,10 +168,13 @@ class DialInLink(CorkedLink):
         self.can_ask = self.dialect.era == "modern"
 
     async def list_features(
-        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
         """See `BaseLink.list_features`; what its agent may not have is left out."""
-        listing = await super().list_features(topics, known, profile)
+        listing = await super().list_features(topics, known, client_caps)
         return listing if self.seat is None else self.seat.trim(listing)
 
     async def hear(self) -> None:

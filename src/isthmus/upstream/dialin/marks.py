@@ -11,7 +11,7 @@ import secrets
 import msgspec
 
 from isthmus.model.calls import Call
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.wire.mcp.marks import MARK_KEY, Mark
 from isthmus.wire.mcp.messages import Implementation
@@ -34,9 +34,9 @@ class MarkingDialect(ModernDialect):
         meta = {**call.meta, MARK_KEY: msgspec.Raw(msgspec.json.encode(mark_of(self._agent, call)))}
         return super().call_params(msgspec.structs.replace(call, meta=meta), name, token)
 
-    def _envelope(self, profile: Profile) -> bytes:
+    def _envelope(self, client_caps: ClientCapabilities) -> bytes:
         # A caller's folders are on its own machine, where the server is not.
-        return super()._envelope(frozenset(each for each in profile if each.partition(".")[0] != "roots"))
+        return super()._envelope(frozenset(each for each in client_caps if each.partition(".")[0] != "roots"))
 
 
 def mark_of(agent: str, call: Call) -> Mark:

@@ -16,7 +16,7 @@ from typing import TypeAlias, get_args
 import msgspec
 import structlog
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.journal import Document, Journal, Verdict
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName, parse_server_name
@@ -96,7 +96,7 @@ class _Known(msgspec.Struct, frozen=True):
 class Remembered:
     """Keeps records up to date in the journal; `now` tells the time in seconds since the epoch."""
 
-    def __init__(self, journal: Journal, crew: Crew, now: Callable[[], float]) -> None:
+    def __init__(self, journal: Journal, crew: BackgroundTasks, now: Callable[[], float]) -> None:
         self._journal = journal
         self._crew = crew
         self._now = now

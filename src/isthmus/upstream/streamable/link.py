@@ -13,8 +13,8 @@ from functools import partial
 
 import structlog
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.tasks import Place
@@ -23,7 +23,7 @@ from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import client_for, header_lines, request_head
 from isthmus.transport.http_connection import Lost
@@ -86,7 +86,7 @@ class StreamableLink(BaseLink):
         url: str,
         credentials: Credentials,
         egress: Egress,
-        crew: Crew,
+        crew: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
@@ -194,7 +194,7 @@ class StreamableLink(BaseLink):
 
         Servers on the TypeScript SDK ask there, unless they say which call a question is about.
         """
-        if self.profile and self.dialect.era == "legacy" and self._session is not None:
+        if self.client_caps and self.dialect.era == "legacy" and self._session is not None:
             await self._open_ear()
 
     async def _open_ear(self) -> None:
@@ -385,10 +385,13 @@ class StreamableLink(BaseLink):
         self._put_to_one(request, say)
 
     async def list_features(
-        self, topics: Set[Topic] = frozenset(TOPICS), known: Listing | None = None, profile: Profile = NOTHING
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
         """What the server offers, without tools whose headers cannot be written: the specification bars them."""
-        listing = await super().list_features(topics, known, profile)
+        listing = await super().list_features(topics, known, client_caps)
         if self.dialect.era == "legacy":
             return listing
         ill = {tool.name for tool in listing.tools if not is_well_marked(tool.definition.get("inputSchema"))}

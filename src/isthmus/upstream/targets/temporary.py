@@ -19,15 +19,15 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.crew import Crew
 from isthmus.core.ports.targets import Named, Opened
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
-from isthmus.upstream.keeper import Keeper
+from isthmus.upstream.reconnector import Reconnector
 from isthmus.upstream.settings import Carrier, NamedSettings, ServerSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.addresses import Address, read_address
@@ -79,7 +79,7 @@ class Aim(msgspec.Struct, frozen=True):
 class _Guest:
     """One server in use, or kept for the next time."""
 
-    def __init__(self, aim: Aim, keeper: Keeper, now: float) -> None:
+    def __init__(self, aim: Aim, keeper: Reconnector, now: float) -> None:
         self.aim = aim
         self.keeper = keeper
         self.used_at = now
@@ -110,7 +110,7 @@ class Targets:
         hub: Hub,
         annex: Hub,
         supervisor: Supervisor,
-        crew: Crew,
+        crew: BackgroundTasks,
         egress: Egress,
         settings: TargetSettings,
         configured: ConfiguredServers,

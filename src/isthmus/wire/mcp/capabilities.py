@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from isthmus.model.features import Ability
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire.mcp import tasks
 
 REMEMBERED_BYTES_MAX = 2048
@@ -113,24 +113,24 @@ def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read_profile(capabilities: msgspec.Raw | None, extensions: Set[str] = EARLIER) -> Profile:
+def read_profile(capabilities: msgspec.Raw | None, extensions: Set[str] = EARLIER) -> ClientCapabilities:
     """What a client says it can be asked; of what it says in detail, what is known is kept as words behind a dot.
 
     Of the extensions that it knows, those among `extensions` count as such words too.
     """
     if capabilities is None or len(memoryview(capabilities)) == 2:  # `{}`, which most say
-        return NOTHING
+        return NO_CAPABILITIES
     read = _profile_in if len(memoryview(capabilities)) <= REMEMBERED_BYTES_MAX else _profile_in.__wrapped__
     return read(bytes(capabilities), frozenset(extensions))
 
 
 @lru_cache(maxsize=256)
-def _profile_in(capabilities: bytes, extensions: frozenset[str]) -> Profile:
+def _profile_in(capabilities: bytes, extensions: frozenset[str]) -> ClientCapabilities:
     """The same, once for all requests of a client that says the same each time, as modern ones do."""
     try:
         members = _MEMBERS.decode(capabilities)
     except msgspec.MsgspecError:
-        return NOTHING
+        return NO_CAPABILITIES
     words: set[str] = set()
     for name, known in ASKABLE.items():
         if name in members:
@@ -155,10 +155,10 @@ def _details(raw: msgspec.Raw) -> list[str]:
     return [name for name, value in details.items() if bytes(value) not in (b"false", b"null")]
 
 
-def profile_capabilities(profile: Profile) -> dict[str, Any]:
+def profile_capabilities(client_caps: ClientCapabilities) -> dict[str, Any]:
     """The same as a client writes it, for the hub to say on its caller's behalf."""
     told: dict[str, Any] = {}
-    for word in sorted(profile):
+    for word in sorted(client_caps):
         name, dot, detail = word.partition(".")
         told.setdefault(name, {})
         if dot:

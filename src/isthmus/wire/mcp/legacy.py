@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from isthmus.model.features import Ability
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
 from isthmus.wire.mcp.hubs import NO_HUBS, write_hubs
@@ -52,9 +52,9 @@ def _short(value: Any) -> str | None:
     return "".join(character for character in value[:INFO_LENGTH_MAX] if character.isprintable()).strip()
 
 
-def initialize_params(me: Implementation, profile: Profile = NOTHING) -> bytes:
+def initialize_params(me: Implementation, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bytes:
     """What the hub says when it opens a legacy link, with what those whose calls it carries can be asked."""
-    capabilities = profile_capabilities(profile)
+    capabilities = profile_capabilities(client_caps)
     return msgspec.json.encode({"protocolVersion": LATEST, "capabilities": capabilities, "clientInfo": me})
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from isthmus.model.features import Ability, Topic
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
 from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
 from isthmus.wire.mcp.hubs import NO_HUBS, write_hubs
@@ -193,12 +193,12 @@ def names_version(data: Payload | None) -> bool:
         return False
 
 
-def envelope(me: Implementation, profile: Profile = NOTHING) -> bytes:
+def envelope(me: Implementation, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bytes:
     """The members of `_meta` that the hub puts on every request to a modern server, without the braces.
 
     They say what the caller can be asked, on whose behalf the request is made.
     """
-    capabilities = profile_capabilities(profile)
+    capabilities = profile_capabilities(client_caps)
     return msgspec.json.encode({VERSION_KEY: VERSION, CLIENT_KEY: me, CAPABILITIES_KEY: capabilities})[1:-1]
 
 

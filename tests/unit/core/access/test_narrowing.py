@@ -10,7 +10,7 @@ from isthmus.core.access.policy import BY_NARROWING, Narrowing, Policy
 from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.reasons import reasons
-from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.model.callers import Caller, Grants, Whose
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import FeatureName, ServerName
@@ -34,7 +34,7 @@ class Refusing:
         return f"{server}.{name}" not in self._refused or whose is None or whose.name not in self._to
 
 
-def snapshot(narrowing: Narrowing | None, *standings: Standing) -> Snapshot:
+def snapshot(narrowing: Narrowing | None, *standings: ServerStatus) -> Snapshot:
     return Snapshot(1, {each.server: each for each in standings}, CheckCache(limit_bytes=4096), narrowing)
 
 

@@ -12,15 +12,15 @@ import pytest
 from isthmus.core.calls import stages
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
-from isthmus.core.catalog.snapshot import Offer, Standing
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.snapshot import Offer, ServerStatus
 from isthmus.core.ports.learner import Learning
 from isthmus.core.settings import CALL_SECONDS, Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.faults import BadArguments, Bug, Cancelled, Draining, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Notes, Stage, call, ready, tool
 
 SLOW = ServerName("slow")
@@ -28,7 +28,7 @@ TEXT = {"type": "object", "properties": {"path": {"type": "string"}}, "required"
 
 
 def starting(hub: Hub, server: ServerName = SLOW) -> None:
-    hub.open_lane(Lane(server, hub.limits), Standing(server))
+    hub.open_lane(ServerQueue(server, hub.limits), ServerStatus(server))
 
 
 async def test_a_call_that_the_hub_answers_itself_has_a_deadline_and_can_be_withdrawn() -> None:
@@ -127,7 +127,7 @@ async def test_servers_that_change_together_make_one_snapshot() -> None:
     hub = Stage().hub
     before = hub.snapshot
     starting(hub)
-    hub.publish(Standing(SLOW, "ready", is_settled=True))
+    hub.publish(ServerStatus(SLOW, "ready", is_settled=True))
     hub.close_lane(SERVER)
     after = hub.snapshot
     assert after is hub.snapshot
@@ -211,7 +211,7 @@ async def test_a_listing_does_not_wait_for_ever_and_names_who_is_missing() -> No
 async def test_a_failed_first_attempt_ends_the_wait_as_well() -> None:
     stage = Stage()
     starting(stage.hub)
-    stage.hub.publish(Standing(SLOW, "retrying", "no such program", is_settled=True))
+    stage.hub.publish(ServerStatus(SLOW, "retrying", "no such program", is_settled=True))
     assert not stage.hub.is_settling()
     view = await stage.hub.view(ANYONE.grants, EVERYTHING)
     assert view.missing[SLOW].reason == "no such program"
@@ -228,7 +228,7 @@ async def test_one_servers_listing_waits_for_that_server_only() -> None:
 async def test_news_of_an_unsettled_server_keeps_listings_waiting() -> None:
     stage = Stage()
     starting(stage.hub)
-    stage.hub.publish(Standing(SLOW, detail="still installing"))
+    stage.hub.publish(ServerStatus(SLOW, detail="still installing"))
     assert stage.hub.is_settling()
 
 
@@ -264,7 +264,7 @@ async def test_arguments_travel_as_they_were_written() -> None:
 
 def replacement(stage: Stage) -> HeldLink:
     """A new lane in place of the server's, with a link of its own."""
-    lane, link = Lane(SERVER, stage.hub.limits), HeldLink()
+    lane, link = ServerQueue(SERVER, stage.hub.limits), HeldLink()
     lane.attach(link)
     stage.hub.open_lane(lane, ready(tool()))
     return link
@@ -317,7 +317,7 @@ async def test_at_the_end_every_call_is_withdrawn_whatever_lane_it_is_on() -> No
 
 # -- what single callers are listed --------------------------------------------------------------------------------
 
-ABLE: Profile = frozenset({"elicitation"})
+ABLE: ClientCapabilities = frozenset({"elicitation"})
 MORE = {ABLE: Offer((tool("read"), tool("ask")), abilities=frozenset({"tools"}))}
 
 
@@ -327,11 +327,11 @@ class Pupil:
     def __init__(self, stage: Stage, *, knows: bool = False) -> None:
         self.stage = stage
         self.learning = None if knows else Learning(asyncio.get_running_loop().create_future(), stage.hub.now())
-        self.asked: list[tuple[Caller, Profile]] = []
+        self.asked: list[tuple[Caller, ClientCapabilities]] = []
         stage.hub.open_lane(stage.lane, ready(tool()), learner=self)
 
-    def learn(self, caller: Caller, profile: Profile) -> Learning | None:
-        self.asked.append((caller, profile))
+    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
+        self.asked.append((caller, client_caps))
         return self.learning
 
     def know(self) -> None:
@@ -386,8 +386,8 @@ async def test_servers_that_the_caller_cannot_see_are_not_asked_what_it_is_liste
 async def test_a_call_for_what_nobody_lists_yet_starts_once_it_is_known() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
-    inflight, listener = stage.start(call("files.ask", profile=ABLE))
-    _, unknown = stage.start(call("files.nothing", profile=ABLE))
+    inflight, listener = stage.start(call("files.ask", client_caps=ABLE))
+    _, unknown = stage.start(call("files.nothing", client_caps=ABLE))
     assert (stage.link.sent, listener.ends, unknown.ends) == ([], [], [])
     pupil.know()
     async with asyncio.timeout(30):
@@ -401,7 +401,7 @@ async def test_a_call_for_what_nobody_lists_yet_starts_once_it_is_known() -> Non
 async def test_a_call_that_was_put_off_does_not_wait_for_ever() -> None:
     stage = Stage(limits=Limits(listing_seconds=0.01))
     Pupil(stage)
-    _, listener = stage.start(call("files.ask", profile=ABLE))
+    _, listener = stage.start(call("files.ask", client_caps=ABLE))
     async with asyncio.timeout(30):
         await listener.ended.wait()
     assert isinstance(listener.fault, UnknownTool)
@@ -411,7 +411,7 @@ async def test_a_call_that_was_put_off_does_not_wait_for_ever() -> None:
 async def test_a_call_that_is_withdrawn_while_it_is_put_off_never_starts() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
-    inflight, listener = stage.start(call("files.ask", profile=ABLE))
+    inflight, listener = stage.start(call("files.ask", client_caps=ABLE))
     inflight.cancel("by the caller")
     pupil.know()
     await asyncio.sleep(0)
@@ -422,7 +422,7 @@ async def test_a_call_that_is_withdrawn_while_it_is_put_off_never_starts() -> No
 async def test_what_is_known_to_be_unknown_is_so_at_once() -> None:
     stage = Stage(limits=patient())
     Pupil(stage, knows=True)
-    assert isinstance(stage.start(call("files.ask", profile=ABLE))[1].fault, UnknownTool)
+    assert isinstance(stage.start(call("files.ask", client_caps=ABLE))[1].fault, UnknownTool)
     assert isinstance(stage.start(call("files.ask"))[1].fault, UnknownTool)
 
 
@@ -430,7 +430,7 @@ async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
     stage.hub.close_lane(SERVER)
-    stage.hub.open_lane(Lane(SERVER, stage.hub.limits), ready(tool()))
+    stage.hub.open_lane(ServerQueue(SERVER, stage.hub.limits), ready(tool()))
     async with asyncio.timeout(30):
         await stage.hub.view_for(ANYONE, EVERYTHING, ABLE)
     assert pupil.asked == []
@@ -480,7 +480,7 @@ class Clock:
 
 async def test_who_looks_at_one_server_waits_for_no_other() -> None:
     stage = Stage(limits=Limits(listing_seconds=30.0))
-    stage.hub.open_lane(Lane(SLOW, stage.hub.limits), Standing(SLOW))
+    stage.hub.open_lane(ServerQueue(SLOW, stage.hub.limits), ServerStatus(SLOW))
     async with asyncio.timeout(5):
         view = await stage.hub.view(ANYONE.grants, Surface("own", SERVER))
     assert list(view.routes) == ["read"]

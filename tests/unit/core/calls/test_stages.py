@@ -7,9 +7,9 @@ import json
 import msgspec
 import pytest
 
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.rules import Rules
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import CALL_SECONDS, Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
@@ -87,7 +87,7 @@ async def test_a_resource_that_several_servers_have_is_told_with_what_could_be_m
     stage = Stage.of(OFFER)
     web = ServerName("web")
     stage.hub.open_lane(
-        Lane(web, stage.hub.limits), ready(server=web, resources=[resource("file:///notes", web)], templates=[])
+        ServerQueue(web, stage.hub.limits), ready(server=web, resources=[resource("file:///notes", web)], templates=[])
     )
     fault = stage.start(call("file:///notes", kind="resource"))[1].fault
     assert "isthmus://hub/files/file:///notes or isthmus://hub/web/file:///notes" in fault.message
@@ -150,7 +150,7 @@ def method(name: str = "prompts/list", caller: Caller | None = None, surface: Su
     return call(name, {"cursor": "a"}, kind="method", surface=surface, caller=caller or ANYONE)
 
 
-def versed(standing: Standing = OFFER) -> Stage:
+def versed(standing: ServerStatus = OFFER) -> Stage:
     """A server that can be asked for anything."""
     stage = Stage.of(standing)
     setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that is

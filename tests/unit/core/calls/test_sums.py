@@ -16,7 +16,7 @@ import msgspec
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call
@@ -87,7 +87,7 @@ class Program:
             self.open(server)
 
     def open(self, server: ServerName) -> None:
-        lane = Lane(server, self.hub.limits, max_calls=self.chance.choice([1, 2, 4, 5]), max_queued=8)
+        lane = ServerQueue(server, self.hub.limits, max_calls=self.chance.choice([1, 2, 4, 5]), max_queued=8)
         lane.grace = self.chance.choice([0.0, 60.0])
         lane.attach(HeldLink(self.at_once))
         self.hub.open_lane(lane, ready(tool("read", server), server=server))
@@ -168,7 +168,7 @@ class Program:
         for lane in lanes:
             self.check_lane(lane, [each for each in running if each.lane is lane])
 
-    def check_lane(self, lane: Lane, calls: list[InFlight]) -> None:
+    def check_lane(self, lane: ServerQueue, calls: list[InFlight]) -> None:
         sent = [each for each in calls if each.link is not None]
         assert lane.running == len(sent)
         assert lane._tenants == Counter(each.call.caller.tenant for each in sent if each.counted_by is not None)

@@ -11,11 +11,11 @@ from isthmus.core.catalog import pins as module
 from isthmus.core.catalog.pins import Key, Pinning, Pins, Sighting, canonical, fingerprint_of
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 
 SERVER = ServerName("s")
-SOME: Profile = frozenset({"sampling"})
-OTHERS: Profile = frozenset({"elicitation"})
+SOME: ClientCapabilities = frozenset({"sampling"})
+OTHERS: ClientCapabilities = frozenset({"elicitation"})
 
 
 def tool(description: str, name: str = "t", server: str = SERVER) -> Tool:

@@ -12,13 +12,13 @@ import pytest
 from isthmus.core.catalog import snapshot as snapshots
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.rules import Rules
-from isthmus.core.catalog.snapshot import Offer, Snapshot, Standing
+from isthmus.core.catalog.snapshot import Offer, ServerStatus, Snapshot
 from isthmus.core.catalog.view import ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from tests.unit.core.doubles import prompt, raw, ready, resource, template, tool
 
 ALL = Grants(("*",))
@@ -26,7 +26,7 @@ WEB = ServerName("web")
 FILES = ServerName("files")
 
 
-def snapshot(*standings: Standing) -> Snapshot:
+def snapshot(*standings: ServerStatus) -> Snapshot:
     return Snapshot(1, {standing.server: standing for standing in standings}, CheckCache(limit_bytes=4096))
 
 
@@ -70,8 +70,8 @@ def test_a_route_leads_to_the_tool_of_its_name() -> None:
 
 @pytest.mark.parametrize("state", ["retrying", "away"])
 def test_a_server_that_is_away_keeps_its_tools_and_is_named_with_the_reason(state: ServerState) -> None:
-    away = Standing(FILES, state, "it crashed", tools=(tool("read"),), is_settled=True)
-    view = snapshot(away, Standing(WEB)).view(ALL, EVERYTHING)
+    away = ServerStatus(FILES, state, "it crashed", tools=(tool("read"),), is_settled=True)
+    view = snapshot(away, ServerStatus(WEB)).view(ALL, EVERYTHING)
     assert names(view) == ["files.read"]
     assert (view.missing[FILES].state, view.missing[FILES].reason, view.missing[FILES].is_listed) == (
         state,
@@ -82,12 +82,12 @@ def test_a_server_that_is_away_keeps_its_tools_and_is_named_with_the_reason(stat
 
 
 def test_a_server_that_the_caller_may_not_see_is_not_named_as_missing_either() -> None:
-    view = snapshot(Standing(WEB), Standing(FILES)).view(Grants(("files.read",)), EVERYTHING)
+    view = snapshot(ServerStatus(WEB), ServerStatus(FILES)).view(Grants(("files.read",)), EVERYTHING)
     assert list(view.missing) == [FILES]
 
 
 def test_a_disabled_server_is_not_there_at_all() -> None:
-    disabled = Standing(WEB, "disabled", "disabled", tools=(tool("search", WEB),))
+    disabled = ServerStatus(WEB, "disabled", "disabled", tools=(tool("search", WEB),))
     taken = snapshot(disabled, ready(tool("read")))
     view = taken.view(ALL, EVERYTHING)
     assert names(view) == ["files.read"]
@@ -97,7 +97,7 @@ def test_a_disabled_server_is_not_there_at_all() -> None:
 
 
 def test_a_view_knows_which_servers_it_shows_whatever_their_state() -> None:
-    taken = snapshot(Standing(WEB), *TWO[1:])
+    taken = snapshot(ServerStatus(WEB), *TWO[1:])
     assert taken.view(ALL, EVERYTHING).servers.keys() == {WEB, FILES}
     assert taken.view(Grants(("files.read",)), EVERYTHING).servers.keys() == {FILES}
     assert taken.view(Grants(("files.read",)), Surface("own", WEB)).servers == {}
@@ -105,7 +105,9 @@ def test_a_view_knows_which_servers_it_shows_whatever_their_state() -> None:
 
 def test_a_hub_behind_two_servers_is_as_far_away_as_by_the_longest_way() -> None:
     for near, far in ((FILES, WEB), (WEB, FILES)):
-        view = snapshot(Standing(near, hubs={"a": 0}), Standing(far, hubs={"b": 0, "a": 4})).view(ALL, EVERYTHING)
+        view = snapshot(ServerStatus(near, hubs={"a": 0}), ServerStatus(far, hubs={"b": 0, "a": 4})).view(
+            ALL, EVERYTHING
+        )
         assert view.hubs == {"a": 5, "b": 1}
 
 
@@ -133,7 +135,7 @@ def test_the_digest_changes_exactly_when_the_list_does() -> None:
     assert snapshot(TWO[1]).view(ALL, EVERYTHING).digest != digest
     described = ready(tool("search", WEB, description="new words"), server=WEB)
     assert snapshot(described, TWO[1]).view(ALL, EVERYTHING).digest != digest
-    away = Standing(WEB, "retrying", "gone", tools=TWO[0].tools, is_settled=True)
+    away = ServerStatus(WEB, "retrying", "gone", tools=TWO[0].tools, is_settled=True)
     assert snapshot(away, TWO[1]).view(ALL, EVERYTHING).digest == digest
     assert snapshot(*TWO).view(ALL, Surface("llm")).digest != digest
 
@@ -181,7 +183,7 @@ def test_a_change_of_rules_changes_the_digest_only_where_it_is_seen() -> None:
 # -- the other lists -----------------------------------------------------------------------------------------------
 
 
-def offering(server: str) -> Standing:
+def offering(server: str) -> ServerStatus:
     return ready(
         tool("t", server),
         server=server,
@@ -212,27 +214,27 @@ def test_a_name_means_the_same_to_everybody() -> None:
 
 
 def test_a_disabled_server_clashes_with_nobody() -> None:
-    disabled = Standing(ServerName("b"), "disabled", resources=offering("b").resources)
+    disabled = ServerStatus(ServerName("b"), "disabled", resources=offering("b").resources)
     assert list(snapshot(offering("a"), disabled).view(ALL, EVERYTHING).resources) == ["same:r", "a:r"]
 
 
 @pytest.mark.parametrize("list_of", ["tools", "prompts", "resources", "templates"])
 def test_a_server_that_is_away_counts_as_listed_whatever_it_offered(list_of: str) -> None:
     offered = {list_of: getattr(offering("a"), list_of)}
-    away = Standing(ServerName("a"), "retrying", "gone", is_settled=True, **offered)
+    away = ServerStatus(ServerName("a"), "retrying", "gone", is_settled=True, **offered)
     assert snapshot(away).view(ALL, EVERYTHING).missing[ServerName("a")].is_listed
 
 
 # -- profiles ------------------------------------------------------------------------------------------------------
 
-ABLE: Profile = frozenset({"elicitation"})
-OTHER: Profile = frozenset({"sampling"})
+ABLE: ClientCapabilities = frozenset({"elicitation"})
+OTHER: ClientCapabilities = frozenset({"sampling"})
 MORE = Offer(
     (tool("read"), tool("ask")), resources=(resource("file:///x"),), abilities=frozenset({"tools", "resources"})
 )
 
 
-def varied(*tools: Tool) -> Standing:
+def varied(*tools: Tool) -> ServerStatus:
     return msgspec.structs.replace(ready(*tools), variants={ABLE: MORE})
 
 
@@ -296,12 +298,12 @@ def test_nobody_keeps_a_uri_for_which_anothers_template_stands() -> None:
 # -- many servers ------------------------------------------------------------------------------------------------------
 
 
-class Watched(dict[ServerName, Standing]):
+class Watched(dict[ServerName, ServerStatus]):
     """Standings that count how many of them were looked at."""
 
     looked = 0
 
-    def __getitem__(self, name: ServerName) -> Standing:
+    def __getitem__(self, name: ServerName) -> ServerStatus:
         self.looked += 1
         return super().__getitem__(name)
 
@@ -340,8 +342,8 @@ def test_one_server_among_thousands_is_found_without_looking_at_the_others(grant
     }
     standings = Watched(every)
     taken = Snapshot(1, standings, CheckCache(limit_bytes=4096))
-    for profile in (NOTHING, frozenset({"sampling"})):
-        assert len(taken.view(grants, surface, profile).routes) == 1
+    for client_caps in (NO_CAPABILITIES, frozenset({"sampling"})):
+        assert len(taken.view(grants, surface, client_caps).routes) == 1
         if surface is EVERYTHING:
             break  # whether it is varied for a profile is found out once for all servers
     assert standings.looked < 20
@@ -365,15 +367,15 @@ def test_an_old_snapshot_is_freed_though_a_view_of_it_is_kept() -> None:
     assert names(view) == ["web.search"]
 
 
-CURIOUS: Profile = frozenset({"sampling"})
+CURIOUS: ClientCapabilities = frozenset({"sampling"})
 
 
-@pytest.mark.parametrize("profile", [NOTHING, CURIOUS])
+@pytest.mark.parametrize("profile", [NO_CAPABILITIES, CURIOUS])
 @pytest.mark.parametrize("many", [0, 1000])
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("surface", [EVERYTHING, Surface("llm"), Surface("own", FILES), Surface("canonical", FILES)])
 def test_a_call_finds_exactly_what_is_listed_whether_or_not_anybody_has_listed_it(
-    monkeypatch: pytest.MonkeyPatch, surface: Surface, profile: Profile, many: int, *, is_compiled: bool
+    monkeypatch: pytest.MonkeyPatch, surface: Surface, client_caps: ClientCapabilities, many: int, *, is_compiled: bool
 ) -> None:
     monkeypatch.setattr(snapshots, "MANY", many)
     files = msgspec.structs.replace(
@@ -382,11 +384,11 @@ def test_a_call_finds_exactly_what_is_listed_whether_or_not_anybody_has_listed_i
     )
     taken = snapshot(TWO[0], files)
     grants = Grants(("files",))
-    listed = snapshot(TWO[0], files).view(grants, surface, profile).routes
+    listed = snapshot(TWO[0], files).view(grants, surface, client_caps).routes
     if is_compiled:
-        taken.view(grants, surface, profile)
+        taken.view(grants, surface, client_caps)
     for name in {*listed, "files.read", "files.secret", "web.search", "read", "nobody.read", "files.extra", ""}:
-        route = taken.find_tool(grants, surface, profile, name)
+        route = taken.find_tool(grants, surface, client_caps, name)
         assert (None if route is None else (route.exposed, route.feature)) == (
             (name, listed[name].feature) if name in listed else None
         )
@@ -395,9 +397,9 @@ def test_a_call_finds_exactly_what_is_listed_whether_or_not_anybody_has_listed_i
 def test_a_call_among_many_servers_does_not_have_all_of_them_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MANY", 1)
     taken = snapshot(*TWO)
-    assert taken.find_tool(ALL, EVERYTHING, NOTHING, "web.search") is not None
+    assert taken.find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "web.search") is not None
     for number in range(2 * snapshots.VIEWS_MAX):
-        assert taken.find_tool(ALL, EVERYTHING, NOTHING, f"made-up{number}.search") is None
+        assert taken.find_tool(ALL, EVERYTHING, NO_CAPABILITIES, f"made-up{number}.search") is None
     assert (len(taken._views), len(taken._single)) == (0, 1)
     whole = taken.view(ALL, EVERYTHING)
     for number in range(2 * snapshots.VIEWS_MAX):
@@ -488,7 +490,7 @@ def test_what_the_operator_tagged_is_denied_by_its_tag_though_the_server_does_no
 
 def test_a_resource_that_is_denied_where_others_are_listed_it_is_not_had_by_a_template() -> None:
     secret = resource("secret:x", _meta={"fastmcp": {"tags": ["ours"]}})
-    others: Profile = frozenset({"roots"})
+    others: ClientCapabilities = frozenset({"roots"})
     offer = Offer(templates=(template("secret:{name}"),), abilities=frozenset({"resources"}))
     standing = msgspec.structs.replace(ready(resources=[secret]), variants={others: offer})
     assert snapshot(standing).view(ALL, EVERYTHING, others).find("resource", "secret:x") is not None
@@ -535,10 +537,10 @@ PLAIN = ready(is_unlisted=True, rules=Rules(hidden=("format",), defaults={"read"
 )
 def test_who_may_use_all_of_an_unlisted_server_finds_any_method_and_is_listed_none(grants: Grants) -> None:
     made = snapshot(PLAIN, TWO[0])
-    route = made.find_tool(grants, EVERYTHING, NOTHING, "files.fs.read")
+    route = made.find_tool(grants, EVERYTHING, NO_CAPABILITIES, "files.fs.read")
     assert route is not None
     assert (route.feature.server, route.feature.name, route.exposed) == (FILES, "fs.read", "files.fs.read")
-    assert made.find_tool(grants, Surface("own", FILES), NOTHING, "fs.read") is not None
+    assert made.find_tool(grants, Surface("own", FILES), NO_CAPABILITIES, "fs.read") is not None
     assert not [name for name in names(made.view(grants, EVERYTHING)) if name.startswith("files")]
 
 
@@ -557,7 +559,7 @@ def test_who_may_use_all_of_an_unlisted_server_finds_any_method_and_is_listed_no
 def test_who_may_use_a_part_of_it_finds_nothing_there(grants: Grants) -> None:
     made = snapshot(PLAIN, TWO[0])
     for surface, name in ((EVERYTHING, "files.fs.read"), (Surface("own", FILES), "fs.read")):
-        assert made.find_tool(grants, surface, NOTHING, name) is None
+        assert made.find_tool(grants, surface, NO_CAPABILITIES, name) is None
 
 
 @pytest.mark.parametrize(
@@ -565,11 +567,11 @@ def test_who_may_use_a_part_of_it_finds_nothing_there(grants: Grants) -> None:
     ["files", "files.", "files.format", "files.a\nb", "files.\ud800", f"files.{'a' * 257}", "web.read", "x.read", ""],
 )
 def test_what_is_hidden_or_no_name_is_not_found_at_an_unlisted_server(name: str) -> None:
-    assert snapshot(PLAIN, TWO[0]).find_tool(ALL, EVERYTHING, NOTHING, name) is None
+    assert snapshot(PLAIN, TWO[0]).find_tool(ALL, EVERYTHING, NO_CAPABILITIES, name) is None
 
 
 def test_what_the_operator_said_of_a_method_holds_at_an_unlisted_server() -> None:
-    route = snapshot(PLAIN).find_tool(ALL, EVERYTHING, NOTHING, "files.read")
+    route = snapshot(PLAIN).find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.read")
     assert route is not None
     assert (list(route.defaults), route.keep_seconds > 0) == (["lines"], True)
 
@@ -579,8 +581,8 @@ def test_a_policy_is_asked_about_each_method_of_an_unlisted_server() -> None:
         return name == "read"
 
     made = Snapshot(1, {FILES: PLAIN}, CheckCache(limit_bytes=4096), narrowing)
-    assert made.find_tool(ALL, EVERYTHING, NOTHING, "files.read") is not None
-    assert made.find_tool(ALL, EVERYTHING, NOTHING, "files.write") is None
+    assert made.find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.read") is not None
+    assert made.find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.write") is None
 
 
 def test_tools_call_is_no_way_round_what_is_hidden_at_an_unlisted_server() -> None:
@@ -590,17 +592,17 @@ def test_tools_call_is_no_way_round_what_is_hidden_at_an_unlisted_server() -> No
         return name != "format"
 
     plain = ready(is_unlisted=True)
-    assert snapshot(plain).find_tool(ALL, EVERYTHING, NOTHING, "files.tools/call") is not None
-    assert snapshot(PLAIN).find_tool(ALL, EVERYTHING, NOTHING, "files.tools/call") is None
+    assert snapshot(plain).find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.tools/call") is not None
+    assert snapshot(PLAIN).find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.tools/call") is None
     narrowed = Snapshot(1, {FILES: plain}, CheckCache(limit_bytes=4096), narrowing)
-    assert narrowed.find_tool(ALL, EVERYTHING, NOTHING, "files.tools/call") is None
+    assert narrowed.find_tool(ALL, EVERYTHING, NO_CAPABILITIES, "files.tools/call") is None
 
 
 def test_an_unlisted_method_has_the_same_name_where_tools_are_named_for_language_models() -> None:
-    route = snapshot(PLAIN).find_tool(ALL, Surface("llm"), NOTHING, "files.fs.read")
+    route = snapshot(PLAIN).find_tool(ALL, Surface("llm"), NO_CAPABILITIES, "files.fs.read")
     assert route is not None
     assert (route.feature.server, route.feature.name) == (FILES, "fs.read")
 
 
 def test_language_models_are_told_no_name_of_an_unlisted_method() -> None:
-    assert snapshot(PLAIN).find_tool(ALL, Surface("llm"), NOTHING, "mcp_files_read") is None
+    assert snapshot(PLAIN).find_tool(ALL, Surface("llm"), NO_CAPABILITIES, "mcp_files_read") is None

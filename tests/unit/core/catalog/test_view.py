@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.snapshot import Snapshot, Standing
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import CANDIDATES_MAX, TEMPLATED_LENGTH_MAX, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, Kind, Surface
@@ -18,7 +18,7 @@ NOTES = "file:///notes"
 TREE = "file:///{path}"
 
 
-def view(*standings: Standing, grants: Grants = ALL, surface: Surface = EVERYTHING) -> View:
+def view(*standings: ServerStatus, grants: Grants = ALL, surface: Surface = EVERYTHING) -> View:
     taken = Snapshot(1, {standing.server: standing for standing in standings}, CheckCache(limit_bytes=4096))
     return taken.view(grants, surface)
 
@@ -60,7 +60,7 @@ def test_every_kind_of_call_finds_its_own(kind: Kind, name: str, own: str) -> No
         ("uri_argument", ready(tool("same"), prompts=[prompt("same")])),
     ],
 )
-def test_one_kind_is_not_found_by_the_name_of_another(kind: Kind, others: Standing) -> None:
+def test_one_kind_is_not_found_by_the_name_of_another(kind: Kind, others: ServerStatus) -> None:
     assert view(others).find(kind, "files.same") is None
 
 
@@ -235,8 +235,8 @@ def test_a_view_can_do_what_one_of_its_servers_can() -> None:
 
 
 def test_a_task_is_looked_for_where_there_is_one_server_that_has_tasks() -> None:
-    older = Standing(FILES, "ready", abilities=frozenset({"tools", "tasks"}))
-    plain = Standing(WEB, "ready", abilities=frozenset({"tools"}))
+    older = ServerStatus(FILES, "ready", abilities=frozenset({"tools", "tasks"}))
+    plain = ServerStatus(WEB, "ready", abilities=frozenset({"tools"}))
     at = view(older, plain, surface=Surface("own", FILES)).find("task", "t")
     assert at is not None
     assert (at.route.feature.server, at.name) == (FILES, "t")
@@ -252,12 +252,14 @@ def test_a_task_is_looked_for_where_there_is_one_server_that_has_tasks() -> None
     [
         ([ready(prompts=[prompt()], abilities=frozenset({"prompts"}))], {"prompts"}),
         ([ready(abilities=frozenset())], set()),
-        ([ready(abilities=frozenset({"prompts"})), Standing(WEB)], {"prompts", "tools"}),
-        ([Standing(WEB, "retrying", "unreachable", is_settled=True)], {"tools"}),
-        ([Standing(WEB, "retrying", "gone", abilities=frozenset({"prompts"}), is_settled=True)], {"prompts"}),
-        ([Standing(WEB, "disabled", is_settled=True), ready(abilities=frozenset({"prompts"}))], {"prompts"}),
+        ([ready(abilities=frozenset({"prompts"})), ServerStatus(WEB)], {"prompts", "tools"}),
+        ([ServerStatus(WEB, "retrying", "unreachable", is_settled=True)], {"tools"}),
+        ([ServerStatus(WEB, "retrying", "gone", abilities=frozenset({"prompts"}), is_settled=True)], {"prompts"}),
+        ([ServerStatus(WEB, "disabled", is_settled=True), ready(abilities=frozenset({"prompts"}))], {"prompts"}),
         ([], {"tools"}),
     ],
 )
-def test_tools_are_claimed_as_long_as_a_server_was_never_heard(standings: list[Standing], claimed: set[str]) -> None:
+def test_tools_are_claimed_as_long_as_a_server_was_never_heard(
+    standings: list[ServerStatus], claimed: set[str]
+) -> None:
     assert view(*standings).claimed == claimed

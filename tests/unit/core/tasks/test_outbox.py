@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.courier import Receipt
 from isthmus.core.ports.journal import Document
 from isthmus.core.tasks import outbox as module
@@ -69,7 +69,7 @@ class Office:
     def __init__(self, shop: Workshop | None = None) -> None:
         self.shop = shop or Workshop()
         self.post = Post()
-        self.crew = Crew()
+        self.crew = BackgroundTasks()
         self.engine: Engine = self.shop.engine
         self.outbox = Outbox(
             self.engine, self.shop.journal, self.post, write, self.crew, lambda: self.shop.seconds, lambda: 0.0

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.core.tasks.draft import NotKept
 from isthmus.core.tasks.live import Live
@@ -207,13 +207,13 @@ async def test_a_server_that_is_called_otherwise_now_is_waited_for_by_that_name(
     shop = away()
     live = await shop.begin()
     hub = shop.stage.hub
-    heir = Lane(ServerName("papers"), hub.limits)
+    heir = ServerQueue(ServerName("papers"), hub.limits)
     heir.inherit(shop.stage.lane)
     hub.close_lane(SERVER)
     hub.open_lane(heir, replace(ready(tool(server="papers")), server=ServerName("papers")))
     # Another server has taken its name, and is there.
     other = HeldLink()
-    lane = Lane(SERVER, hub.limits)
+    lane = ServerQueue(SERVER, hub.limits)
     lane.attach(other)
     hub.open_lane(lane, ready(tool()))
     await turns()
@@ -231,7 +231,7 @@ async def test_a_task_that_waits_for_a_slot_follows_its_server_to_its_new_name_a
     lane.grace, lane.max_calls = GRACE, 1
     await shop.begin(numbered(1))
     second = await shop.begin(numbered(2))
-    heir = Lane(ServerName("papers"), hub.limits, max_calls=1)
+    heir = ServerQueue(ServerName("papers"), hub.limits, max_calls=1)
     heir.inherit(lane)
     hub.close_lane(SERVER)
     hub.open_lane(heir, replace(ready(tool(server="papers")), server=ServerName("papers"), agent="a"))

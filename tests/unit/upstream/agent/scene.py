@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.crew import Crew
 from isthmus.core.settings import Limits
 from isthmus.credentials.memory import StaticCredentials
 from isthmus.model.calls import Call
 from isthmus.model.outcomes import Result
-from isthmus.model.questions import Profile
+from isthmus.model.questions import ClientCapabilities
 from isthmus.transport.egress import Egress
 from isthmus.upstream.agent.given import GivenTasks
 from isthmus.upstream.agent.link import AgentLink
@@ -26,14 +26,14 @@ from tests.unit.upstream.agent.scripted import LATEST, Kind, Script, ScriptedAge
 
 SECONDS = 20.0
 NAME = "files.research"
-ASKABLE: Profile = frozenset({"elicitation", "elicitation.form"})
+ASKABLE: ClientCapabilities = frozenset({"elicitation", "elicitation.form"})
 LIMITS = Limits(reply_bytes=64 * 1024, connect_seconds=5.0)
 
 
 class Scene:
     """An agent, a link to it, and a hub whose only server it is."""
 
-    def __init__(self, agent: ScriptedAgent, crew: Crew) -> None:
+    def __init__(self, agent: ScriptedAgent, crew: BackgroundTasks) -> None:
         self.agent = agent
         self._crew = crew
         self.given = GivenTasks()
@@ -104,7 +104,7 @@ def texts(listener: Listener) -> list[str]:
 @asynccontextmanager
 async def opened(kind: Kind = LATEST, *, can_stream: bool = True) -> AsyncIterator[Scene]:
     """A scene whose agent has been greeted."""
-    crew = Crew("test")
+    crew = BackgroundTasks("test")
     async with ScriptedAgent(kind, can_stream=can_stream) as agent:
         scene = Scene(agent, crew)
         try:

@@ -302,7 +302,7 @@ async def test_an_agent_that_goes_away_in_the_middle_is_asked_a_few_times(scene:
 
 async def test_what_the_agent_asks_is_put_to_the_caller_and_the_answer_goes_on_with_the_task(every: Scene) -> None:
     every.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
-    _, listener = every.start(profile=ASKABLE)
+    _, listener = every.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     ((question, reply),) = listener.asked
     assert question.method == "elicitation/create"
@@ -322,7 +322,7 @@ async def test_a_schema_is_asked_for_and_its_values_are_told_as_data(scene: Scen
     form = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
     wanted = Data(Raw(b'{"schema":%b}' % form))
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", wanted))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     ((question, reply),) = listener.asked
     assert form in bytes(question.params)
@@ -336,7 +336,7 @@ async def test_another_hubs_question_and_its_answer_are_passed_on_as_they_are(sc
     params = b'{"message":"Who?","requestedSchema":{"type":"object","properties":{}}}'
     passed_on = Data(Raw(b'{"method":"elicitation/create","params":%b}' % params))
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Who?"), passed_on))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     ((question, reply),) = listener.asked
     assert bytes(question.params) == params
@@ -349,7 +349,7 @@ async def test_another_hubs_question_and_its_answer_are_passed_on_as_they_are(sc
 @pytest.mark.parametrize("reply", [Answered(Raw(b'{"action":"decline"}')), NOT_ASKED])
 async def test_a_question_that_nobody_answers_ends_the_task(scene: Scene, reply: Any) -> None:
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     listener.asked[0][1](reply)
     assert isinstance(listener.fault, Unanswered)
@@ -373,7 +373,7 @@ async def test_who_cannot_be_asked_is_told_how_to_go_on(every: Scene) -> None:
 async def test_an_answer_that_may_not_have_arrived_is_not_asked_for_again(scene: Scene) -> None:
     question = stands("input_required", Text("Which one?"))
     scene.agent.scripts[Send] = streaming(WORKING, question)
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     scene.agent.tasks[TASK] = task("input_required", message=question.status.message)
 
@@ -409,7 +409,7 @@ async def break_off(_: Send, out: Out) -> None:
 
 async def test_an_answer_that_has_arrived_is_not_lost_with_its_stream(scene: Scene) -> None:
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Sure?"), at=2.0))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     working_for_long(scene, 2 * commission.DOUBTS_MAX)
     scene.agent.scripts[Send] = break_off
@@ -436,7 +436,7 @@ async def test_a_task_that_is_gone_on_with_is_not_lost_with_its_stream(scene: Sc
 )
 async def test_a_second_question_is_asked_as_well(scene: Scene, second: Status) -> None:
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Sure?"), at=2.0))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(partial(has_asked, listener, 1))
     scene.agent.scripts[Send] = streaming(StatusUpdate(TASK, CONTEXT, second, is_last=True))
     listener.asked[0][1](YES)
@@ -452,7 +452,7 @@ async def test_a_question_that_is_shown_until_its_answer_is_read_is_asked_once(
     scene: Scene, words: tuple[Text, ...]
 ) -> None:
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Sure?"), at=2.0))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(partial(has_asked, listener, 1))
     scene.agent.scripts[Send] = streaming(stands("input_required", *words, at=2.0), HELLO, DONE)
     listener.asked[0][1](YES)
@@ -487,7 +487,7 @@ async def test_an_agent_that_asks_for_ever_gets_nowhere(scene: Scene) -> None:
         out.end()
 
     scene.agent.scripts[Send] = ask
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     for number in range(1, ROUNDS_MAX + 1):
         await until(partial(has_asked, listener, number))
         listener.asked[-1][1](Answered(Raw(b'{"action":"accept","content":{"message":"x"}}')))
@@ -571,7 +571,7 @@ async def test_an_agent_that_does_not_hear_it_does_not_hold_a_link_that_is_close
     scene.agent.scripts[Cancel] = hang
     monkeypatch.setattr(link, "CLOSE_SECONDS", 0.01)
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     async with asyncio.timeout(SECONDS):
         await scene.link.aclose()
@@ -612,7 +612,7 @@ async def test_tasks_whose_end_an_agent_does_not_acknowledge_leave_room_for_call
     ask = streaming(WORKING, stands("input_required", Text("Which one?")))
     for number in range(MANY):
         scene.agent.scripts[Send] = ask
-        inflight, listener = scene.start(profile=ASKABLE)
+        inflight, listener = scene.start(client_caps=ASKABLE)
         await until(partial(has_asked, listener, 1))
         inflight.cancel("enough")
         await until(partial(has_heard, scene, Cancel, number + 1))
@@ -637,7 +637,7 @@ LOGIN = (
 
 async def test_a_login_that_another_hub_asks_for_is_passed_on_to_who_can_be_sent_there(scene: Scene) -> None:
     scene.agent.scripts[Send] = streaming(WORKING, stands("auth_required", Text("Log in"), Data(Raw(LOGIN))))
-    _, listener = scene.start(profile=ASKABLE | {"elicitation.url"})
+    _, listener = scene.start(client_caps=ASKABLE | {"elicitation.url"})
     await until(lambda: bool(listener.asked))
     ((question, answer),) = listener.asked
     assert b'"mode":"url"' in bytes(question.params)
@@ -649,7 +649,7 @@ async def test_a_login_that_another_hub_asks_for_is_passed_on_to_who_can_be_sent
 
 async def test_who_cannot_be_sent_there_is_told_where_it_is(scene: Scene) -> None:
     login = stands("auth_required", Text("Log in"), Data(Raw(LOGIN)))
-    listener = await scene.answered(streaming(WORKING, login), profile=ASKABLE)
+    listener = await scene.answered(streaming(WORKING, login), client_caps=ASKABLE)
     assert result_of(listener)["isError"] is True
     assert "https://x" in texts(listener)[-1]
 
@@ -705,7 +705,7 @@ async def test_a_look_that_is_turned_away_is_made_again(plain: Scene, status: in
 
 async def test_an_answer_that_is_refused_ends_the_task(scene: Scene) -> None:
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
 
     async def refuse(_: Send, out: Out) -> None:
@@ -721,7 +721,7 @@ async def test_an_answer_that_is_refused_ends_the_task(scene: Scene) -> None:
 
 async def test_an_answer_that_comes_when_the_link_is_gone_is_told_nobody(scene: Scene) -> None:
     scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
-    _, listener = scene.start(profile=ASKABLE)
+    _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     await scene.link.aclose()
     assert isinstance(listener.fault, Lost)

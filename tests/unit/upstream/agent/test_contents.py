@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.faces.a2a.contents import parts_of
-from isthmus.faces.a2a.pieces import PIECE as CUT
+from isthmus.frontends.a2a.contents import parts_of
+from isthmus.frontends.a2a.pieces import PIECE as CUT
 from isthmus.model.conversation import Artifact, Data, File, Part, Text
 from isthmus.upstream.agent.contents import ARTIFACTS_MAX, PARTS_MAX, PIECE, About, Gathered, result_of
 from tests.unit.upstream.agent.scripted import made

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.snapshot import Standing
-from isthmus.core.crew import Crew
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports.journal import Journal
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NOTHING, Profile
+from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.relay import Claim
 from isthmus.transport.websocket import Hearer
 from isthmus.upstream.dialin.book import DialIns
@@ -155,7 +155,7 @@ class Scene:
     """A hub, those who dial in at it, and a clock that a test can set."""
 
     def __init__(self, settings: DialInSettings | None = None, journal: Journal | None = None) -> None:
-        self.crew = Crew("test")
+        self.crew = BackgroundTasks("test")
         self.hub = Hub(Limits(), Notes())
         self.time = 1_000_000.0
         self.book = DialIns(self.hub, self.crew, ME, settings or DialInSettings(), lambda: self.time, journal)
@@ -174,7 +174,7 @@ class Scene:
         """Wait until nobody is arriving."""
         await until(lambda: not self.book.roster(claim.key).arriving())
 
-    def standing(self, server: str) -> Standing:
+    def standing(self, server: str) -> ServerStatus:
         """How a server stands."""
         return self.hub.snapshot.standings[ServerName(server)]
 
@@ -187,11 +187,16 @@ class Scene:
         return [tool.name for tool in self.standing(server).tools]
 
     def start(
-        self, name: str, *, caller: Caller = ANYONE, profile: Profile = NOTHING, timeout: float | None = None
+        self,
+        name: str,
+        *,
+        caller: Caller = ANYONE,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+        timeout: float | None = None,
     ) -> tuple[InFlight, Listener]:
         """Start a call."""
         listener = Listener()
-        return self.hub.start(call(name, caller=caller, profile=profile, timeout=timeout), listener), listener
+        return self.hub.start(call(name, caller=caller, client_caps=client_caps, timeout=timeout), listener), listener
 
     async def call(self, name: str) -> Listener:
         """Make a call and wait for its end."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.core.calls.lane import Lane
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
 from isthmus.model.calls import EVERYTHING
@@ -23,9 +23,9 @@ from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.websocket import AcceptedSocket, Hearer
 from isthmus.upstream.dialin import book as module
 from isthmus.upstream.dialin.book import DialIns
-from isthmus.upstream.dialin.keeper import REPLACED
 from isthmus.upstream.dialin.link import DialInLink
 from isthmus.upstream.dialin.naming import Names
+from isthmus.upstream.dialin.reconnector import REPLACED
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.settings import REASON_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, ready, tool
@@ -713,7 +713,7 @@ async def test_servers_that_share_a_socket_are_one_connection_and_hear_their_nam
 async def test_a_name_that_a_configured_server_has_is_not_taken() -> None:
     async with scene() as at:
         for name in (ServerName("kitchen_clock"), BUILTIN):
-            at.hub.open_lane(Lane(name, at.hub.limits), ready(tool("now", name), server=name))
+            at.hub.open_lane(ServerQueue(name, at.hub.limits), ready(tool("now", name), server=name))
         await at.seat(Dialler())
         (seat,) = at.book.roster("kitchen").seats()
         assert seat.server.startswith("kitchen_clock_")

@@ -66,14 +66,14 @@ async def test_progress_and_logs_reach_the_call() -> None:
 async def test_a_question_goes_to_who_alone_has_calls_and_to_nobody_else() -> None:
     async with scene() as at:
         server = await holding(at)
-        _, first = at.start(NOW, profile=FORMS)
+        _, first = at.start(NOW, client_caps=FORMS)
         await sent(server)
         server.say(id="q1", **QUESTION)
         ((question, reply),) = first.asked
         assert question.method == "elicitation/create"
         reply(Answered(raw({"action": "accept"})))
         assert replies(server) == [{"jsonrpc": "2.0", "id": "q1", "result": {"action": "accept"}}]
-        at.start(NOW, caller=ANN, profile=FORMS)
+        at.start(NOW, caller=ANN, client_caps=FORMS)
         await sent(server, 2)
         server.say(id="q2", **QUESTION)
         assert "error" in replies(server)[-1]
@@ -93,12 +93,12 @@ async def test_a_caller_that_cannot_be_asked_is_not() -> None:
 async def test_a_question_between_calls_is_declined_and_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scene() as at:
         server = await holding(at)
-        _, first = at.start(NOW, profile=FORMS)
+        _, first = at.start(NOW, client_caps=FORMS)
         server.answer((await sent(server))["id"])
         assert first.ends
         server.say(id="idle", method="roots/list")
         assert "error" in replies(server)[-1]
-        _, second = at.start(NOW, profile=FORMS)
+        _, second = at.start(NOW, client_caps=FORMS)
         await sent(server, 2)
         server.say(id="q", **QUESTION)
         assert not second.asked
@@ -116,10 +116,10 @@ async def pong(server: Dialler) -> None:
 
 async def given_up(at: Scene, server: Dialler) -> tuple[int, Listener]:
     """A call that was given up, and another caller's that is under way."""
-    inflight, _ = at.start(NOW, profile=FORMS)
+    inflight, _ = at.start(NOW, client_caps=FORMS)
     request = await sent(server)
     inflight.cancel("nobody wants to know any more")
-    _, other = at.start(NOW, caller=ANN, profile=FORMS)
+    _, other = at.start(NOW, caller=ANN, client_caps=FORMS)
     await sent(server, 2)
     server.say(id="q", **QUESTION)
     assert not other.asked
@@ -172,7 +172,7 @@ async def test_a_question_that_comes_with_the_greeting_waits_for_the_first_call(
     async with scene() as at:
         server = await holding(at)
         server.say(id="roots", method="roots/list")
-        _, listener = at.start(NOW, profile=frozenset({"roots"}))
+        _, listener = at.start(NOW, client_caps=frozenset({"roots"}))
         await until(lambda: len(listener.asked) == 1)
         listener.asked[0][1](Answered(raw({"roots": []})))
         assert replies(server) == [{"jsonrpc": "2.0", "id": "roots", "result": {"roots": []}}]

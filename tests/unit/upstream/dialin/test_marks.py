@@ -14,9 +14,11 @@ from isthmus.wire.mcp.messages import Implementation
 from isthmus.wire.mcp.passing import passed_meta
 
 
-def a_call(name: str = "alice", tenant: str = "home", session: str = "", profile: frozenset[str] = frozenset()) -> Call:
+def a_call(
+    name: str = "alice", tenant: str = "home", session: str = "", client_caps: frozenset[str] = frozenset()
+) -> Call:
     caller = Caller(name, tenant, Grants(("*",)))
-    return Call(caller, EVERYTHING, "pay", msgspec.Raw(b"{}"), session=session, profile=profile)
+    return Call(caller, EVERYTHING, "pay", msgspec.Raw(b"{}"), session=session, client_caps=client_caps)
 
 
 def meta_of(call: Call) -> dict[str, msgspec.Raw]:
@@ -43,7 +45,7 @@ def test_a_mark_says_whether_its_conversation_shares_links() -> None:
 
 
 def test_a_call_carries_its_mark_and_neither_a_name_nor_that_a_caller_has_folders() -> None:
-    call = a_call(session="s1", profile=frozenset({"elicitation", "roots"}))
+    call = a_call(session="s1", client_caps=frozenset({"elicitation", "roots"}))
     meta = meta_of(call)
     assert read_mark(meta[MARK_KEY]) == mark_of("robot", call)
     text = b"".join(bytes(value) for value in meta.values())

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.core.audit.facts import Fact
-from isthmus.core.crew import Crew
+from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.journal import Document, Journal, OnVerdict, Verdict
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
@@ -71,7 +71,7 @@ async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 @asynccontextmanager
 async def hub(journal: Journal) -> AsyncIterator[Remembered]:
     """One life of a hub, as far as it remembers: at its end everything is written."""
-    crew = Crew()
+    crew = BackgroundTasks()
     made = Remembered(journal, crew, lambda: NOW)
     yield made
     await made.aclose()
@@ -252,7 +252,7 @@ async def test_a_damaged_document_costs_a_warning_and_can_be_written_anew(body: 
 @pytest.mark.parametrize("verdict", ["conflict", "unknown"])
 async def test_what_the_journal_is_unsure_of_is_written_once_more(verdict: Verdict) -> None:
     journal = Counting((verdict,))
-    crew = Crew()
+    crew = BackgroundTasks()
     keeping = Remembered(journal, crew, lambda: NOW)
     keeping.keep(record())
     await asyncio.wait_for(journal.has_kept.wait(), 5)
@@ -315,7 +315,7 @@ async def test_a_journal_that_never_answers_does_not_hold_up_the_end(monkeypatch
             """Nobody hears of it again."""
 
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
-    crew = Crew()
+    crew = BackgroundTasks()
     keeping = Remembered(Silent(), crew, lambda: NOW)
     keeping.keep(record())
     async with asyncio.timeout(5):

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.lane import Lane
-from isthmus.core.catalog.snapshot import Standing
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports.targets import Named, Opened
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
@@ -59,7 +59,9 @@ class Scene:
         self.kept = Kept()
         self.hub = Hub(Limits(), Counters())
         for server in (SHOP, VAULT, LOCAL, ODD):
-            self.hub.open_lane(Lane(server.name, self.hub.limits), Standing(server.name, "ready", is_settled=True))
+            self.hub.open_lane(
+                ServerQueue(server.name, self.hub.limits), ServerStatus(server.name, "ready", is_settled=True)
+            )
         self.names = Names(PUBLIC)
         self.configured: tuple[ServerSettings, ...] = (SHOP, VAULT, LOCAL, ODD)
         self.targets = Targets(

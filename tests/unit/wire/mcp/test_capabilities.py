@@ -94,9 +94,9 @@ def test_the_extensions_that_a_client_knows_are_words_of_its_profile() -> None:
     shown = {"mimeTypes": [APP_TYPE]}
     told = client(extensions={TASKS: {}, APPS: shown, "com.example/own": {}}, roots={})
     assert read_profile(told) == {"roots", f"extensions.{APPS}"}
-    profile = read_profile(told, LATER)
-    assert profile == {"roots", f"extensions.{APPS}", f"extensions.{TASKS}"}
-    assert profile_capabilities(profile) == {"roots": {}, "extensions": {TASKS: {}, APPS: shown}}
+    client_caps = read_profile(told, LATER)
+    assert client_caps == {"roots", f"extensions.{APPS}", f"extensions.{TASKS}"}
+    assert profile_capabilities(client_caps) == {"roots": {}, "extensions": {TASKS: {}, APPS: shown}}
 
 
 @pytest.mark.parametrize("extensions", [{APPS: {}}, {APPS: {"mimeTypes": ["text/plain"]}}, {}, [APPS], None])
@@ -105,8 +105,8 @@ def test_who_cannot_show_an_app_is_not_said_to(extensions: object) -> None:
 
 
 def test_servers_are_not_told_to_expect_news_of_roots() -> None:
-    profile = read_profile(client(roots={"listChanged": True}, elicitation={"form": {}, "url": {}}))
-    assert profile_capabilities(profile) == {"roots": {}, "elicitation": {"form": {}, "url": {}}}
+    client_caps = read_profile(client(roots={"listChanged": True}, elicitation={"form": {}, "url": {}}))
+    assert profile_capabilities(client_caps) == {"roots": {}, "elicitation": {"form": {}, "url": {}}}
 
 
 def test_a_profile_holds_only_what_the_protocol_knows() -> None:

@@ -1,0 +1,156 @@
+"""Results that may be given again: of tools that the operator named, and of resources whose server allows it.
+
+A result belongs to one caller, exact arguments and exact headers, unless a server that the operator trusts says that it
+is the same for everybody. What was an error is never kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import TypeAlias
+
+import msgspec
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.model.calls import Call
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome, Result
+
+KEPT_BYTES_MAX = 64 * 1024 * 1024
+"""All kept results together; the one unused for longest goes first."""
+
+RESULT_BYTES_MAX = 4 * 1024 * 1024
+"""A larger one is not kept: it would push out too many others."""
+
+ENTRY_BYTES = 1024
+"""What keeping a result costs beside the result: millions of tiny ones are not small."""
+
+SECONDS_MAX = 86_400.0
+
+CACHED_KEY = "isthmus/cached"
+"""Where a result says in `_meta` that it was given before, and how long ago."""
+
+Key: TypeAlias = tuple[ServerName, str, bytes]
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Kept(msgspec.Struct):
+    result: Result
+    kept_at: float
+    until: float
+
+
+class ResultCache:
+    """What may be given again. Time comes in."""
+
+    def __init__(self, limit_bytes: int = KEPT_BYTES_MAX) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._under: dict[tuple[ServerName, str], set[Key]] = {}
+        """By server and name: a server that tells of updates all the time must not have all of them looked at."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, inflight: InFlight, now: float) -> Result | None:
+        """What this call was answered before, if that still holds."""
+        for owner in (_owner(inflight.call), ""):
+            key = _key(inflight, owner)
+            kept = self._kept.get(key)
+            if kept is not None and _holds(kept, inflight.target.keep_seconds, now):
+                self._kept.move_to_end(key)
+                return _marked(kept.result, now - kept.kept_at)
+            if kept is not None:
+                self._forget(key)
+        return None
+
+    def keep(self, inflight: InFlight, outcome: Outcome, seconds: float, now: float) -> None:
+        """Keep how a call ended, if it may be kept: as long as the operator says, else as the server does."""
+        if not isinstance(outcome, Result) or outcome.is_error or outcome.asked_by or outcome.task_of is not None:
+            return
+        seconds = min(seconds or outcome.ttl_seconds, SECONDS_MAX)
+        size_bytes = len(memoryview(outcome.payload))
+        if seconds <= 0 or size_bytes > RESULT_BYTES_MAX:
+            return
+        is_everybodys = outcome.is_public and inflight.target.is_trusted
+        key = _key(inflight, "" if is_everybodys else _owner(inflight.call))
+        self._forget(key)
+        # A copy: the payload may be a part of a much larger body.
+        result = msgspec.structs.replace(outcome, payload=outcome.payload.copy())
+        self._kept[key] = _Kept(result, now, now + seconds)
+        self._under.setdefault(key[:2], set()).add(key)
+        self._size_bytes += _cost(key, result)
+        while self._size_bytes > self._limit_bytes:
+            self._forget(next(iter(self._kept)))
+
+    def forget(self, server: ServerName, name: str | None = None) -> None:
+        """Forget what a server answered, or what it answered under one of its names."""
+        names = [under for under in self._under if under[0] == server] if name is None else [(server, name)]
+        for key in [key for under in names for key in self._under.get(under, ())]:
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            return
+        self._size_bytes -= _cost(key, kept.result)
+        same_name = self._under[key[:2]]
+        same_name.discard(key)
+        if not same_name:
+            del self._under[key[:2]]
+
+
+def _holds(kept: _Kept, seconds: float, now: float) -> bool:
+    """Whether a result is young enough: for when it was kept, and for what the operator says by now."""
+    return kept.until > now and (not seconds or now - kept.kept_at < seconds)
+
+
+def _cost(key: Key, result: Result) -> int:
+    return len(memoryview(result.payload)) + len(key[1]) + ENTRY_BYTES
+
+
+def _owner(call: Call) -> str:
+    """Whose a result is. A caller may speak for several users, whom only headers tell from each other."""
+    owner = f"{call.caller.tenant}\0{call.caller.name}\0{call.caller.rights}"
+    if not call.headers:
+        return owner
+    headers = sorted((name.lower(), value) for name, value in call.headers.items())
+    return f"{owner}\0{headers!r}"
+
+
+def _key(inflight: InFlight, owner: str) -> Key:
+    call = inflight.call
+    digest = hashlib.blake2b(inflight.target.feature.digest, digest_size=16)
+    parts = [call.kind.encode(), owner.encode("utf-8", "surrogatepass"), bytes(call.arguments)]
+    for name in sorted(call.extra):
+        parts += (name.encode("utf-8", "surrogatepass"), bytes(call.extra[name]))
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return inflight.target.feature.server, inflight.name, digest.digest()
+
+
+TTL = "ttlMs"
+"""Where a server says for how long a result holds, in milliseconds; told again, it holds for less."""
+
+
+def _marked(result: Result, age: float) -> Result:
+    """The result with the mark that it is not fresh, beside whatever its server put into `_meta`.
+
+    What a plain server returned has no place for a mark.
+    """
+    if result.is_bare:
+        return result
+    members = _MEMBERS.decode(result.payload)
+    if result.ttl_seconds and TTL in members:
+        left = max(0, int((min(result.ttl_seconds, SECONDS_MAX) - age) * 1000))
+        members[TTL] = msgspec.Raw(msgspec.json.encode(left))
+    try:
+        meta = _MEMBERS.decode(members.get("_meta", b"{}"))
+    except msgspec.MsgspecError:
+        meta = {}
+    meta[CACHED_KEY] = msgspec.Raw(msgspec.json.encode({"ageSeconds": round(age, 3)}))
+    members["_meta"] = msgspec.Raw(msgspec.json.encode(meta))
+    return msgspec.structs.replace(result, payload=msgspec.Raw(msgspec.json.encode(members)))

@@ -1,0 +1,308 @@
+"""The agent's card, made from the live catalog as the one who asks may see it.
+
+Addresses come from the configuration, never from what a request says of itself. A stranger is shown the two skills that
+every caller has; who proved who it is also sees the tools that it may call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from email.utils import formatdate, parsedate_to_datetime
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from isthmus.core.calls.hub import Hub
+from isthmus.core.catalog.view import Route
+from isthmus.frontends.a2a.instructions import COMMAND, EXECUTE
+from isthmus.frontends.a2a.settings import A2aSettings
+from isthmus.frontends.http.auth import Denied, Fields
+from isthmus.frontends.http.bodies import JSON
+from isthmus.frontends.http.request_cycle import Peer, header_lines
+from isthmus.model.callers import Caller
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.conversation import ABSENT
+from isthmus.wire.a2a.cards import (
+    HUBS,
+    ApiKey,
+    Card,
+    Extension,
+    Http,
+    Interface,
+    OAuth,
+    Scheme,
+    Skill,
+    write_0_1,
+    write_0_3,
+    write_agentvault,
+    write_merged,
+    write_strict,
+)
+from isthmus.wire.a2a.negotiate import HEADER, PARAMETER, dialect_of, version_of
+from isthmus.wire.a2a.operations import DialectName, Problem, ProblemKind
+from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.hubs import write_hubs
+from isthmus.wire.mcp.messages import read_string
+
+SETTLE_SECONDS = 1.0
+"""How long a card waits for servers that are starting: clients fetch it first, and some wait five seconds for it."""
+
+CARD_PATHS: Mapping[str, DialectName | None] = {
+    "/.well-known/agent-card.json": None,
+    "/a2a/.well-known/agent-card.json": None,
+    "/a2a/1.0/.well-known/agent-card.json": "1.0",
+    "/a2a/0.3/.well-known/agent-card.json": "0.3",
+    "/.well-known/agent.json": "0.1",
+    "/agent-card.json": "agentvault",
+}
+"""Where cards are, and in which generation's form; None leaves that to the version that the request asks for.
+
+A client that names no version needs both forms in one document: the SDKs of 1.0 and 0.3 for Python send the same bytes,
+and each requires members that the other's schema does not have. An agent's address is the path before `/.well-known`,
+so `/a2a/1.0` is the one for clients that take no member they do not know.
+"""
+
+AUTH_PARAMETER = "auth"
+"""The parameter of a query by which AgentVault's card lists one scheme alone."""
+
+FRESH_SECONDS = 60
+
+REMEMBERED_MAX = 256
+"""Cards of which it is known since when they are as they are; of others it is said that they are new."""
+
+TOKEN_PATH = "/oauth/token"  # noqa: S105 - an address
+"""Where tokens are given; another face does."""
+
+MODES = ("application/json", "text/plain")
+
+INPUT_OF_EXECUTE = b"""{"type":"object","properties":{
+"target_mcp_server_id":{"type":"string","description":"The server, as it is configured here"},
+"tool_name":{"type":"string","description":"The tool, by its own name or behind its server's"},
+"arguments":{"type":"object"}},"required":["target_mcp_server_id","tool_name","arguments"]}"""
+OUTPUT_OF_EXECUTE = b"""{"type":"object","properties":{
+"success":{"type":"boolean"},"mcp_result":{"type":["object","null"]},
+"error":{"type":["object","null"],"properties":{
+"source":{"type":"string","enum":["A2A_PROXY","MCP_PROTOCOL","MCP_TOOL"]},
+"code":{"type":"string"},"message":{"type":"string"},"details":{"type":["object","null"]}}}},"required":["success"]}"""
+INPUT_OF_COMMAND = b"""{"type":"object","properties":{
+"mcp_target_url":{"type":"string","description":"A server's name, or its address where that may be named"},
+"mcp_request_path":{"type":"string"},"mcp_method":{"type":"string"},"mcp_params":{"type":"object"},
+"mcp_request_id":{"type":["string","integer"]},"mcp_headers":{"type":"object"}},
+"required":["mcp_target_url","mcp_method"]}"""
+OUTPUT_OF_COMMAND = b"""{"type":"object","properties":{
+"mcp_request_id_echo":{"type":["string","integer"]},"mcp_response_id":{"type":["string","integer"]},
+"mcp_result":{"type":"object"},"mcp_error":{"type":"object"}}}"""
+
+ALWAYS = (
+    Skill(
+        COMMAND,
+        "Execute MCP Command",
+        "Does what a method of MCP does at one of the servers here, with the parameters in the data part.",
+        ("mcp",),
+        input_schema=Raw(INPUT_OF_COMMAND.replace(b"\n", b"")),
+        output_schema=Raw(OUTPUT_OF_COMMAND.replace(b"\n", b"")),
+    ),
+    Skill(
+        EXECUTE,
+        "Execute MCP Tool",
+        "Runs a tool of one of the servers here, with the arguments in the data part.",
+        ("mcp",),
+        input_schema=Raw(INPUT_OF_EXECUTE.replace(b"\n", b"")),
+        output_schema=Raw(OUTPUT_OF_EXECUTE.replace(b"\n", b"")),
+    ),
+)
+
+
+class AgentCards:
+    """Writes cards; `settings` may be replaced at any time.
+
+    `address` says where the hub is spoken to, `needs_key` whether callers must have one now; those who do see more.
+    `gives_tokens` says whether somebody has a key now, for which a token can be had; `token_urls` are where others give
+    tokens that are good here.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: A2aSettings,
+        version: str,
+        address: Callable[[], str],
+        needs_key: Callable[[], bool],
+        now: Callable[[], float],
+        gives_tokens: Callable[[], bool] = lambda: False,
+        token_urls: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._hub = hub
+        self.settings = settings
+        self._version = version
+        self._address = address
+        self._needs_key = needs_key
+        self._gives_tokens = gives_tokens
+        self._token_urls = token_urls
+        self._now = now
+        self._since: OrderedDict[tuple[str, Caller | None], tuple[bytes, int]] = OrderedDict()
+        """The tag of each card that was shown, and the second since when it has this one."""
+        self.grpc_address: str | None = None
+        """Where gRPC is spoken, if it is."""
+
+    async def show(
+        self, peer: Peer, path: str, query: Mapping[str, str], fields: Fields, admitted: Caller | Denied
+    ) -> None:
+        """Answer with the card, or say that the one they have is still right.
+
+        Its form is the path's, else that of the version that is asked for. A version that is not spoken here gets
+        the card of those that name none: it says which are.
+        """
+        await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
+        caller = None if isinstance(admitted, Denied) else admitted
+        version = version_of(fields.get(HEADER.encode(), b"").decode("latin-1"), query.get(PARAMETER))
+        form = CARD_PATHS.get(path) or (None if version is None else dialect_of(version))
+        auth = query.get(AUTH_PARAMETER)
+        body = self.written(form, caller, auth)
+        tag = b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
+        since = self._unchanged_since((f"{form} {auth}", caller), tag)
+        # What a stranger sees, or everybody where nobody has a key, is the same for all.
+        scope = b"private" if caller is not None and self._needs_key() else b"public"
+        known = header_lines(
+            [
+                (b"etag", tag),
+                (b"cache-control", b"%b, max-age=%d" % (scope, FRESH_SECONDS)),
+                (b"last-modified", formatdate(since, usegmt=True).encode()),
+                (b"vary", b"authorization, x-api-key, a2a-version, origin"),
+            ]
+        )
+        if is_known(fields, tag, since):
+            peer.answer(304, known, b"")
+        else:
+            peer.answer(200, JSON + known, body)
+
+    def _unchanged_since(self, key: tuple[str, Caller | None], tag: bytes) -> int:
+        """Since which second a card is as it is, as far as anybody asked."""
+        before, since = self._since.pop(key, (b"", 0))
+        if before != tag:
+            # Two forms of one second would be taken for the same by who goes by the time.
+            since = max(int(self._now()), since + 1)
+        self._since[key] = (tag, since)
+        if len(self._since) > REMEMBERED_MAX:
+            self._since.popitem(last=False)
+        return since
+
+    def written(self, form: DialectName | None, caller: Caller | None, auth: str | None = None) -> bytes:
+        """The card in a generation's form; without one, in the form that the settings name."""
+        card = self._card(caller)
+        match form:
+            case "1.0":
+                return write_strict(_of_1_0(card))
+            case "0.3":
+                return write_0_3(card)
+            case "0.1":
+                return write_0_1(card)
+            case "agentvault":
+                own = replace(card, schemes=self._agentvault_schemes())
+                return write_agentvault(own, "isthmus/mcp-tool-proxy", auth)
+            case None:
+                return write_strict(_of_1_0(card)) if self.settings.card == "strict" else write_merged(card)
+
+    async def extended(self, caller: Caller, dialect: DialectName) -> Payload | Problem:
+        """The card for who proved who it is, in the words of who asks; where there are no keys, nobody can."""
+        if not self._needs_key():
+            kind: ProblemKind = "card_not_configured" if dialect == "0.3" else "unsupported_operation"
+            return Problem(kind, "There is no other card here: the agent does not ask who its callers are")
+        await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
+        card = self._card(caller)
+        if dialect == "0.3":
+            return write_0_3(card)
+        return write_strict(_of_1_0(card) if self.settings.card == "strict" else card)
+
+    def _card(self, caller: Caller | None) -> Card:
+        base = self._address().rstrip("/")
+        schemes = self._schemes(base)
+        return Card(
+            name=self.settings.name,
+            description=self.settings.description,
+            version=self._version,
+            interfaces=self._interfaces(base),
+            skills=(*ALWAYS, *self._skills(caller)),
+            input_modes=MODES,
+            output_modes=MODES,
+            schemes=schemes,
+            requirements=tuple({name: ()} for name in schemes),
+            has_extended=bool(schemes),
+            can_push=True,
+            extensions=(self._hubs(caller),),
+        )
+
+    def _schemes(self, base: str) -> dict[str, Scheme]:
+        """How callers prove who they are: with a key, or with a token that they were given for one."""
+        if not self._needs_key():
+            return {}
+        keys: dict[str, Scheme] = {"bearer": Http("Bearer"), "key": ApiKey("X-Api-Key")}
+        return {**keys, "oauth": OAuth(base + TOKEN_PATH)} if self._gives_tokens() else keys
+
+    def _agentvault_schemes(self) -> dict[str, Scheme]:
+        """The same for AgentVault, whose clients insist on a key where one is listed, though nobody may have one."""
+        if not self._needs_key():
+            return {}
+        schemes: dict[str, Scheme] = {}
+        if self._gives_tokens():
+            schemes = {"key": ApiKey("X-Api-Key"), "oauth": OAuth(self._address().rstrip("/") + TOKEN_PATH)}
+        for number, url in enumerate(self._token_urls()):
+            schemes[f"issuer-{number}"] = OAuth(url)
+        return {**schemes, "bearer": Http("Bearer")}
+
+    def _interfaces(self, base: str) -> tuple[Interface, ...]:
+        """Where the agent is spoken to, those that keep numbers exact first."""
+        grpc = None if self.grpc_address is None else self.settings.grpc_url or self.grpc_address
+        return (
+            Interface(f"{base}/a2a", "JSONRPC", "1.0"),
+            Interface(f"{base}/a2a/rest", "HTTP+JSON", "1.0"),
+            *(() if grpc is None else (Interface(grpc, "GRPC", "1.0"),)),
+            Interface(f"{base}/a2a", "JSONRPC", "0.3"),
+            Interface(f"{base}/a2a/rest", "HTTP+JSON", "0.3"),
+        )
+
+    def _hubs(self, caller: Caller | None) -> Extension:
+        """What lets another hub find out that it is behind this one, or is this one."""
+        behind = {} if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING).hubs
+        hubs = write_hubs({**behind, self._hub.id: 0})
+        return Extension(HUBS, "Which hubs are here, by random ids", params=Raw(msgspec.json.encode(hubs)))
+
+    def _skills(self, caller: Caller | None) -> list[Skill]:
+        if caller is None:
+            return []
+        view = self._hub.snapshot.view(caller.grants, EVERYTHING)
+        return [_skill(route) for route in view.routes.values()]
+
+
+def _of_1_0(card: Card) -> Card:
+    """A card that names no place where something earlier is spoken."""
+    return replace(card, interfaces=tuple(each for each in card.interfaces if each.version == "1.0"))
+
+
+def is_known(fields: Fields, tag: bytes, since: int) -> bool:
+    """Whether who asks has this already: by its tag, or where it names none, by the time of its own."""
+    if (tags := fields.get(b"if-none-match")) is not None:
+        given = {each.strip().removeprefix(b"W/") for each in tags.split(b",")}
+        return tag in given or b"*" in given
+    seen = fields.get(b"if-modified-since")
+    try:
+        return seen is not None and parsedate_to_datetime(seen.decode("latin-1")).timestamp() >= since
+    except (ValueError, OverflowError):
+        return False
+
+
+def _skill(route: Route) -> Skill:
+    members = route.feature.definition
+    title = read_string(members.get("title")) or route.exposed
+    description = read_string(members.get("description")) or title
+    return Skill(
+        route.exposed,
+        title,
+        description,
+        (str(route.feature.server),),
+        input_schema=members.get("inputSchema", ABSENT),
+        output_schema=members.get("outputSchema", ABSENT),
+    )

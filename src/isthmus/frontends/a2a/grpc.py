@@ -1,0 +1,381 @@
+"""The agent over gRPC: A2A 1.0 on a port of its own, for those who have the extra `isthmus[grpc]`.
+
+This reads and writes protobuf and keeps the service; what is done is the desk's, as for every other way in. A client
+that leaves, or whose deadline passes, has only left: its task goes on. `app` opens, drains and closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+import grpc
+from msgspec import Struct
+
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.tasks.live import Live
+from isthmus.frontends.a2a.http import A2aHttp, Answered, Visit
+from isthmus.frontends.a2a.listeners import IsLast, Telling, is_over, is_settled
+from isthmus.frontends.http.auth import BASES, Authenticator, Denied, Fields, Request
+from isthmus.frontends.http.bind import DoorError
+from isthmus.frontends.http.bodies import joined
+from isthmus.frontends.http.failed_auth_limit import COMING_FROM
+from isthmus.model.callers import Caller
+from isthmus.model.conversation import Data, File, Part, Update
+from isthmus.wire.a2a import v1_0, v1_0_proto
+from isthmus.wire.a2a.negotiate import HEADER, dialect_of, unsupported, version_of
+from isthmus.wire.a2a.operations import Operation, Problem, Send
+from isthmus.wire.a2a.proto_schema import METHODS, SERVICE, STREAMS
+from isthmus.wire.a2a.v1_0_proto import Unwritable
+from isthmus.wire.jsonrpc import Payload
+
+DETAILS = "grpc-status-details-bin"
+"""The trailer in which clients look for what an error is to programs."""
+
+CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+DENIALS: Mapping[int, grpc.StatusCode] = {
+    HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+}
+"""What the gate's refusals are here; all others are that nobody knows the caller."""
+
+MESSAGE_LENGTH_MAX = 1_000
+"""Errors travel in trailers, of which clients take 8 KiB in all."""
+
+KEEP_ALIVE_MILLISECONDS = 60_000
+"""How long a silent connection is believed to be there; a client that vanished would hold its streams for ever."""
+
+STREAMS_MAX = 100
+"""Calls of one connection at once; each of them may hold a whole request. Clients keep those beyond it waiting."""
+
+
+JSON_MAX_BYTES = 3 * 1024 * 1024
+"""JSON that is longer is told by streams as a file: clients refuse messages of 4 MiB, unless they were told not to."""
+
+JSON_TYPE = "application/json"
+
+
+class GrpcSettings(Struct, frozen=True):
+    """Where it listens."""
+
+    host: str
+    port: int
+    """0 lets the system choose."""
+    max_bytes: int
+    """The longest request."""
+    stall_seconds: float = 10.0
+    """How long a client may take for one item of a stream before it is cut."""
+    message_seconds: float = 30.0
+    """How long a request may take to arrive, which is held as far as it has."""
+    connections: int = 4096
+    """How many there may be at once; gRPC does not count them by address."""
+    greeting_seconds: float = 10.0
+    """How long a client may take until it has begun to speak HTTP/2."""
+    idle_seconds: float = 300.0
+    """How long a connection is kept on which nothing is asked; clients make another one unnoticed."""
+
+
+class A2aGrpc:
+    """The service, on its own port; whoever opens it closes it."""
+
+    def __init__(self, face: A2aHttp, gate: Authenticator, crew: BackgroundTasks, settings: GrpcSettings) -> None:
+        self._face = face
+        self._gate = gate
+        self._crew = crew
+        self._settings = settings
+        self._server: Any = None
+        self.bases: tuple[str, ...] = ()
+        """Where it may be called, for proofs that name where they are sent; set by who knows, once it listens."""
+
+    async def open(self) -> int:
+        """Start serving and return the port.
+
+        Raises:
+            DoorError: the address cannot be listened on.
+        """
+        host, port = self._settings.host, self._settings.port
+        self._server = grpc.aio.server(options=_options(self._settings))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
+        try:
+            bound = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as error:
+            raise DoorError(host, port, "gRPC cannot have it; choose another a2a.grpc_port") from error
+        await self._server.start()
+        return int(bound)
+
+    async def drain(self, within: float) -> None:
+        """Take nothing new, and let what is under way come to its end."""
+        await self._server.stop(within)
+
+    async def close(self) -> None:
+        """Cut what is left."""
+        await self._server.stop(None)
+
+    def _handlers(self) -> dict[str, Any]:
+        # As if requests were streams, which to a client is the same: others are read before anybody is asked.
+        return {
+            name: grpc.stream_stream_rpc_method_handler(partial(self._stream, name))
+            if name in STREAMS
+            else grpc.stream_unary_rpc_method_handler(partial(self._answer, name))
+            for name in METHODS
+        }
+
+    async def _answer(self, method: str, _: object, context: Any) -> bytes:
+        done = (await self._visit(method, context))[1]
+        assert not isinstance(done, Live), "only streams follow a task"
+        try:
+            written = v1_0_proto.write(method, done)
+        except Unwritable as error:
+            await _refuse(context, Problem("invalid_agent_response", str(error)))
+        return written
+
+    async def _stream(self, method: str, _: object, context: Any) -> None:
+        visit = (await self._visit(method, context))[0]
+        client, telling = visit.client, visit.telling
+        assert telling is not None, "a stream follows a task"
+        try:
+            while (piece := await client.next_piece()) is not None:
+                async with asyncio.timeout(self._settings.stall_seconds):
+                    await context.write(piece)
+        except TimeoutError:
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "The stream is not read")
+        finally:
+            client.leave()
+        if client.problem is not None:
+            await _refuse(context, client.problem)
+
+    async def _visit(self, method: str, context: Any) -> tuple[_GrpcVisit, Payload | Live]:
+        """Do what is asked; refuses the call, which raises, where that is not possible."""
+        fields = _fields(context)
+        COMING_FROM.set(_address(context.peer()))
+        # What gRPC is to HTTP, of which a proof that somebody has a key speaks.
+        scope = {"method": "POST", "raw_path": f"/{SERVICE}/{method}".encode(), "headers": [], BASES: self.bases}
+        await self._caller(fields, context, scope)
+        request = await self._request(context)
+        # It may have taken its time, and the key may have been revoked meanwhile.
+        caller = await self._caller(fields, context, scope)
+        visit = _GrpcVisit(self._face, caller, _Client(), fields)
+        # The desk finishes what it begins, whoever waits for it: a task may be kept and not yet known as begun.
+        work = self._crew.spawn("a call over gRPC", visit.do(method, request))
+        try:
+            done = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            visit.client.leave()
+            raise
+        except Exception:  # noqa: BLE001 - the crew has logged it, and the client is told no more than that
+            done = Problem("internal", "Internal error")
+        if isinstance(done, Problem):
+            await _refuse(context, done)
+        return visit, done
+
+    async def _caller(self, fields: Fields, context: Any, scope: Request) -> Caller:
+        """Who is let in with this metadata; refuses the call, which raises, where nobody is."""
+        caller = self._gate.know(fields, "a2a", scope)
+        if isinstance(caller, Denied):
+            self._gate.on_turned_away("a2a", caller.status)
+            _tell_nonce(context, caller)
+            await _abort(context, DENIALS.get(caller.status, grpc.StatusCode.UNAUTHENTICATED), caller.message)
+        return caller
+
+    async def _request(self, context: Any) -> bytes:
+        """The message of a call whose caller is known."""
+        seconds = self._settings.message_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                request = await context.read()
+        except TimeoutError:
+            await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"The request did not arrive within {seconds:g} s")
+        if request is grpc.aio.EOF:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "There is no request")
+        read: bytes = request
+        return read
+
+
+def _tell_nonce(context: Any, denied: Denied) -> None:
+    """Give the nonce that the next proof must have (RFC 9449), which is a header elsewhere."""
+    nonces = tuple((name.decode(), value.decode()) for name, value in denied.headers if name == b"dpop-nonce")
+    if nonces:
+        context.set_trailing_metadata(nonces)
+
+
+def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
+    return [
+        # Without this a second hub could listen on the same port, and each would get some of the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", settings.max_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.keepalive_time_ms", KEEP_ALIVE_MILLISECONDS),
+        ("grpc.max_allowed_incoming_connections", settings.connections),
+        ("grpc.server_handshake_timeout_ms", round(settings.greeting_seconds * 1000)),
+        ("grpc.max_connection_idle_ms", round(settings.idle_seconds * 1000)),
+    ]
+
+
+def _address(peer: str) -> str:
+    """Who calls, out of what gRPC calls it: `ipv4:192.0.2.1:50000`, `ipv6:%5B2001:db8::1%5D:50000`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+
+
+def _fields(context: Any) -> Fields:
+    """A call's metadata, as headers are."""
+    given = [(name, value) for name, value in context.invocation_metadata() or ()]
+    return joined([(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in given])
+
+
+async def _refuse(context: Any, problem: Problem) -> NoReturn:
+    """End a call with what is wrong."""
+    message = problem.message[:MESSAGE_LENGTH_MAX]
+    code, details = v1_0_proto.write_problem(Problem(problem.kind, message, problem.details))
+    context.set_trailing_metadata(((DETAILS, details),))
+    await _abort(context, CODES[code], message)
+
+
+async def _abort(context: Any, code: grpc.StatusCode, message: str) -> NoReturn:
+    await context.abort(code, message)
+    raise AssertionError("an abort raises")
+
+
+class _GrpcVisit(Visit):
+    """One call."""
+
+    def __init__(self, face: A2aHttp, caller: Caller, client: _Client, fields: Fields) -> None:
+        super().__init__(face, caller, client, fields)
+        self.client = client
+        self.telling: Telling | None = None
+        """What follows the task, if that was asked for."""
+
+    async def do(self, method: str, request: bytes) -> Answered | Live:
+        """What comes of a request."""
+        given = self._fields.get(HEADER.encode())
+        version = version_of(None if given is None else given.decode("latin-1"), None)
+        if version is not None and dialect_of(version) != "1.0":
+            return unsupported(version)
+        members = v1_0_proto.read(method, request)
+        operation = members if isinstance(members, Problem) else v1_0.read(method, members)
+        done = operation if isinstance(operation, Problem) else await self._do(v1_0, operation)
+        if isinstance(done, Live):
+            # At once: whoever waits for this call comes too late to hear what a quick server reports first.
+            self._follow(done, operation, is_over if method == "SubscribeToTask" else is_settled)
+        return done
+
+    def _follow(self, live: Live, operation: Operation | Problem, is_last: IsLast) -> None:
+        stream = _ProtoStream(self.client)
+        after = self._after(live, operation)
+        self.telling = Telling(self._caller, live, self.client, stream, after, is_last, form=_form, is_kept_alive=False)
+        self.telling.is_for_sender = isinstance(operation, Send)
+        self._face.follow(self.telling)
+
+
+class _Client:
+    """Who is behind one call; see `faces.http.turn.Peer`. What is pushed waits here until gRPC takes it."""
+
+    def __init__(self) -> None:
+        self.problem: Problem | None = None
+        """Why the stream could not go on."""
+        self._pieces: deque[bytes] = deque()
+        self._size_bytes = 0
+        self._wake = asyncio.Event()
+        self._is_over = False
+        self._has_left = False
+        self._on_leave: list[Callable[[], None]] = []
+
+    async def next_piece(self) -> bytes | None:
+        """The next item, once there is one; None after the last."""
+        while not self._pieces:
+            if self._is_over:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        piece = self._pieces.popleft()
+        self._size_bytes -= len(piece)
+        return piece
+
+    def leave(self) -> None:
+        """It has gone, or has all that there is."""
+        self._is_over = self._has_left = True
+        self._wake.set()
+        callbacks, self._on_leave = self._on_leave, []
+        for callback in callbacks:
+            callback()
+
+    def fail(self, problem: Problem) -> None:
+        """Nothing more can be told, for this reason."""
+        self.problem = problem
+        self.end(b"")
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """See `Peer`."""
+        if self._has_left:
+            asyncio.get_running_loop().call_soon(callback)
+        else:
+            self._on_leave.append(callback)
+
+    def take_body(self) -> bytes | None:
+        """See `Peer`; a request is whole before anybody sees it."""
+        return None
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """See `Peer`; what HTTP says beside an answer has no place here."""
+        self.end(body)
+
+    def begin(self, status: int, lines: bytes) -> None:
+        """See `Peer`; a stream begins with its first item."""
+
+    def push(self, chunk: bytes) -> None:
+        """See `Peer`."""
+        if chunk and not self._is_over:
+            self._pieces.append(chunk)
+            self._size_bytes += len(chunk)
+            self._wake.set()
+
+    def end(self, chunk: bytes) -> None:
+        """See `Peer`."""
+        self.push(chunk)
+        self._is_over = True
+        self._wake.set()
+
+    def buffered_bytes(self) -> int:
+        """See `Peer`."""
+        return self._size_bytes
+
+    def abort(self) -> None:
+        """See `Peer`."""
+        self._pieces.clear()
+        self.end(b"")
+
+
+def _form(part: Part) -> Part:
+    """JSON that is too long for one message as a file, which can be cut; everything else as it is."""
+    if not isinstance(part, Data) or v1_0_proto.size_max(part.data) <= JSON_MAX_BYTES:
+        return part
+    content = base64.b64encode(part.data).decode()
+    return File(content, media_type=part.media_type or JSON_TYPE, metadata=part.metadata)
+
+
+class _ProtoStream:
+    """Items as messages; see `wire.a2a.streams.Stream`."""
+
+    def __init__(self, client: _Client) -> None:
+        self._client = client
+
+    def tell(self, update: Update, place: str | None = None) -> bytes:
+        """The item of an update; nothing, and the end of the stream, if protobuf has no form for it."""
+        try:
+            return v1_0_proto.write("SubscribeToTask", v1_0.write_update(update))
+        except Unwritable as error:
+            self.fail(Problem("invalid_agent_response", str(error)))
+            return b""
+
+    def fail(self, problem: Problem) -> bytes:
+        """It is told by the call's status."""
+        self._client.fail(problem)
+        return b""

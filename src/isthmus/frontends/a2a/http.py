@@ -1,0 +1,425 @@
+"""The agent over HTTP: JSON-RPC of every generation at one address, plain HTTP beside it, and its card.
+
+This reads requests and writes answers; what is done is the desk's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from functools import partial
+from typing import TypeAlias
+from urllib.parse import parse_qsl
+
+import structlog
+
+from isthmus.core.tasks.live import Live
+from isthmus.core.tasks.record import Record
+from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
+from isthmus.frontends.a2a.desk import UNSURE, Desk
+from isthmus.frontends.a2a.listeners import IsLast, Telling, is_over, is_settled, number_in, until_settled
+from isthmus.frontends.a2a.settings import A2aSettings
+from isthmus.frontends.a2a.shown import direct_answer, shown
+from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields
+from isthmus.frontends.http.bodies import JSON, STREAM, joined, named_types, read_body
+from isthmus.frontends.http.request_cycle import PEER, Message, Peer, Receive, Send, Taking, header_lines
+from isthmus.model.callers import Caller
+from isthmus.wire import jsonrpc
+from isthmus.wire.a2a import rest
+from isthmus.wire.a2a.negotiate import DIALECTS, HEADER, PARAMETER, Ambiguous, recognise, version_of, voice_of
+from isthmus.wire.a2a.operations import (
+    Cancel,
+    DeletePush,
+    Dialect,
+    DialectName,
+    Get,
+    GetPush,
+    List,
+    ListPush,
+    Operation,
+    Problem,
+    PushOperation,
+    ReadCard,
+    SetPush,
+    Subscribe,
+)
+from isthmus.wire.a2a.operations import Send as SendMessage
+from isthmus.wire.a2a.streams import RestStream, Stream, rpc_stream
+from isthmus.wire.jsonrpc import Malformed, Notification, Payload, Request
+
+log = structlog.get_logger(__name__)
+
+RPC_PATHS = frozenset({"/", "/a2a", "/a2a/"})
+REST_PATH = "/a2a/rest/"
+ODD_BODY_BYTES = 64 * 1024
+"""A longer body that is refused is not read a second time."""
+
+
+KEYS_PATH = "/.well-known/jwks.json"
+"""Where listeners of the first generation find the keys with which notifications are signed."""
+
+KEY_HEADER = b"idempotency-key"
+
+FRESH = header_lines([(b"cache-control", b"public, max-age=60")])
+
+MEDIA_TYPES = (b"application/json", b"application/a2a+json")
+EVENTS = b"text/event-stream"
+
+WAIT_SECONDS = 600.0
+"""How long an answer may wait for a task's end; after it the caller is told how the task stands."""
+
+FIRST_WAIT_SECONDS = 25.0
+"""The same for the first generation, whose client gives up after 30."""
+
+LAST_HEADER = b"last-event-id"
+
+DIRECT = frozenset[DialectName]({"1.0", "0.3"})
+"""Generations that have answers without a task."""
+
+NOT_JSON = Problem("not_json", "Content-Type must be application/json")
+
+Answered: TypeAlias = Payload | Problem
+
+
+class A2aHttp:
+    """The face."""
+
+    def __init__(self, desk: Desk, gate: Authenticator, cards: AgentCards) -> None:
+        self.desk = desk
+        self._gate = gate
+        self._cards = cards
+        self._streams: set[Telling] = set()
+        self._callers: Container[Caller] | None = None
+        """Those who may still hear something, once others may not."""
+        self._is_draining = False
+
+    def is_at(self, path: str) -> bool:
+        """Whether a request is for this face."""
+        return path in CARD_PATHS or path in RPC_PATHS or path == KEYS_PATH or path.startswith(REST_PATH)
+
+    async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
+        """Answer one request."""
+        peer: Taking = scope["extensions"][PEER]
+        fields = joined(scope["headers"])
+        admitted = self._gate.admit(fields, "a2a", scope)
+        path: str = scope["path"]
+        if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
+            self._turn_away(peer, path, admitted)
+        elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
+            query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+            await self._cards.show(peer, path, query, fields, admitted)
+        elif scope["method"] in ("GET", "HEAD") and path == KEYS_PATH:
+            peer.answer(200, JSON + FRESH, await self.desk.pushing.key_set())
+        elif path in CARD_PATHS or path == KEYS_PATH:
+            peer.answer(405, header_lines([(b"allow", b"GET, HEAD")]), b"")
+        elif isinstance(admitted, Denied):
+            self._turn_away(peer, path, admitted)
+        else:
+            body = peer.take_body()
+            if body is None:
+                if (body := await read_body(receive)) is None:
+                    return
+                # It may have taken its time, and the key may have been revoked meanwhile.
+                if isinstance(admitted := self._gate.admit(fields, "a2a", scope), Denied):
+                    self._turn_away(peer, path, admitted)
+                    return
+            await self._serve(scope, fields, admitted, peer, body)
+
+    def _turn_away(self, peer: Taking, path: str, denied: Denied) -> None:
+        self._gate.on_turned_away("a2a", denied.status)
+        _say(peer, path, denied)
+
+    async def _serve(self, scope: Message, fields: Fields, caller: Caller, peer: Taking, body: bytes) -> None:
+        if scope["path"].startswith(REST_PATH):
+            query = scope["query_string"].decode("latin-1")
+            path = scope["raw_path"].decode("latin-1").partition(REST_PATH)[2]
+            await _RestVisit(self, caller, peer, fields).serve(scope["method"], path, query, body)
+        elif scope["method"] != "POST":
+            peer.answer(405, header_lines([(b"allow", b"GET, POST")]), b"")
+        else:
+            await _RpcVisit(self, caller, peer, fields).serve(body, _version_in(scope, fields))
+
+    def change(self, settings: A2aSettings) -> None:
+        """Go by these from now on."""
+        self.desk.settings = settings
+        self._cards.settings = settings
+
+    def follow(self, telling: Telling) -> None:
+        """Begin a stream, which `end_streams` and `retain` are to reach."""
+        self._streams.add(telling)
+        telling.over.add_done_callback(lambda _: self._streams.discard(telling))
+        telling.begin()
+        if self._is_draining:
+            telling.wind_up()
+        if self._callers is not None and telling.caller not in self._callers:
+            telling.cut_off()
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """End the streams of everybody else, and those that they are about to begin."""
+        self._callers = callers
+        for telling in tuple(self._streams):
+            if telling.caller not in callers:
+                telling.cut_off()
+
+    def end_streams(self) -> None:
+        """The hub is going away: end each stream as soon as nothing is under way that it could tell of."""
+        self._is_draining = True
+        for telling in tuple(self._streams):
+            telling.wind_up()
+
+    def speak_grpc(self, address: str) -> None:
+        """Have the card say that gRPC is spoken there as well."""
+        self._cards.grpc_address = address
+
+    async def card(self, caller: Caller, dialect: DialectName) -> Answered:
+        """The card that only callers who proved who they are may see."""
+        return await self._cards.extended(caller, dialect)
+
+
+def _say(peer: Peer, path: str, denied: Denied) -> None:
+    body = jsonrpc.error(None, jsonrpc.INVALID_REQUEST, denied.message)
+    if path.startswith(REST_PATH):
+        body = rest.write_denial(path.removeprefix(REST_PATH), denied.status, denied.message)
+    peer.answer(denied.status, JSON + header_lines(denied.headers), body)
+
+
+def _version_in(scope: Message, fields: Fields) -> str | None:
+    """The version that a request asks for, by its header or its query."""
+    query = scope["query_string"].decode("latin-1")
+    return version_of(_text(fields.get(HEADER.encode())), dict(parse_qsl(query)).get(PARAMETER) if query else None)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
+def _has_odd_method(malformed: Malformed, body: bytes) -> bool:
+    """Whether all that is wrong with a request is that no method can have this name: none of ours has."""
+    is_worth_a_look = malformed.code == jsonrpc.INVALID_REQUEST and len(body) <= ODD_BODY_BYTES
+    members = jsonrpc.object_members(body) if is_worth_a_look else None
+    return members is not None and "method" in members and not bytes(members["method"]).startswith(b'"')
+
+
+def is_json(fields: Fields) -> bool:
+    """Whether a request says that its body is JSON, of whatever name."""
+    return fields.get(b"content-type", b"").partition(b";")[0].strip().lower() in MEDIA_TYPES
+
+
+def last_word(dialect: Dialect, operation: Operation | Problem) -> IsLast:
+    """After which word on a task a stream is over: in 1.0, who subscribes hears of questions too, and stays."""
+    return is_over if dialect.name == "1.0" and isinstance(operation, Subscribe) else is_settled
+
+
+class Visit:
+    """One request, in whichever binding."""
+
+    def __init__(self, face: A2aHttp, caller: Caller, peer: Peer, fields: Fields) -> None:
+        self._face = face
+        self._desk = face.desk
+        self._caller = caller
+        self._peer = peer
+        self._fields = fields
+        self._told: Record | None = None
+        """What is about to be told of a task of the first generation: its messages have no ids, and what its caller
+        says next is said to this."""
+
+    async def _do(self, dialect: Dialect, operation: Operation) -> Answered | Live:
+        """Do what is asked, as far as the journal lets it."""
+        try:
+            return await self._done(dialect, operation)
+        except OSError:
+            log.exception("a task could not be looked up", caller=self._caller.name)
+            if isinstance(operation, SendMessage):
+                return UNSURE
+            return Problem("internal", "The hub cannot look up its tasks now; try again later")
+
+    async def _done(self, dialect: Dialect, operation: Operation) -> Answered | Live:
+        """Do what is asked; a task that is to be told by a stream comes back as it is."""
+        match operation:
+            case SendMessage():
+                return await self._send(dialect, operation)
+            case Get():
+                record = await self._desk.get(self._caller, operation)
+                if isinstance(record, Problem):
+                    return record
+                if record.origin == "0.1":
+                    self._told = record
+                return dialect.write_task(shown(record), operation.history_length)
+            case List():
+                page = await self._desk.list(self._caller, operation)
+                return page if isinstance(page, Problem) else dialect.write_tasks(page, operation)
+            case Cancel():
+                return await self._cancel(dialect, operation)
+            case Subscribe():
+                return await self._subscribe(dialect, operation)
+            case ReadCard():
+                return await self._face.card(self._caller, dialect.name)
+            case _:
+                return await self._push(dialect, operation)
+
+    async def _push(self, dialect: Dialect, operation: PushOperation) -> Answered:
+        pushing = self._desk.pushing
+        match operation:
+            case SetPush():
+                target = await pushing.set(self._caller, dialect.name, operation)
+                return target if isinstance(target, Problem) else dialect.write_push(operation.task, target)
+            case GetPush():
+                target = await pushing.get(self._caller, operation)
+                return target if isinstance(target, Problem) else dialect.write_push(operation.task, target)
+            case ListPush():
+                page = await pushing.list(self._caller, operation)
+                return page if isinstance(page, Problem) else dialect.write_pushes(page)
+            case DeletePush():
+                return await pushing.delete(self._caller, operation) or dialect.write_deleted()
+
+    async def _send(self, dialect: Dialect, operation: SendMessage) -> Answered | Live:
+        key = _text(self._fields.get(KEY_HEADER))
+        live = await self._desk.send(self._caller, dialect.name, operation, key)
+        if isinstance(live, Problem) or operation.is_stream:
+            return live
+        record = live.kept or live.record
+        if operation.waits:
+            seconds = FIRST_WAIT_SECONDS if dialect.name == "0.1" else WAIT_SECONDS
+            record = await until_settled(live, self._peer, seconds)
+        if record.origin == "0.1":
+            self._told = record
+        if operation.waits and dialect.name in DIRECT and (message := direct_answer(record)) is not None:
+            return dialect.write_sent(message, None)
+        return dialect.write_sent(shown(record), operation.history_length)
+
+    async def _cancel(self, dialect: Dialect, operation: Cancel) -> Answered:
+        live = await self._desk.cancel(self._caller, operation)
+        if isinstance(live, Problem):
+            return live
+        return dialect.write_cancelled(shown(await until_settled(live, self._peer, WAIT_SECONDS)))
+
+    async def _subscribe(self, dialect: Dialect, operation: Subscribe) -> Live | Problem:
+        live = await self._desk.find(self._caller, operation.task)
+        if not isinstance(live, Problem) and live.record.is_ended and dialect.name in ("1.0", "0.3"):
+            return Problem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
+        return live
+
+    def _after(self, live: Live, operation: Operation | Problem) -> int:
+        """After which report of a task a stream goes on: the last that its caller heard, or had heard when it spoke."""
+        heard = number_in(_text(self._fields.get(LAST_HEADER)))
+        if heard is not None:
+            return heard
+        return live.reports.turn if isinstance(operation, SendMessage) else 0
+
+    async def _tell(self, live: Live, stream: Stream, dialect: Dialect, operation: Operation | Problem) -> None:
+        after, is_last = self._after(live, operation), last_word(dialect, operation)
+        telling = Telling(self._caller, live, self._peer, stream, after, is_last)
+        telling.has_final = dialect.name == "0.3"
+        telling.is_for_sender = isinstance(operation, SendMessage)
+        self._face.follow(telling)
+        told = await telling.over
+        if told is not None:
+            self._desk.delivered(told)
+
+
+class _HttpVisit(Visit):
+    """One over HTTP, whose client takes its answer in its own time."""
+
+    def __init__(self, face: A2aHttp, caller: Caller, peer: Taking, fields: Fields) -> None:
+        super().__init__(face, caller, peer, fields)
+        self._taking = peer
+
+    def _hand_over(self, status: int, lines: bytes, body: bytes) -> None:
+        """Answer; a caller of the first generation that got the whole answer may say the same again."""
+        self._taking.answer(status, lines, body)
+        if self._told is not None:
+            self._taking.on_taken(partial(self._desk.delivered, self._told))
+
+
+class _RpcVisit(_HttpVisit):
+    """One JSON-RPC request."""
+
+    async def serve(self, body: bytes, version: str | None) -> None:
+        """Answer it."""
+        if not is_json(self._fields):
+            return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
+        request = jsonrpc.decode(body)
+        if isinstance(request, Malformed):
+            if _has_odd_method(request, body):
+                return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "no method has such a name"))
+            return self._answer(jsonrpc.error(request.id, request.code, request.message))
+        if isinstance(request, Notification):
+            return self._answer_note(request, version)
+        if not isinstance(request, Request):
+            return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "one request is needed"))
+        dialect = await self._dialect(request, version)
+        if isinstance(dialect, Problem):
+            return self._refuse(DIALECTS[voice_of(request.method)], request.id, dialect)
+        return await self._serve(request, dialect)
+
+    def _answer_note(self, note: Notification, version: str | None) -> None:
+        """Say what is wrong with a request that has no id: that, unless something else is too."""
+        found = recognise(note.method, note.params, version)
+        name = found.settle(None) if isinstance(found, Ambiguous) else found
+        dialect = DIALECTS[voice_of(note.method) if isinstance(name, Problem) else name]
+        read = name if isinstance(name, Problem) else dialect.read(note.method, note.params)
+        if not isinstance(read, Problem):
+            read = Problem("invalid_request", "a request with an id is needed")
+        self._refuse(dialect, None, read)
+
+    async def _serve(self, request: Request, dialect: Dialect) -> None:
+        operation = dialect.read(request.method, request.params)
+        done = operation if isinstance(operation, Problem) else await self._do(dialect, operation)
+        if isinstance(done, Problem):
+            self._refuse(dialect, request.id, done)
+        elif isinstance(done, Live):
+            stream = rpc_stream(dialect, request.id, done.record.id)
+            await self._tell(done, stream, dialect, operation)
+        else:
+            self._answer(jsonrpc.result(request.id, done))
+
+    async def _dialect(self, request: Request, version: str | None) -> Dialect | Problem:
+        recognised = recognise(request.method, request.params, version)
+        if isinstance(recognised, Ambiguous):
+            return DIALECTS[recognised.settle(await self._recorded(recognised.task))]
+        return recognised if isinstance(recognised, Problem) else DIALECTS[recognised]
+
+    async def _recorded(self, task: str | None) -> DialectName | None:
+        """The dialect in which a task was made."""
+        try:
+            live = None if task is None else await self._desk.find(self._caller, task)
+        except OSError:
+            return None  # who goes on to look it up is told
+        if live is None or isinstance(live, Problem):
+            return None
+        return next((name for name in DIALECTS if name == live.record.origin), None)
+
+    def _refuse(self, dialect: Dialect, id: Payload | None, problem: Problem) -> None:
+        # Before 1.0, clients that opened a stream find nothing in an answer that is none, or call it broken. They name
+        # only streams; the Python SDK's HTTP client adds `*/*` on a line of its own.
+        named = named_types(self._fields)
+        if id is not None and dialect.name != "1.0" and EVENTS in named and MEDIA_TYPES[0] not in named:
+            self._hand_over(200, STREAM, rpc_stream(dialect, id, "").fail(problem))
+        else:
+            self._answer(jsonrpc.error(id, *dialect.write_problem(problem)))
+
+    def _answer(self, body: bytes) -> None:
+        self._hand_over(200, JSON, body)
+
+
+class _RestVisit(_HttpVisit):
+    """One request of the plain binding."""
+
+    async def serve(self, verb: str, path: str, query: str, body: bytes) -> None:
+        """Answer it."""
+        binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(HEADER.encode())))
+        if body and not is_json(self._fields):
+            operation = NOT_JSON
+        done = operation if isinstance(operation, Problem) else await self._do(binding.dialect, operation)
+        if isinstance(done, Problem):
+            status, refusal = binding.write_problem(done)
+            self._hand_over(status, self._type(), refusal)
+        elif isinstance(done, Live):
+            await self._tell(done, RestStream(binding), binding.dialect, operation)
+        else:
+            self._hand_over(200, self._type(), bytes(done))
+
+    def _type(self) -> bytes:
+        """The name that the caller itself uses for this JSON."""
+        named = self._fields.get(b"accept", b"") + self._fields.get(b"content-type", b"")
+        kind = MEDIA_TYPES[1] if MEDIA_TYPES[1] in named else MEDIA_TYPES[0]
+        return header_lines([(b"content-type", kind)])

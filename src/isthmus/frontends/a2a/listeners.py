@@ -1,0 +1,304 @@
+"""Who listens to a task: a caller that waits for its end, and one that is told everything by a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+
+from isthmus.core.tasks.live import Live
+from isthmus.core.tasks.record import Record
+from isthmus.core.tasks.reports import Noted
+from isthmus.frontends.a2a.pieces import Form, as_it_is, is_long, pieces_of
+from isthmus.frontends.a2a.shown import (
+    RESULT,
+    agent_says,
+    artifacts_of,
+    brief_of,
+    reported,
+    shown,
+    without_questions,
+)
+from isthmus.frontends.http.bodies import CROWDED_BYTES, STREAM, KeepAlive
+from isthmus.frontends.http.request_cycle import Peer
+from isthmus.model.callers import Caller
+from isthmus.model.conversation import WAITING, Artifact, ArtifactUpdate, Status, StatusUpdate, Task, Update
+from isthmus.wire.a2a.operations import Problem
+from isthmus.wire.a2a.streams import Stream
+
+POUR_SECONDS = (0.001, 0.05)
+"""After how long a reader that has more than enough is looked at again: the first time, and at most; in between, twice
+as long as before."""
+
+CHANGED = Problem("invalid_request", "Who this caller is, or what it may do, was changed; ask again")
+
+
+def is_settled(record: Record) -> bool:
+    """Whether it is the caller's turn: the task has ended, or waits for it."""
+    return record.is_ended or record.state in WAITING
+
+
+def is_over(record: Record) -> bool:
+    """Whether nothing follows."""
+    return record.is_ended
+
+
+def _is_at_rest(record: Record) -> bool:
+    """Whether nothing is under way, or it waits for an answer that nobody can give any more."""
+    return is_settled(record) or record.phase != "sent"
+
+
+IsLast: TypeAlias = Callable[[Record], bool]
+
+_PLACE = re.compile(r"[0-9]{1,15}\.([0-9]{1,15})")
+"""Where a listener is, as events say it: the version of the task, and the number of the report that it heard last."""
+
+
+def number_in(place: str | None) -> int | None:
+    """The number of the report after which a listener wants to go on; None if it does not say so."""
+    found = None if place is None else _PLACE.fullmatch(place)
+    return None if found is None else int(found[1])
+
+
+class _Wait:
+    """Ends when a task is settled, or who waits for it has gone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.over: asyncio.Future[None] = loop.create_future()
+
+    def moved(self, record: Record) -> None:
+        """See `core.tasks.draft.Listener`."""
+        if is_settled(record):
+            self.end()
+
+    def happened(self, record: Record, noted: Noted) -> None:
+        """Who waits for the end does not hear of the way."""
+
+    def left(self) -> None:
+        """See `core.tasks.draft.Leaving`; who waits is told how the task stands, and can ask again."""
+        self.end()
+
+    def end(self) -> None:
+        """Wait no more."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+async def until_settled(live: Live, peer: Peer, seconds: float) -> Record:
+    """The task when it has ended or waits for its caller, or as it is after this time, or once the caller left."""
+    if live.kept is None or not is_settled(live.kept):
+        loop = asyncio.get_running_loop()
+        wait = _Wait(loop)
+        live.listeners[wait] = None
+        peer.on_disconnect(wait.end)
+        timer = loop.call_later(seconds, wait.end)
+        try:
+            await wait.over
+        finally:
+            timer.cancel()
+            del live.listeners[wait]
+    return live.kept or live.record
+
+
+class Telling:
+    """Tells one caller how a task goes on, from how it stands to its end, or its next question if that `is_last`.
+
+    `over` is what it was told last, once nothing follows; None if the caller left before.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        live: Live,
+        peer: Peer,
+        stream: Stream,
+        after: int = 0,
+        is_last: IsLast = is_settled,
+        *,
+        form: Form = as_it_is,
+        is_kept_alive: bool = True,
+    ) -> None:
+        self.caller = caller
+        self._live = live
+        self._peer = peer
+        self._stream = stream
+        self._is_last = is_last
+        self._form = form
+        self._loop = asyncio.get_running_loop()
+        self._keep_alive = KeepAlive(peer, self._loop) if is_kept_alive else None
+        self._version = 0
+        self._number = after
+        """Of the report that the caller heard last."""
+        self._due: deque[Iterator[Update]] = deque()
+        """What is told as fast as it is taken; made when its turn comes, so that a slow reader costs little."""
+        self._last: Record | None = None
+        """How the task stands after all that is due, if nothing follows."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause = POUR_SECONDS[0]
+        self.over: asyncio.Future[Record | None] = self._loop.create_future()
+        self.has_final = False
+        """Whether the last thing that is said is an update that is final, as readers of 0.3 wait for."""
+        self.is_for_sender = False
+        """Whether a message opened the stream, whose sender knows what it was asked."""
+
+    def begin(self) -> None:
+        """Say how it stands, and listen."""
+        self._peer.begin(200, STREAM)
+        self._peer.on_disconnect(self.stop)
+        self._live.listeners[self] = None
+        record = self._live.kept or self._live.record
+        made = _shown(record)
+        if record.is_ended and any(map(is_long, made.task.artifacts)):
+            # Too long for some to take at once, and some read no further than the end.
+            self._say(_begun(made.task))
+            self._due.append(self._missed_reports(record))
+            self.moved(record)
+            return
+        self._version = record.version
+        self._say(without_questions(made.task) if self.is_for_sender else made.task)
+        if self._is_last(record):
+            self._last = record
+        # A task may be faster than the stream that its message opened.
+        if self._live.reports.after(self._number) or (self.has_final and self._last is not None):
+            self._due.append(self._missed(made))
+        self._pour()
+
+    def _missed(self, made: _Shown) -> Iterator[Update]:
+        """What the tool reported before; then it is said again how the task stands, if it is not being worked on."""
+        yield from self._missed_reports(made.record)
+        if is_settled(made.record):
+            yield _standing(made)
+
+    def _missed_reports(self, record: Record) -> Iterator[Update]:
+        while missed := self._live.reports.after(self._number):
+            for noted in missed:
+                self._number = noted.number
+                yield reported(record, noted)
+
+    def moved(self, record: Record) -> None:
+        """See `core.tasks.draft.Listener`."""
+        self._due.append(self._changed(record.version, updates_of(record, self._form)))
+        if self._is_last(record):
+            self._last = record
+            self._live.listeners.pop(self, None)
+        if self._timer is None:
+            self._pour()
+
+    def _changed(self, version: int, updates: Iterator[Update]) -> Iterator[Update]:
+        self._version = version
+        yield from updates
+
+    def _pour(self) -> None:
+        """Tell what is due, piece by piece, and go on later where the reader has more than enough."""
+        self._timer = None
+        while self._due and not self.over.done():
+            if self._peer.buffered_bytes() > CROWDED_BYTES:
+                self._timer = self._loop.call_later(self._pause, self._pour)
+                self._pause = min(2 * self._pause, POUR_SECONDS[1])
+                return
+            self._pause = POUR_SECONDS[0]
+            if (update := next(self._due[0], None)) is None:
+                self._due.popleft()
+            else:
+                self._say(update)
+        if self._last is not None:
+            self._end(self._last)
+
+    def happened(self, record: Record, noted: Noted) -> None:
+        """See `core.tasks.draft.Listener`; who reads slowly misses reports, and nothing else."""
+        if not self._due and self._peer.buffered_bytes() <= CROWDED_BYTES:
+            self._number = noted.number
+            self._say(reported(record, noted))
+
+    def _say(self, update: Update) -> None:
+        if not self.over.done():
+            self._peer.push(self._stream.tell(update, f"{self._version}.{self._number}"))
+
+    def _end(self, record: Record) -> None:
+        if not self.over.done():
+            self._stop(record)
+            self._peer.end(b"")
+
+    def wind_up(self) -> None:
+        """The hub is going away: follow the task's call to its end, and wait for nothing else."""
+        self._is_last = _is_at_rest
+        record = self._live.kept or self._live.record
+        if _is_at_rest(record):
+            self._last = record
+            if not self._due:
+                self._end(record)
+
+    def cut_off(self) -> None:
+        """The caller may hear no more, and is told so."""
+        if not self.over.done():
+            self._stop(None)
+            self._peer.push(self._stream.fail(CHANGED))
+            self._peer.end(b"")
+
+    def stop(self) -> None:
+        """The caller has gone: listen no more."""
+        self._stop(None)
+
+    def _stop(self, last: Record | None) -> None:
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due.clear()
+        self._live.listeners.pop(self, None)
+        if not self.over.done():
+            self.over.set_result(last)
+
+
+def updates_of(record: Record, form: Form = as_it_is) -> Iterator[Update]:
+    """What a change of a task is told as: what it brought forth, piece by piece, and then how it stands."""
+    return _updates(_shown(record), form)
+
+
+def _begun(task: Task) -> Task:
+    """A task that has ended as it stood before."""
+    return replace(task, status=Status("working", task.created), artifacts=())
+
+
+class _Shown:
+    """A task as it is shown, which all share who are being told of it: its answer may be large, and they slow."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.task = shown(record)
+
+
+_made: WeakValueDictionary[int, _Shown] = WeakValueDictionary()
+"""By the record's identity, which is its own for as long as the entry is there."""
+
+
+def _shown(record: Record) -> _Shown:
+    if (made := _made.get(id(record))) is None:
+        made = _made[id(record)] = _Shown(record)
+    return made
+
+
+def _updates(made: _Shown, form: Form) -> Iterator[Update]:
+    record, task = made.record, made.task
+    if record.origin == "agentvault":
+        for artifact in artifacts_of(record, brief_of(record)):
+            yield agent_says(record, RESULT, artifact.parts)
+    for artifact in task.artifacts:
+        yield from _pieces(record, artifact, form)
+    yield _standing(made)
+
+
+def _standing(made: _Shown) -> StatusUpdate:
+    record = made.record
+    return StatusUpdate(record.id, record.context, made.task.status, is_settled(record))
+
+
+def _pieces(record: Record, artifact: Artifact, form: Form) -> Iterator[ArtifactUpdate]:
+    """An artifact piece by piece, so that none of them has to wait for the rest."""
+    for piece, is_more, is_complete in pieces_of(artifact, form):
+        yield ArtifactUpdate(record.id, record.context, piece, is_more, is_complete, at=record.updated)

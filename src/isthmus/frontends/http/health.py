@@ -1,0 +1,52 @@
+"""Whether the process lives and whether it can be sent work. No key is needed; only operators are given details."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from isthmus.core.calls.hub import Hub
+from isthmus.frontends.http.auth import Authenticator, Denied
+from isthmus.frontends.http.bodies import joined
+from isthmus.frontends.http.request_cycle import Message, Receive, Send
+
+LIVE, READY, HEALTHY = PATHS = ("/livez", "/readyz", "/healthz")
+
+
+class Health:
+    """Answers probes.
+
+    `/livez` is well while it can answer at all, `/healthz` until the hub is told to end. `/readyz` is also not well
+    while a first list would wait for servers that are starting: at most `listing_seconds`, so that a server that does
+    not start keeps nobody away from the others; and not while the journal refuses every write.
+    """
+
+    def __init__(self, hub: Hub, gate: Authenticator, is_storage_failing: Callable[[], bool] = lambda: False) -> None:
+        self._hub = hub
+        self._gate = gate
+        self._is_storage_failing = is_storage_failing
+
+    async def serve(self, scope: Message, _: Receive, send: Send) -> None:
+        """Answer one probe."""
+        path = scope["path"]
+        starting = self._hub.awaited() if path == READY else []
+        status = "draining" if self._hub.is_draining and path != LIVE else "starting" if starting else "ok"
+        if status == "ok" and path == READY and self._is_storage_failing():
+            status = "storage_failing"
+        document: dict[str, object] = {"status": status}
+        if path == READY and self._is_operator(scope):
+            unready = (each for each in self._hub.snapshot.standings.values() if each.state == "starting")
+            document["starting"] = sorted(standing.server for standing in unready)
+        body = msgspec.json.encode(document)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        await send({"type": "http.response.start", "status": 200 if status == "ok" else 503, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def _is_operator(self, scope: Message) -> bool:
+        caller = self._gate.admit(joined(scope["headers"]), "rest")
+        return not isinstance(caller, Denied) and caller.is_operator

@@ -1,0 +1,204 @@
+"""The way in over HTTP: one listening address, opened, drained and closed.
+
+uvicorn alone keeps sockets that never finish a head, cannot cut a reader that stalls and does not end while a
+stream is open; the door does all three, on uvicorn's parser. One timer per door inspects every connection, so
+that no request pays for timers of its own.
+
+It knows nothing of MCP, callers or routes: `app` builds a `HttpListener` around an ASGI application, and the faces in
+that application find the client of a request as a `Peer` in the scope. It handles no signals; `app` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import structlog
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+
+from isthmus.frontends.http.bind import BACKLOG, DoorError, bind_all
+from isthmus.frontends.http.connection import Connection, DoorState
+from isthmus.frontends.http.request_cycle import PEER, App, AtOnce, Peer, call_contained
+from isthmus.frontends.http.settings import DoorSettings
+from isthmus.frontends.http.upgrade import OnUpgrade
+
+if sys.platform != "win32":
+    import resource
+
+log = structlog.get_logger(__name__)
+
+__all__ = ["PEER", "App", "DoorError", "DoorSettings", "HttpListener", "Peer"]
+
+DRAIN_PATROL_SECONDS = 0.02
+"""How often connections are inspected while somebody waits for the last of them to go."""
+
+LAME_DUCK_SECONDS = 0.25
+"""How long idle connections outlive a drain's start, so that a request on its way is still answered."""
+
+DESCRIPTORS_TOLD_SECONDS = 60.0
+"""How often it is said that there are no descriptors left."""
+
+CLOSE_SECONDS = 0.5
+"""How long closing waits for cancelled requests; a second signal must end the hub within a second."""
+
+
+class HttpListener:
+    """One listening address that serves one ASGI application on the running loop.
+
+    Its owner opens it, later drains it (once) and always closes it. It starts no task of its own.
+    """
+
+    def __init__(self, app: App, settings: DoorSettings) -> None:
+        self._settings = settings
+        self._config = _uvicorn_config(app)
+        self._state = DoorState(settings)
+        self._listeners: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._on_drain: list[Callable[[], None]] = []
+        self._emptied: asyncio.Future[bool] | None = None
+        self._listening = -1
+        self._tell_descriptors_at = float("-inf")
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the door has stopped accepting."""
+        return self._state.idle_until is not None
+
+    def offer(self, at_once: AtOnce) -> None:
+        """Have every request that has arrived whole offered to `at_once` before the application sees it."""
+        self._state.at_once = at_once
+
+    def offer_sockets(self, on_upgrade: OnUpgrade) -> None:
+        """Have requests for a WebSocket decided by `on_upgrade`. One that is open is not the door's any more."""
+        self._state.on_upgrade = on_upgrade
+
+    def allow_pages(self, cors_lines: Callable[[bytes], bytes]) -> None:
+        """Have these header lines added to every answer to a page; `cors_lines` is given the page's origin."""
+        self._state.cors_lines = cors_lines
+
+    def on_drain(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when draining begins, so that a face can end its idle streams."""
+        self._on_drain.append(callback)
+
+    async def open(self) -> int:
+        """Start serving and return the port, which is chosen by the system if the settings say 0.
+
+        Raises:
+            DoorError: the address is taken, not permitted or not ours.
+        """
+        loop = asyncio.get_running_loop()
+        sockets = await bind_all(self._settings.host, self._settings.port)
+        make = functools.partial(Connection, self._config, self._state)
+        self._listeners = [await loop.create_server(make, sock=sock, backlog=BACKLOG) for sock in sockets]
+        self._timer = loop.call_later(self._settings.patrol_seconds, self._patrol)
+        self._listening = sockets[0].fileno()
+        return int(sockets[0].getsockname()[1])
+
+    async def drain(self, within: float | None = None) -> bool:
+        """Stop accepting, tell the `on_drain` callbacks, and let the requests that run come to their end.
+
+        Returns False if some still ran after `within` seconds (else the settings'), or `close` came first.
+        """
+        if self._timer is None:
+            return True  # Not open, so there is nobody inside.
+        loop = asyncio.get_running_loop()
+        if not self.is_draining:
+            self._state.idle_until = loop.time() + LAME_DUCK_SECONDS
+            self._stop_accepting()
+            self._bid_farewell()
+        if self._emptied is None:
+            self._emptied = loop.create_future()
+        self._patrol()
+        seconds = self._settings.drain_seconds if within is None else within
+        await asyncio.wait({self._emptied}, timeout=seconds)
+        return self._emptied.done() and self._emptied.result()
+
+    async def close(self) -> None:
+        """Cut what is left; a `drain` under way returns. Ends within a second, and may be called again."""
+        self._stop_accepting()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in tuple(self._state.connections):
+            connection.transport.abort()
+        tasks = {task for task in self._state.tasks if task is not asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(False)
+
+    def _stop_accepting(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
+
+    def _bid_farewell(self) -> None:
+        for connection in tuple(self._state.connections):
+            connection.shutdown()
+        for callback in self._on_drain:
+            call_contained(callback)
+
+    def _patrol(self) -> None:
+        """Inspect every connection, and come back."""
+        assert self._timer is not None, "an open door has a patrol"
+        self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        seconds = DRAIN_PATROL_SECONDS if self.is_draining else self._settings.patrol_seconds
+        self._timer = loop.call_later(seconds, self._patrol)
+        now = loop.time()
+        if self._listeners:
+            self._look_for_descriptors(now)
+        for connection in tuple(self._state.connections):
+            if isinstance(connection, Connection):
+                connection.inspect(now)
+        if self._emptied is not None and not self._emptied.done() and not self._is_busy():
+            self._emptied.set_result(True)
+
+    def _look_for_descriptors(self, now: float) -> None:
+        """Log when there are none left: uvloop accepts and closes connections then, and tells nobody."""
+        try:
+            os.close(os.dup(self._listening))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or now < self._tell_descriptors_at:
+                return
+            self._tell_descriptors_at = now + DESCRIPTORS_TOLD_SECONDS
+            log.error(
+                "out of file descriptors: new connections are closed",
+                limit=_descriptor_limit(),
+                connections=len(self._state.connections),
+                fix="raise the limit (ulimit -n, LimitNOFILE= in systemd), or lower limits.connections",
+            )
+
+    def _is_busy(self) -> bool:
+        return bool(self._state.connections or self._state.tasks)
+
+
+def _descriptor_limit() -> int | None:
+    if sys.platform == "win32":
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _uvicorn_config(app: App) -> Config:
+    config = Config(
+        cast(ASGI3Application, app),
+        interface="asgi3",
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+    )
+    config.load()
+    return config

@@ -1,0 +1,171 @@
+"""OAuth over HTTP: `/oauth/token`, and the documents under `/.well-known/` by which clients find it, and the issuers.
+
+Who asks for a token shows its name and its key, and nothing else is needed to come in here; the documents are for
+everybody. While the hub is open to all, none of this is there: a client that found it would try to log in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from isthmus.frontends.http.auth import SLOWED, TOO_MANY, Authenticator, Fields, Headers
+from isthmus.frontends.http.bodies import JSON, joined
+from isthmus.frontends.http.request_cycle import PEER, Message, Peer, Receive, Send, header_lines
+from isthmus.frontends.oauth.asking import BODY_BYTES_MAX, Refused, read_asked
+from isthmus.frontends.oauth.documents import (
+    AUTHORIZE_PATH,
+    RESOURCE_PATH,
+    SERVER_PATH,
+    TOKEN_PATH,
+    Trusted,
+    is_own_resource,
+    place_in,
+    resource_document,
+    server_document,
+)
+from isthmus.model.callers import Face
+
+LIFETIME_SECONDS = 3600
+"""What is said of how long a token is good; who makes them makes them so."""
+
+FACE: Face = "rest"
+"""What book is kept under of who gets no token: plain HTTP, as little as it has to do with the tools there."""
+
+_PUBLIC: Headers = (
+    (b"cache-control", b"public, max-age=300"),
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-allow-methods", b"GET"),
+    (b"access-control-allow-headers", b"Content-Type, MCP-Protocol-Version"),
+    (b"vary", b"host"),
+)
+"""Any page may read what any stranger may."""
+
+_SECRET: Headers = ((b"cache-control", b"no-store"), (b"pragma", b"no-cache"))
+_BASIC = (b"www-authenticate", b'Basic realm="isthmus"')
+
+
+class Giver(Protocol):
+    """Gives tokens for keys."""
+
+    def token_for(self, name: str | None, key: str) -> str | None:
+        """A token for the caller of this key, if it has this name, or none is given; None if it has not."""
+
+    def gives_tokens(self) -> bool:
+        """Whether anybody has a key."""
+
+
+class OauthHttp:
+    """The face. `address` says where the hub is spoken to; None while it is open to all."""
+
+    def __init__(
+        self,
+        gate: Authenticator,
+        giver: Giver,
+        address: Callable[[Fields], str | None],
+        issuers: Callable[[], Sequence[Trusted]],
+        algorithms: Sequence[str] = (),
+    ) -> None:
+        """`algorithms` are those of proofs that somebody has the key of a token (RFC 9449)."""
+        self._gate = gate
+        self._giver = giver
+        self._address = address
+        self._issuers = issuers
+        self._algorithms = algorithms
+
+    def is_at(self, path: str) -> bool:
+        """Whether a request is for this face."""
+        return path in (TOKEN_PATH, AUTHORIZE_PATH, SERVER_PATH) or path.startswith(RESOURCE_PATH)
+
+    async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
+        """Answer one request."""
+        peer: Peer = scope["extensions"][PEER]
+        fields = joined(scope["headers"])
+        base = self._address(fields)
+        path: str = scope["path"]
+        document = None if base is None else self._document(base, path)
+        if path == TOKEN_PATH and base is not None and self._giver.gives_tokens():
+            await self._give(peer, scope["method"], fields, receive, base)
+        elif path == AUTHORIZE_PATH and base is not None and self._giver.gives_tokens():
+            _tell(peer, Refused("unsupported_response_type", f"Tokens are given at {base}{TOKEN_PATH} alone"))
+        elif document is None:
+            peer.answer(404, JSON, b'{"error":"Not found"}')
+        elif scope["method"] == "OPTIONS":
+            peer.answer(204, header_lines(_PUBLIC), b"")
+        elif scope["method"] in ("GET", "HEAD"):
+            peer.answer(200, JSON + header_lines(_PUBLIC), msgspec.json.encode(document))
+        else:
+            peer.answer(405, JSON + header_lines([(b"allow", b"GET, HEAD, OPTIONS")]), b'{"error":"Use GET"}')
+
+    def _document(self, base: str, path: str) -> dict[str, Any] | None:
+        gives = self._giver.gives_tokens()
+        if path == SERVER_PATH:
+            return server_document(base) if gives else None
+        place = place_in(path)
+        if place is None:
+            return None
+        return resource_document(base, place, self._issuers(), gives_tokens=gives, algorithms=self._algorithms)
+
+    async def _give(self, peer: Peer, method: str, fields: Fields, receive: Receive, base: str) -> None:
+        if (denied := self._gate.place(fields)) is not None:
+            self._gate.on_turned_away(FACE, denied.status)
+            peer.answer(denied.status, JSON + header_lines(_SECRET), msgspec.json.encode({"error": denied.message}))
+            return
+        if method != "POST":
+            peer.answer(405, JSON + header_lines([(b"allow", b"POST"), *_SECRET]), b'{"error":"invalid_request"}')
+            return
+        body = await _short_body(peer, fields, receive)
+        if body is None:
+            _tell(peer, Refused("invalid_request", f"The body must have {BODY_BYTES_MAX} bytes or less", 413))
+            return
+        made = self._made(fields, body, base)
+        if isinstance(made, Refused):
+            _tell(peer, made)
+            return
+        answer = {"access_token": made, "token_type": "Bearer", "expires_in": LIFETIME_SECONDS}
+        peer.answer(200, JSON + header_lines(_SECRET), msgspec.json.encode(answer))
+
+    def _made(self, fields: Fields, body: bytes, base: str) -> str | Refused:
+        asked = read_asked(fields.get(b"content-type", b""), fields.get(b"authorization"), body)
+        if isinstance(asked, Refused):
+            return asked
+        if not all(is_own_resource(resource, base, self._issuers()) for resource in asked.resources):
+            return Refused("invalid_target", f"The resource must be {base} or an address below it")
+        for name, key in asked.credentials:
+            if (token := self._giver.token_for(name, key)) is not None:
+                return token
+        return self._unknown()
+
+    def _unknown(self) -> Refused:
+        seconds = self._gate.brake.failed_here()
+        status = TOO_MANY if seconds else 401
+        self._gate.on_turned_away(FACE, status)
+        if seconds:
+            return Refused("temporarily_unavailable", SLOWED, status, seconds)
+        return Refused("invalid_client", "No caller of this name has this key", status)
+
+
+def _tell(peer: Peer, refused: Refused) -> None:
+    challenge = (_BASIC,) if refused.code == "invalid_client" else ()
+    later = ((b"retry-after", b"%d" % refused.retry_after),) if refused.retry_after else ()
+    body = msgspec.json.encode({"error": refused.code, "error_description": refused.description})
+    peer.answer(refused.status, JSON + header_lines((*_SECRET, *challenge, *later)), body)
+
+
+async def _short_body(peer: Peer, fields: Fields, receive: Receive) -> bytes | None:
+    """The body; None if it is longer than such a body may be."""
+    length = fields.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > 9 or int(length) > BODY_BYTES_MAX:
+        return None
+    if (whole := peer.take_body()) is not None:
+        return whole if len(whole) <= BODY_BYTES_MAX else None
+    body = bytearray()
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > BODY_BYTES_MAX:
+            return None
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return bytes(body)

@@ -1,0 +1,252 @@
+"""The REST face described for programs: an OpenAPI 3.1 document, written from the table of operations.
+
+It is the same for everybody and says nothing about any server.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+
+from isthmus import __version__
+from isthmus.frontends.rest.faults import FAULTS, REFUSALS
+from isthmus.frontends.rest.operations import OPERATIONS, Operation, Parameter
+from isthmus.frontends.rest.relay import STATES
+
+NULLABLE_TEXT: dict[str, Any] = {"type": ["string", "null"]}
+OPEN_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
+COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+TEXT: dict[str, Any] = {"type": "string"}
+TIME: dict[str, Any] = {"type": "number", "description": "Seconds since the epoch."}
+ADDRESS: dict[str, Any] = {**NULLABLE_TEXT, "description": "From where it came, told to the operator only."}
+
+MISSING: dict[str, Any] = {
+    "type": "object",
+    "description": "Servers that are away, by name; `listed` if their entries are listed all the same.",
+    "additionalProperties": {
+        "type": "object",
+        "required": ["state", "reason", "listed"],
+        "properties": {"state": {"type": "string"}, "reason": NULLABLE_TEXT, "listed": {"type": "boolean"}},
+    },
+}
+
+
+@functools.cache
+def document() -> bytes:
+    """The whole document."""
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Isthmus",
+                "version": __version__,
+                "summary": "The tools, resources and prompts of many MCP servers, and how the servers stand.",
+            },
+            "security": [{}, {"bearer": []}, {"key": []}],
+            "paths": _paths(),
+            "components": {
+                "schemas": _schemas(),
+                "securitySchemes": {
+                    "bearer": {"type": "http", "scheme": "bearer"},
+                    "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+                },
+            },
+        }
+    )
+
+
+def _paths() -> dict[str, dict[str, Any]]:
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    return paths
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "parameters": _parameters(operation),
+        "responses": {
+            "200": {"description": "Well.", "content": _content(operation)},
+            "default": {"description": "Why not.", "content": {"application/problem+json": _reference("Problem")}},
+        },
+    }
+    if operation.body is not None:
+        content = {"application/json": {"schema": OPEN_OBJECT}}
+        described["requestBody"] = {"description": operation.body, "required": False, "content": content}
+    return described
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    named = [_parameter(parameter) for parameter in operation.query]
+    if operation.parameter is not None:
+        text = "The whole rest of the path, percent-encoded where needed."
+        named.insert(0, _field(operation.parameter, "path", text, {"type": "string"}, is_required=True))
+    return named
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    schema = {"type": parameter.kind}
+    return _field(parameter.name, "query", parameter.description, schema, is_required=parameter.is_required)
+
+
+def _field(name: str, place: str, description: str, schema: dict[str, Any], *, is_required: bool) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": is_required, "description": description, "schema": schema}
+
+
+def _content(operation: Operation) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": _reference(operation.shape)}
+    if operation.is_call:
+        text = "Events `progress` and `log` as they come, then one `result` or `error` (a problem)."
+        content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
+    return content
+
+
+def _reference(shape: str) -> dict[str, Any]:
+    return {"schema": {"$ref": f"#/components/schemas/{shape}"}}
+
+
+# -- shapes --------------------------------------------------------------------------------------------------------
+
+
+def _schemas() -> dict[str, dict[str, Any]]:
+    return {
+        "Tools": _list_of("tools", "Tool"),
+        "Tool": _open({"name": {"type": "string"}, "inputSchema": OPEN_OBJECT}),
+        "Resources": _list_of("resources", None),
+        "Templates": _list_of("resourceTemplates", None),
+        "Contents": _open({"contents": {"type": "array", "items": OPEN_OBJECT}}),
+        "Prompts": _list_of("prompts", "Prompt"),
+        "Prompt": _open({"name": {"type": "string"}}),
+        "Messages": _open({"messages": {"type": "array", "items": OPEN_OBJECT}}),
+        "Hub": _hub(),
+        "Servers": _open({"servers": {"type": "array", "items": {"$ref": "#/components/schemas/Server"}}}),
+        "Server": _server(),
+        "Result": _result(),
+        "Completion": _open({"completion": OPEN_OBJECT}),
+        "RelayAgents": _open({"agents": _array_of("RelayCount")}),
+        "RelayCount": _relay_agent(COUNT, COUNT),
+        "RelayAgent": _relay_agent(_array_of("RelayServer"), _array_of("RelayDevice")),
+        "RelayServers": _open({"servers": _array_of("RelayServer")}),
+        "RelayServer": _relay_server(),
+        "RelayTools": _open({"tools": _array_of("RelayTool")}),
+        "RelayTool": _relay_tool(),
+        "RelayDevices": _open({"devices": _array_of("RelayDevice")}),
+        "RelayDevice": _relay_device(),
+        "Document": OPEN_OBJECT,
+        "Problem": _problem(),
+    }
+
+
+def _open(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    """An object that has at least these members; servers and later versions may add others."""
+    return {"type": "object", "required": list(required), "properties": {**required, **(optional or {})}}
+
+
+def _list_of(member: str, shape: str | None) -> dict[str, Any]:
+    items = OPEN_OBJECT if shape is None else {"$ref": f"#/components/schemas/{shape}"}
+    return _open({member: {"type": "array", "items": items}, "missing": MISSING})
+
+
+def _hub() -> dict[str, Any]:
+    seconds = {"type": "number", "minimum": 0}
+    loop = {
+        "lag_seconds": {**seconds, "description": "How late the last beat of the event loop was."},
+        "lag_seconds_max": {**seconds, "description": "The latest beat of the last minute."},
+        "busy_seconds_max": {**seconds, "description": "The most processor time between two beats, since the start."},
+        "held": {**COUNT, "description": "How often one piece of work held the event loop for over 50 ms."},
+    }
+    return _open({"event_loop": _open(loop)})
+
+
+def _server() -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": {"type": "string"},
+        "state": {"enum": ["starting", "ready", "retrying", "login", "away", "stopped", "disabled"]},
+        "reason": NULLABLE_TEXT,
+        "transport": NULLABLE_TEXT,
+        "era": NULLABLE_TEXT,
+        "capabilities": {"type": "array", "items": {"type": "string"}},
+        "unlisted": {"type": "boolean"},
+        "tools": COUNT,
+        "prompts": COUNT,
+        "resources": COUNT,
+        "resourceTemplates": COUNT,
+    }
+    line = _open({"at": {"type": "number"}, "level": {"type": "string"}, "text": {"type": "string"}})
+    for_operators = {
+        "detail": NULLABLE_TEXT,
+        "notes": {"type": "array", "items": {"type": "string"}},
+        "log": {"type": "array", "items": line},
+    }
+    return _open(told, for_operators)
+
+
+def _array_of(shape: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"$ref": f"#/components/schemas/{shape}"}}
+
+
+def _relay_agent(servers: dict[str, Any], devices: dict[str, Any]) -> dict[str, Any]:
+    states = _open(dict.fromkeys(STATES, COUNT))
+    return _open(
+        {"agent": TEXT, "states": states, "servers": servers, "tools": COUNT, "devices": devices, "calls": COUNT}
+    )
+
+
+def _relay_server() -> dict[str, Any]:
+    return _open(
+        {
+            "agent": TEXT,
+            "serverId": TEXT,
+            "name": TEXT,
+            "state": {"enum": list(STATES)},
+            "since": TIME,
+            "reason": NULLABLE_TEXT,
+            "title": NULLABLE_TEXT,
+            "tools": {"type": "array", "items": TEXT},
+            "client": ADDRESS,
+            "shared": {"type": "boolean", "description": "Whether it shares its socket with other servers."},
+            "calls": COUNT,
+        }
+    )
+
+
+def _relay_tool() -> dict[str, Any]:
+    names = dict.fromkeys(("name", "tool", "agent", "server", "serverId"), TEXT)
+    return _open({**names, "state": {"enum": list(STATES)}})
+
+
+def _relay_device() -> dict[str, Any]:
+    counts = {"calls": COUNT, "answered": COUNT}
+    return _open({"id": TEXT, "agent": TEXT, "since": TIME, "title": NULLABLE_TEXT, "client": ADDRESS, **counts})
+
+
+def _result() -> dict[str, Any]:
+    described = (
+        "What the server answered. A tool that ran and said no has `isError: true`."
+        " A plain JSON-RPC server may answer any JSON value, which comes as it is."
+    )
+    optional = {"isError": {"type": "boolean"}, "structuredContent": {}}
+    result = _open({"content": {"type": "array", "items": OPEN_OBJECT}}, optional)
+    return {"anyOf": [result, {}], "description": described}
+
+
+def _problem() -> dict[str, Any]:
+    reasons = [*(fault.reason for fault in FAULTS), *REFUSALS]
+    required: dict[str, Any] = {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "reason": {"enum": reasons},
+        "executed": {"enum": ["no", "yes", "unknown"], "description": "Whether the tool ran."},
+    }
+    optional = {
+        "server": {"type": "string"},
+        "retryAfter": {"type": "number", "description": "Seconds."},
+        "error": _open({"code": {"type": "integer"}, "message": {"type": "string"}}, {"data": {}}),
+    }
+    return _open(required, optional)

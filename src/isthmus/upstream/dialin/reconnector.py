@@ -1,0 +1,272 @@
+"""Keeps a server that dials in: its link comes by itself, already greeted and listed, and comes again when it likes.
+
+It has no task while there is nothing to do: there may be ten thousand of them. What it does not say here, it does as
+the keeper of any other server. Kept by `upstream.dialin.agents`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Never
+
+import msgspec
+import structlog
+
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.view import ServerState
+from isthmus.core.ports.learner import Learning
+from isthmus.model.callers import Caller
+from isthmus.model.credentials import Subject
+from isthmus.model.features import TOPICS, Ability
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.questions import ClientCapabilities
+from isthmus.upstream.dialin.link import FAILED, NORMAL, DialInLink, renamed
+from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.listing import Listing
+from isthmus.upstream.reconnector import Reconnector
+from isthmus.upstream.settings import Carrier, DialledInSettings, ServerSettings
+
+log = structlog.get_logger(__name__)
+
+REFRESH_SECONDS = 600.0
+"""A list this old is asked for anew. Ten times as long as of other servers: there are many more of these."""
+
+SPREAD = 0.2
+"""By how much of that each is earlier or later, so that those who came together are not asked together."""
+
+REPLACED = "新连接替换"
+"""What the original relay says to a socket whose place another one takes."""
+
+_REACH = DialledInSettings()
+
+
+class DialInReconnector(Reconnector):
+    """Keeps one server that dials in; it is not seen before it has come for the first time, or was remembered."""
+
+    absent: ServerState = "away"
+
+    def __init__(
+        self, hub: Hub, crew: BackgroundTasks, name: ServerName, agent: str, on_stand: Callable[[], None]
+    ) -> None:
+        """`on_stand` is called when the server's standing changed."""
+        super().__init__(hub, crew, ServerQueue(name, hub.limits), ServerSettings(name, _REACH), _nowhere)
+        self.is_hidden = True
+        self.standing = msgspec.structs.replace(self.standing, agent=agent, carrier=DialInLink.carrier)
+        self._on_stand = on_stand
+        self._work: asyncio.Task[None] | None = None
+        self._refresh: asyncio.TimerHandle | None = None
+        self._unwatch: Callable[[], None] | None = None
+
+    def _further_links(self) -> None:
+        """There is the one that came."""
+
+    @property
+    def link(self) -> DialInLink | None:
+        """What came; None while it is away."""
+        return self._link if isinstance(self._link, DialInLink) else None
+
+    @property
+    def listing(self) -> Listing:
+        """What it last listed."""
+        return self._listing
+
+    def relisted(self, listing: Listing) -> None:
+        """Offer less than it last listed."""
+        self._listing = listing
+        self._stand(**self._offer())
+
+    # -- coming ----------------------------------------------------------------------------------------------------
+
+    def remember(self, listing: Listing, abilities: frozenset[Ability], reason: str) -> None:
+        """Show a server that is known from before and has not come yet."""
+        self._listing = renamed(listing, self.settings.name)
+        self.lane.explain(reason)
+        self._stand(state=self.absent, reason=_in_words(reason), abilities=abilities, is_settled=True, **self._offer())
+        self._show_once()
+
+    def take(self, link: DialInLink) -> None:
+        """Use a link that was greeted and listed, in place of the one that is there, if there is one.
+
+        Calls that wait go on the new one; those that were sent on the old one end as lost.
+        """
+        before = self.link
+        self._part_from(before)
+        link.server = self.settings.name
+        link.on_lost = self._went
+        link.on_leaving = self._leaves
+        link.on_changed = self._note_change
+        if link.dialect.era == "modern":
+            link.on_gap = self._gap
+        self._pace.clear()
+        self._is_doubtful = False
+        self.lane.refuse_tools(_tools_of(self._listing) - _tools_of(link.listing))  # another program may have come
+        self._listing = link.listing = renamed(link.listing, self.settings.name)
+        self._take_up(link)
+        self._show_once()
+        if self._unwatch is None and "logging" in link.abilities():
+            self._unwatch = self._hub.levels.watch(self._loudness.changed)
+        if before is not None:
+            before.end(NORMAL, REPLACED, "another connection took its place")
+        early, link.early = link.early, frozenset()
+        for topic in early:
+            self._note_change(topic)
+
+    def _tell_ready(self, link: BaseLink) -> None:
+        log.info(
+            "server dialled in",
+            server=link.server,
+            agent=self.standing.agent,
+            client=None if self.link is None else self.link.client,
+            tools=len(self._listing.tools),
+            protocol=link.dialect.version,
+        )
+
+    def _part_from(self, link: DialInLink | None) -> None:
+        """Hear nothing more of a link."""
+        if link is not None:
+            link.on_lost = link.on_updated = link.on_log = link.on_doubt = link.on_changed = link.on_gap = _unheard
+            link.on_leaving = None
+            self._following.forget(link)
+            self._loudness.forget(link)
+        self._stop_work()
+
+    def _show_once(self) -> None:
+        if self.is_hidden:
+            self.show()
+            self._on_stand()
+
+    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
+        """See `core.ports.learner.Learner`: only a modern server is told of each caller what it can be asked."""
+        return None if self._link is None else super().learn(caller, client_caps)
+
+    # -- work ------------------------------------------------------------------------------------------------------
+
+    def _plan_refresh(self) -> None:
+        super()._plan_refresh()
+        loop = asyncio.get_running_loop()
+        early = (self._due - loop.time()) * SPREAD * random.random()  # noqa: S311 - spread, not secrecy
+        if self._refresh is not None:
+            self._refresh.cancel()
+        self._refresh = loop.call_at(self._due - early, self._look_again)
+
+    def _refresh_seconds(self) -> float:
+        return REFRESH_SECONDS
+
+    def _look_again(self) -> None:
+        self._refresh = None
+        self.look()
+
+    def look(self) -> None:
+        """List the server again, and soon: something may have changed that nobody announces."""
+        self._pace.doubt(TOPICS)
+        self._variants.refresh()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Do what there is to do, in a task that ends with it."""
+        link = self.link
+        if link is not None and self._work is None and not self.is_leaving:
+            self._work = self._crew.spawn(f"lists of {self.settings.name}", self._see_to(link), on_crash=self.crashed)
+
+    def crashed(self, error: BaseException) -> None:
+        """A defect in the keeper itself: who dials again is greeted again."""
+        if self.link is not None:
+            self.link.end(FAILED, "the hub failed", f"a defect in the hub: {error}")
+
+    async def _see_to(self, link: DialInLink) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while not link.lost.done():
+                if self._is_doubtful:
+                    await self._ping(link)
+                elif due := self._pace.take(loop.time()):
+                    await self._relist(link, due)
+                elif pause := self._pace.wait(loop.time()):
+                    await asyncio.wait({link.lost}, timeout=pause)
+                else:
+                    return
+        except ConnectFailed as failed:
+            link.end(FAILED, str(failed), str(failed))
+        finally:
+            if self._work is asyncio.current_task():
+                self._work = None
+
+    def _stop_work(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            self._work = None
+        if self._refresh is not None:
+            self._refresh.cancel()
+            self._refresh = None
+
+    # -- going -----------------------------------------------------------------------------------------------------
+
+    def _leaves(self) -> None:
+        """Its client is ending: from now on it is away, and the link is left to answer what was sent on it."""
+        self._be_away("its client is ending", is_failure=False)
+
+    def _went(self, reason: str) -> None:
+        self._give_up(reason, None)
+
+    def _give_up(self, reason: str, last_words: str | None, login: str | None = None) -> None:
+        """It went: calls and listings hear why."""
+        self._be_away(self.settings.reason(reason), is_failure=True)
+
+    def _be_away(self, reason: str, *, is_failure: bool) -> None:
+        self._part_from(self.link)
+        self._link = None
+        log.info("server away", server=self.settings.name, reason=reason)
+        self.lane.detach(reason, is_failure=is_failure)
+        self._variants.close()
+        self._hub.subscriptions.attach(self.settings.name, None)
+        self._stand(state=self.absent, reason=_in_words(reason))
+
+    def release(self) -> DialInLink | None:
+        """Let go of the link, which goes on to work for another keeper; calls that were sent on it are not touched."""
+        link = self.link
+        self._part_from(link)
+        self._link = None
+        return link
+
+    def close(self, code: int, words: str, reason: str) -> None:
+        """Forget the server: nobody sees it from now on, and its link is closed."""
+        link = self.release()
+        self.is_leaving = True
+        if not self.is_hidden:
+            self.is_hidden = True
+            self._hub.subscriptions.detach(self.settings.name)
+            self._hub.close_lane(self.settings.name)
+        self._variants.end()
+        self._on_stand = _unheard
+        if self._unwatch is not None:
+            self._unwatch()
+        self.lane.grace = 0.0
+        self.lane.detach(reason, is_failure=False)
+        if link is not None:
+            link.end(code, words, reason)
+
+    def _stand(self, **changes: object) -> None:
+        before = self.standing
+        super()._stand(**changes)
+        if self.standing != before and not self.is_hidden:
+            self._on_stand()
+
+
+def _tools_of(listing: Listing) -> set[FeatureName]:
+    return {tool.name for tool in listing.tools}
+
+
+def _in_words(reason: str) -> str:
+    return f"it is not connected: {reason}"
+
+
+def _unheard(*_: object) -> None:
+    """Nobody listens to a link that is not kept any more."""
+
+
+async def _nowhere(settings: ServerSettings, carrier: Carrier, subject: Subject | None) -> Never:
+    raise ConnectFailed("it dials in by itself")

@@ -1,0 +1,735 @@
+"""Keeps one server up: connects, lists, watches, tries again when it is lost, and publishes how it stands.
+
+What a server does costs only its own tools, because each has a keeper of its own. The keeper decides when there is
+a link; the lane decides what goes on it. Kept by the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import msgspec
+import structlog
+
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.server_queue import ServerLogLine, ServerQueue
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.catalog.view import ServerState
+from isthmus.core.ports.announcer import Announcer
+from isthmus.core.ports.learner import Learning
+from isthmus.core.ports.link import Link
+from isthmus.model.callers import Caller
+from isthmus.model.credentials import Subject
+from isthmus.model.events import Log
+from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
+from isthmus.model.features import TOPICS, Topic
+from isthmus.model.questions import ClientCapabilities
+from isthmus.upstream.backoff import Backoff
+from isthmus.upstream.circles import circle_in, notes_on
+from isthmus.upstream.following import Following
+from isthmus.upstream.known_lists import KnownLists
+from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
+from isthmus.upstream.listing import Listing
+from isthmus.upstream.loudness import Loudness
+from isthmus.upstream.pace import Pace
+from isthmus.upstream.pool import Pool
+from isthmus.upstream.settings import Carrier, Era, HttpSettings, NamedSettings, ServerSettings
+from isthmus.upstream.variants import Variants
+from isthmus.upstream.vetting import Vetted, is_shown
+from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
+from isthmus.wire.mcp.lists import TOOLS
+
+log = structlog.get_logger(__name__)
+
+Connect: TypeAlias = Callable[[ServerSettings, Carrier, Subject | None], Awaitable[BaseLink]]
+"""Makes a link that has not been greeted yet, by this carrier if the address leaves a choice, in everybody's name or in
+one caller's.
+
+Raises `ConnectFailed`."""
+
+PING_SECONDS = 30.0
+"""A link without calls is asked this often whether the server is still there."""
+
+REFRESH_SECONDS = 60.0
+"""A list this old is asked for anew, unless its server says how long it holds: many servers change their tools
+and cannot say so."""
+
+REFRESH_SECONDS_MAX = 3600.0
+"""No server's word on how long its lists hold is taken for longer."""
+
+PONG_SECONDS = 10.0
+HEALTHY_SECONDS = 10.0
+"""A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
+
+LINE_LENGTH_MAX = 500
+"""How much of a line that a server logged the operator is shown."""
+
+HEARING_SECONDS = 0.25
+"""How long a server may take to say that it tells of changes before it is listed: longer delays its first list."""
+
+FORBIDDEN = (401, 403)
+
+LOGIN_SECONDS = 300.0
+"""How often it is looked whether a server that wants a login has changed its mind."""
+
+LOGIN_LOOK_SECONDS = 2.0
+"""How soon after that somebody who calls it has it looked at once more: a login may be elsewhere, and nobody's here."""
+
+UNAUTHORIZED = 401
+
+RECALLED = "it is starting; what it listed last is shown, and calls wait for it"
+
+LOOK_AGAIN_SECONDS = 1.0
+"""A server that works and does not answer is doubted at most this often."""
+
+
+class Reconnector:
+    """Keeps one server: connect, greet, list, watch, and again when it is lost.
+
+    `is_hidden` keeps it to itself: one that is to take another's place, until it does, and one that has lost it.
+    `tried` ends when its first attempt has.
+    """
+
+    absent: ServerState = "retrying"
+    """How a server stands that was lost."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        crew: BackgroundTasks,
+        lane: ServerQueue,
+        settings: ServerSettings,
+        connect: Connect,
+        lists: KnownLists | None = None,
+    ) -> None:
+        """Without `lists` nothing is known of a server before it answers, and nothing is remembered."""
+        self.lane = lane
+        self.settings = settings
+        self.is_hidden = False
+        self.is_leaving = False
+        self.standing = ServerStatus(settings.name, reason="it has not answered yet", rules=settings.rules)
+        self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hub = hub
+        self._crew = crew
+        self._connect = connect
+        self._lists = lists
+        self._holds_calls = False
+        """Whether calls wait for the first attempt."""
+        self._backoff = Backoff()
+        self._era: Era = settings.reach.era
+        self._carrier: Carrier | None = None
+        self._link: BaseLink | None = None
+        self._following = Following(hub, crew, settings.name)
+        self._loudness = Loudness(hub.levels, crew, settings.name)
+        self._variants = Variants(settings.name, crew, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary)
+        self._pool = self._further_links()
+        lane.pool = self._pool
+        self._listing = Listing()
+        self._pace = Pace()
+        self._is_doubtful = False
+        self._due = 0.0
+        """When the lists are to be asked for again."""
+        self._news: asyncio.Future[None] | None = None
+        self._is_shut_out = False
+        """The server takes nobody who has not logged in."""
+        self._login: asyncio.Future[None] | None = None
+        """Ends when somebody has."""
+        self._shut_out_at = 0.0
+
+    async def run(self) -> None:
+        """Keep the server up until cancelled, or until it is lost while it is leaving."""
+        unwatch = self._hub.levels.watch(self._loudness.changed)
+        try:
+            await self._recall()
+            while not self.is_leaving:
+                self._is_shut_out = False
+                await self._attempt()
+                if self._is_shut_out:
+                    await self._await_login()
+                else:
+                    await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
+        finally:
+            unwatch()
+            self._variants.close()
+            if self._pool is not None:
+                await self._pool.aclose()
+
+    async def _recall(self) -> None:
+        """Show what the server listed last until it has answered, and let calls wait for it meanwhile."""
+        known = None if self._lists is None or self.is_hidden else await self._lists.recall(self.settings)
+        if known is None:
+            return
+        await self._hub.review.prepare(known.listing.everything())
+        if self.is_hidden or self.is_leaving:
+            return
+        self._listing = known.listing
+        self._holds_calls = True
+        self.lane.grace = self.lane.hard_seconds  # the first attempt ends long before that
+        self._stand(reason=RECALLED, is_recalled=True, abilities=known.abilities, **self._offer())
+
+    def _remember(self, link: BaseLink) -> None:
+        if self._lists is not None:
+            self._lists.keep(self.settings, self._listing, link.abilities())
+
+    def _stop_holding(self) -> None:
+        """The first attempt has ended: calls are sent, or told why not, from now on."""
+        if self._holds_calls:
+            self._holds_calls = False
+            self.lane.end_grace()
+
+    def _further_links(self) -> Pool | None:
+        """Links that not everybody shares; None if the server can have no other than its one."""
+        pool = Pool(self.settings, self._crew, self._connect_greeted, self._heard, self._following)
+        pool.on_changed = self._note_change_for
+        pool.on_renewed = self._loudness.renew
+        return pool
+
+    def show(self, *, is_awaited: bool = False) -> None:
+        """Take the place of whoever kept the server before, or be the first; see `Hub.open_lane`."""
+        self.is_hidden = False
+        self._hub.open_lane(self.lane, self.standing, is_awaited=is_awaited, learner=self)
+        self._hub.subscriptions.attach(self.settings.name, self._announcer(), self._pool)
+        self._resubscribe()
+
+    def inherit(self, before: Reconnector) -> None:
+        """Be ready for the callers of whoever keeps the server now."""
+        self._variants.inherit(before._variants)
+
+    @property
+    def initialize_result(self) -> msgspec.Raw | None:
+        """What the server said when it was greeted, as the result of `initialize`, where its link keeps that."""
+        return None if self._link is None else self._link.initialize_result
+
+    async def ready(self, within: float) -> None:
+        """Wait until its first attempt has ended, and a moment for what it lists to single callers."""
+        await asyncio.wait({self.tried}, timeout=within)
+        await self._variants.known(self._hub.limits.listing_seconds)
+
+    def adjust(self, settings: ServerSettings) -> None:
+        """Take settings that ask for nothing to be started anew."""
+        self.settings = settings
+        self.lane.adjust(settings.max_calls, settings.max_queued, settings.timeout)
+        if self._pool is not None:
+            self._pool.adjust(settings)
+        self._stand(rules=settings.rules)
+
+    def crashed(self, error: BaseException) -> None:
+        """A defect in the keeper itself: say so instead of looking merely slow."""
+        self._stop_holding()
+        self.lane.detach("a defect in the hub stopped it; see the log", is_failure=True)
+        self._stand(state="stopped", reason=f"a defect in the hub: {error}", is_settled=True, is_recalled=False)
+
+    def leave(self) -> None:
+        """Tell who still waits that the hub goes; the link is closed when `run` is cancelled."""
+        self.is_leaving = True
+        self.lane.detach("the hub is shutting down", is_failure=False)
+        self.lane.grace = 0.0
+
+    # -- servers that want a login ---------------------------------------------------------------------------------
+
+    async def _await_login(self) -> None:
+        """Leave the server alone until it is shown something else, or somebody wants it all the same."""
+        loop = asyncio.get_running_loop()
+        self._login, self._shut_out_at = loop.create_future(), loop.time()
+        self.lane.on_wanted = self._look_once_more
+        try:
+            await asyncio.wait({self._login}, timeout=LOGIN_SECONDS)
+        finally:
+            self.lane.on_wanted = None
+            self._login = None
+
+    def _look_once_more(self) -> None:
+        """Somebody calls: a person may have logged in elsewhere meanwhile, of which nobody here would hear."""
+        if asyncio.get_running_loop().time() - self._shut_out_at >= LOGIN_LOOK_SECONDS:
+            self.renew()
+
+    def renew(self, subject: Subject | None = None) -> None:
+        """The server is shown something else from now on, or nothing any more: see what it says to that.
+
+        With a `subject` that is so only when it is called in that caller's own name.
+        """
+        if subject is not None:
+            if self._pool is not None:
+                self._pool.renew(subject)
+        elif self._login is not None and not self._login.done():
+            self._login.set_result(None)
+        elif self._link is not None:
+            self._note_doubt()
+
+    def _is_login_wanted(self, failed: Exception, link: BaseLink | None) -> bool:
+        """Whether only another login can help; a token that has only grown old is renewed by itself."""
+        if isinstance(self.settings.reach, NamedSettings):
+            return False
+        if isinstance(failed, ConnectFailed) and failed.wants_login:
+            return True
+        status = failed.status if isinstance(failed, NotConnected | ConnectFailed) else None
+        return status == UNAUTHORIZED and link is not None and not link.on_refused()
+
+    # -- one life of a link ----------------------------------------------------------------------------------------
+
+    async def _attempt(self) -> None:
+        """Connect and watch until the link is lost, by whichever carrier the server speaks."""
+        refusals: list[str] = []
+        for carrier in self._carriers():
+            try:
+                await self._attempt_by(carrier)
+            except WrongCarrier as wrong:
+                refusals.append(str(wrong))
+            else:
+                return
+        self._carrier = None
+        self._give_up("; ".join(refusals), None)
+
+    def _carriers(self) -> Sequence[Carrier]:
+        """What to try: what worked before, what is configured, or both in turn."""
+        reach = self.settings.reach
+        if not isinstance(reach, HttpSettings):
+            return ("auto",)
+        if self._carrier is not None:
+            return (self._carrier,)
+        if isinstance(reach, NamedSettings):
+            return list(dict.fromkeys(carrier for carrier, _ in reach.ways))
+        return ("http", "sse") if reach.carrier == "auto" else (reach.carrier,)
+
+    async def _attempt_by(self, carrier: Carrier) -> None:
+        """Raises `WrongCarrier` if the server speaks another."""
+        try:
+            link = await self._connect(self.settings, carrier, None)
+        except WrongCarrier:
+            raise
+        except ConnectFailed as failed:
+            self._is_shut_out = self._is_login_wanted(failed, None)
+            self._give_up(str(failed), None, failed.login)
+            return
+        link.is_lasting = self.settings.isolation != "call"
+        # Heard before the calls on the link end, so that a lost link counts as one failure and not as many.
+        link.on_lost = lambda reason: self._give_up(link.hide(reason), link.last_words)
+        try:
+            await self._live(link, carrier)
+        except WrongCarrier:
+            raise
+        except (Fault, ConnectFailed) as failed:
+            why = self._why(link, failed)
+            if isinstance(self.settings.reach, NamedSettings) and self._carrier is None and _is_answer(failed):
+                raise WrongCarrier(why) from failed
+            login = failed.login if isinstance(failed, NotConnected | ConnectFailed) else None
+            self._is_shut_out = self._is_login_wanted(failed, link)
+            if self._is_shut_out and (words := link.login_words()):
+                why = f"{words} ({why})"
+            self._give_up(link.hide(why), link.last_words, login)
+        finally:
+            self._link = None
+            link.on_lost = lambda _reason: None
+            await link.aclose()
+
+    async def _live(self, link: BaseLink, carrier: Carrier) -> None:
+        await link.greet(self._known_era())
+        self._era, self._carrier = link.dialect.era, carrier
+        self._check_circle(link)
+        await self._hear(link)
+        self._listing = await self._reviewed(link, await link.list_features())
+        self._take_up(link)
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._watch(link)
+        finally:
+            if self.lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
+                self._backoff.reset()
+
+    async def _reviewed(self, link: BaseLink, listing: Listing) -> Listing:
+        """What was listed, once it was looked at, which may take a while. Raises `NotConnected` if the link is lost."""
+        await self._hub.review.prepare(listing.everything())
+        if link.lost.done():
+            raise NotConnected(link.server, link.lost.result())
+        if listing.is_unlisted and self._hub.review.withholds(self.settings.name):
+            # Where changed tools are withheld, a server must not get round that by no longer listing them.
+            words = f"it has no {TOOLS.method}: declare its tools in the configuration, so that they can be approved"
+            raise ServerError(link.server, METHOD_NOT_FOUND, words)
+        return listing
+
+    async def _vet(self, link: BaseLink) -> None:
+        """Look at the tools of a server that forgot its session, before anything is called in the next one."""
+        if self._hub.review.withholds(self.settings.name):
+            self._listing = await self._reviewed(link, await link.list_features({"tools"}, self._listing))
+            self._stand(**self._offer())
+
+    def _take_up(self, link: BaseLink) -> None:
+        """Let calls go on a link that has been greeted and listed, and say so."""
+        if not link.can_ask:  # what some were listed was by a server that is not as it was
+            self._variants.forget()
+        self._link = link
+        gone = {tool.name for tool in self.standing.tools} - {tool.name for tool in self._listing.tools}
+        self._stand(
+            state="ready",
+            reason=None,
+            detail=None,
+            abilities=link.abilities(),
+            era=link.dialect.version,
+            carrier=link.carrier,
+            is_settled=True,
+            is_recalled=False,
+            **self._offer(),
+        )
+        self.lane.refuse_tools(gone)  # calls may have waited for what it listed in an earlier run
+        self._stop_holding()
+        self._remember(link)
+        self._attach(link)  # not before: calls that waited may be for tools that are withheld now
+        self._vary_from(link)
+        self._tell_ready(link)
+        self._loudness.attend(link)
+        self._resubscribe()
+        self._plan_refresh()
+
+    def _tell_ready(self, link: BaseLink) -> None:
+        log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
+
+    def _check_circle(self, link: BaseLink) -> None:
+        """A hub that leads back to this one would list what is listed here for ever, under longer and longer names.
+
+        Nothing of it stays listed: else two hubs that found out together would each wait for the other.
+        """
+        if (why := circle_in(link.hubs, self._hub.id)) is not None:
+            self._listing = Listing()
+            self._remember(link)
+            self._stand(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
+            raise ConnectFailed(why)
+
+    async def _hear(self, link: BaseLink) -> None:
+        """Hear of changes before anything is listed: of one between the two nobody would be told.
+
+        A server that does not say in a moment that it tells is listed all the same, and again once it does.
+        """
+        self._pace.clear()
+        link.vet, link.may_send = partial(self._vet, link), partial(is_shown, self._hub)
+        link.on_changed = self._note_change
+        link.on_renewed = self._renewed
+        link.on_gap = self._gap
+        link.listen()
+        hearing = link.hearing
+        if hearing is None or not link.capabilities.announces_changes:
+            return
+        await asyncio.wait({hearing}, timeout=HEARING_SECONDS)
+        if not hearing.done():
+            hearing.add_done_callback(partial(self._heard_late, link))
+
+    def _heard_late(self, link: BaseLink, hearing: asyncio.Future[Fault | None]) -> None:
+        if hearing.result() is None and not link.lost.done():
+            self._pace.doubt(TOPICS)
+            self._variants.doubt(TOPICS)
+            self._wake()
+
+    def _attach(self, link: BaseLink) -> None:
+        link.on_updated = self._following.updated
+        link.on_log = self._heard
+        link.on_doubt = link.on_shut_out = self._note_doubt
+        self.lane.attach(link if self._pool is None else self._divide(link, self._pool))
+        if not self.is_hidden:
+            self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
+
+    def _announcer(self) -> Announcer | None:
+        """Who is asked to tell of resources for everybody."""
+        if self._link is None or self._pool is None or not self._pool.is_followed_for_all:
+            return self._link
+        return Everywhere(self._link, self._pool)
+
+    def _divide(self, link: BaseLink, pool: Pool) -> Link:
+        """What carries calls, of those who can be asked nothing at least, where there may be other links beside."""
+        is_shared = self.settings.isolation == "shared" and not self.settings.credentials.is_divided
+        carried_by: Link = link if is_shared else pool
+        pool.differs_by_client = link.dialect.era == "legacy" and link.can_ask
+        pool.is_duplex = link.is_duplex
+        pool.takes_methods = link.takes_methods
+        pool.is_followed_for_all = not link.can_vary
+        self.lane.uses_pool = pool.differs_by_client or carried_by is pool
+        return carried_by
+
+    def share_link(self) -> None:
+        """Let every call go on the keeper's own link from now on, whatever its caller can be asked."""
+        if self._link is not None and self._pool is not None:
+            self._link.can_ask = False
+            self._divide(self._link, self._pool)
+
+    def _known_era(self) -> Era:
+        """The configured era, or what the last attempt taught."""
+        configured = self.settings.reach.era
+        return self._era if configured == "auto" else configured
+
+    def _why(self, link: BaseLink, failed: Exception) -> str:
+        """Words for a failed attempt; if it died of the probe, the next one does without."""
+        self._era = "legacy" if link.is_probing and link.lost.done() else "auto"
+        return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
+
+    # -- links for single callers ----------------------------------------------------------------------------------
+
+    async def _connect_greeted(self, client_caps: ClientCapabilities, subject: Subject | None = None) -> BaseLink:
+        """A link beside the keeper's own, to the same server in the same way, for those who can be asked this.
+
+        With a `subject` it is made in that caller's own name.
+        """
+        link = await self._connect(self.settings, self._carrier or "auto", subject)
+        link.client_caps = client_caps
+        link.is_lasting = self.settings.isolation != "call"
+        try:
+            await link.greet(self._known_era())
+            await self._guard(link)
+            await self._loudness.prepare(link)
+        except (Fault, ConnectFailed) as failed:
+            await link.aclose()
+            # The server may have repeated what it was shown.
+            raise ConnectFailed(link.hide(str(getattr(failed, "why", failed)))) from failed
+        except BaseException:
+            await link.aclose()
+            raise
+        return link
+
+    async def _guard(self, link: BaseLink) -> None:
+        """See that nothing is called on a link beside the keeper's own that looks otherwise there than it is shown."""
+        vetted = Vetted(link, self._hub.review, lambda: self._listing)
+        link.vet, link.may_send = vetted.look, vetted.may_send
+        await vetted.look()
+
+    # -- what is listed to single callers ---------------------------------------------------------------------------
+
+    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
+        """See `core.ports.learner.Learner`."""
+        if self._link is not None and not (self._link.can_ask and self._link.can_vary):
+            return None
+        return self._variants.learn(caller, client_caps)
+
+    def _vary_from(self, link: BaseLink) -> None:
+        if link.can_ask and link.can_vary:
+            self._variants.open()
+
+    def _vary(self) -> None:
+        self._stand(variants=self._variants.offers(self._listing, self.standing.abilities))
+
+    @asynccontextmanager
+    async def _lend(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:
+        """A modern server is told with every request in whose name it is; an earlier one when it is greeted."""
+        link = self._link
+        if link is None:
+            raise NotConnected(self.settings.name, "it cannot be asked now")
+        if link.dialect.era == "modern" or self._pool is None:
+            yield link
+            return
+        async with self._pool.borrowed(caller, client_caps) as borrowed:
+            yield borrowed
+
+    # -- watching --------------------------------------------------------------------------------------------------
+
+    async def _watch(self, link: BaseLink) -> None:
+        """Follow changes, ping a link that is idle or in doubt, and refresh old lists, until it is lost."""
+        loop = asyncio.get_running_loop()
+        while not link.lost.done():
+            news = self._news = loop.create_future()
+            if self._is_doubtful:
+                await self._ping(link)
+            elif due := self._pace.take(loop.time()):
+                await self._relist(link, due)
+            else:
+                await self._idle(link, news)
+
+    async def _idle(self, link: BaseLink, news: asyncio.Future[Any]) -> None:
+        """Wait until there is something to do."""
+        loop = asyncio.get_running_loop()
+        pause = self._pace.wait(loop.time())
+        patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
+        is_resting = pause is not None and pause < patience
+        timeout = pause if is_resting else patience
+        await asyncio.wait({link.lost, news}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if news.done() or is_resting:
+            return
+        if loop.time() >= self._due:
+            self._pace.doubt(TOPICS)
+            self._variants.refresh()
+            if self._pool is not None:
+                self._pool.vet_again()
+        else:
+            self._is_doubtful |= not self.lane.running
+
+    def _is_at_hand(self, client_caps: ClientCapabilities) -> bool:
+        """Whether it costs no link of its own to read what callers of this profile are listed."""
+        if self._link is None:
+            return False
+        return self._link.dialect.era == "modern" or (self._pool is not None and self._pool.has(client_caps))
+
+    def _plan_refresh(self) -> None:
+        """Lists are asked for anew when the first of them goes stale by its server's own word, or in a minute."""
+        abilities = frozenset() if self._link is None else self._link.abilities()
+        known, usual = self._listing.ttl_seconds, self._refresh_seconds()
+        holds = [known.get(topic, usual) for topic in TOPICS if topic in abilities]
+        seconds = min(min(holds, default=usual), REFRESH_SECONDS_MAX)
+        self._due = asyncio.get_running_loop().time() + seconds
+
+    def _refresh_seconds(self) -> float:
+        """How old a list may be of which its server does not say how long it holds."""
+        return REFRESH_SECONDS
+
+    def _note_change(self, topic: Topic) -> None:
+        """The server announced a change: list again, once, however often it says so."""
+        self._variants.changed((topic,))
+        if self._pace.announce((topic,)):
+            self._wake()
+
+    def _note_change_for(self, client_caps: ClientCapabilities, topic: Topic) -> None:
+        """The same, on a link that not everybody shares: of who can be asked nothing, whose list is everybody's."""
+        if client_caps:
+            self._variants.changed((topic,), client_caps)
+        else:
+            self._note_change(topic)
+
+    def _renewed(self) -> None:
+        """The server forgot what it was asked: ask again."""
+        self._pace.announce(TOPICS)
+        self._variants.changed(TOPICS)
+        if self._link is not None:
+            self._loudness.renew(self._link)
+            self._following.forget(self._link)
+        self._resubscribe()
+        self._wake()
+
+    def _note_doubt(self) -> None:
+        """A request found nobody: see whether the server is still there, instead of letting every call find out."""
+        self._is_doubtful = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _ping(self, link: BaseLink) -> None:
+        self._is_doubtful = False
+        try:
+            await link.ping(PONG_SECONDS)
+        except Fault as silent:
+            # One that works may be too busy to answer, or has stopped listening and finishes what it has.
+            if not self.lane.running:
+                raise _gone(silent) from silent
+            await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
+
+    async def _relist(self, link: BaseLink, due: Mapping[Topic, bool]) -> None:
+        """List again what is `due`, which says whether it was announced: one list at a time."""
+        before = self._listing
+        weary = {topic for topic, is_announced in due.items() if is_announced}
+        try:
+            if link.hubs:
+                await link.look_round()
+                self._check_circle(link)
+            self._listing = await self._reviewed(link, await link.list_features({*due}, self._listing))
+        except Fault as failed:
+            # A list that it cannot give now is no reason to take the calls from it that it works on.
+            weary = {*due}
+            log.warning("server announced a change and gave no list", server=link.server, reason=str(failed))
+            if not isinstance(failed, BadReply | ServerError):
+                self._pace.announce(due)
+                self._is_doubtful = True
+        else:
+            self._stand(state="ready", reason=None, **self._offer())
+            self._remember(link)
+            if self._listing != before:
+                self._variants.doubt({*due} - weary)  # which nobody has announced to anybody
+        self._plan_refresh()
+        self._pace.rest(weary, asyncio.get_running_loop().time())
+
+    # -- what callers want beside their calls ----------------------------------------------------------------------
+
+    def _resubscribe(self) -> None:
+        if self._link is not None and not self.is_hidden:
+            self._following.resume(self._link)
+
+    def _gap(self) -> None:
+        """The server told something that nobody heard: look at everything that it may have told of."""
+        self._pace.announce(TOPICS)
+        self._variants.changed(TOPICS)
+        self._following.gap()
+        self._wake()
+
+    def _heard(self, line: Log) -> None:
+        """The server logged what belongs to no call, or to several: the operator can read it."""
+        text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
+        text = text if self._link is None else self._link.hide(text)
+        self.lane.hear(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    def _give_up(self, reason: str, last_words: str | None, login: str | None = None) -> None:
+        """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
+        reason = self.settings.reason(reason)
+        detail = None if last_words is None else self.settings.redact(last_words)
+        if reason != self.standing.reason:
+            log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)
+        self._stop_holding()
+        self.lane.detach(reason, is_failure=True, login=login)
+        self._variants.close()
+        if not self.is_hidden:
+            self._hub.subscriptions.attach(self.settings.name, None)
+        state: ServerState = "login" if self._is_shut_out else self.absent
+        self._stand(state=state, reason=reason, detail=detail, is_settled=True, is_recalled=False)
+
+    def _offer(self) -> dict[str, object]:
+        """What the last listing changes in the server's standing."""
+        listing = self._listing
+        abilities = self.standing.abilities if self._link is None else self._link.abilities()
+        hubs = {} if self._link is None else self._link.hubs
+        return {
+            "tools": listing.tools,
+            "prompts": listing.prompts,
+            "resources": listing.resources,
+            "templates": listing.templates,
+            "is_unlisted": listing.is_unlisted,
+            "notes": (*listing.all_notes(), *notes_on(hubs)),
+            "variants": self._variants.offers(listing, abilities),
+            "hubs": hubs,
+            "missing": listing.missing,
+        }
+
+    def _stand(self, **changes: object) -> None:
+        self.standing = msgspec.structs.replace(self.standing, **changes)
+        if not self.is_hidden:
+            self._hub.publish(self.standing)
+        if self.standing.is_settled and not self.tried.done():
+            self.tried.set_result(None)
+
+
+class Everywhere:
+    """An announcer for who follows something for everybody: the common link, and those of the pool."""
+
+    def __init__(self, link: BaseLink, pool: Pool) -> None:
+        self._link = link
+        self._pool = pool
+
+    async def subscribe(self, uri: str) -> None:
+        """See `core.ports.announcer.Announcer`."""
+        await self._link.subscribe(uri)
+        await self._pool.subscribe_all(uri)
+
+    def unsubscribe(self, uri: str) -> None:
+        """See `core.ports.announcer.Announcer`."""
+        self._link.unsubscribe(uri)
+        self._pool.unsubscribe_all(uri)
+
+
+def _is_answer(failed: Exception) -> bool:
+    """Whether somebody was there and answered, if not as was hoped; who wants other credentials is no stranger."""
+    if isinstance(failed, NotConnected):
+        return failed.status not in (None, *FORBIDDEN)
+    return isinstance(failed, BadReply | ServerError | ConnectFailed)
+
+
+def _gone(silent: Fault) -> ConnectFailed:
+    failed = ConnectFailed(_in_words(silent))
+    if isinstance(silent, NotConnected):
+        failed.status, failed.login = silent.status, silent.login
+    return failed
+
+
+def _in_words(silent: Fault) -> str:
+    why = str(getattr(silent, "why", silent))
+    return f"it does not answer any more ({why})" if isinstance(silent, BadReply) else why

@@ -1,0 +1,107 @@
+"""Background tasks: one child's crash stays its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from isthmus.core import background as crews
+from isthmus.core.background import BackgroundTasks
+
+
+async def fails() -> None:
+    raise ZeroDivisionError
+
+
+async def test_a_child_runs_under_its_name_and_leaves_when_done() -> None:
+    crew = BackgroundTasks("hub")
+
+    async def work() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        return task.get_name()
+
+    assert await crew.spawn("keeper", work()) == "hub/keeper"
+    assert len(crew) == 0
+
+
+async def test_a_crash_is_logged_and_told_and_costs_no_sibling() -> None:
+    crew = BackgroundTasks()
+    told: list[BaseException] = []
+    sibling = crew.spawn("sibling", asyncio.Event().wait())
+    with capture_logs() as logs:
+        crashed = crew.spawn("broken", fails(), on_crash=told.append)
+        await asyncio.wait({crashed})
+        await asyncio.sleep(0)
+    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert [(line["event"], line["task"]) for line in logs] == [("background task crashed", "hub/broken")]
+    assert not sibling.done()
+    await crew.aclose()
+
+
+async def test_a_crash_that_nobody_asked_about_is_logged_all_the_same() -> None:
+    crew = BackgroundTasks()
+    with capture_logs() as logs:
+        await asyncio.wait({crew.spawn("broken", fails())})
+        await asyncio.sleep(0)
+    assert len(logs) == 1
+
+
+async def test_closing_cancels_every_child_and_waits_for_its_clean_up() -> None:
+    crew = BackgroundTasks()
+    cleaned: list[str] = []
+    started = asyncio.Event()
+
+    async def tidy() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("tidy")
+
+    crew.spawn("tidy", tidy())
+    await started.wait()
+    await crew.aclose()
+    assert cleaned == ["tidy"]
+    assert len(crew) == 0
+
+
+async def test_a_closed_crew_starts_nothing() -> None:
+    crew = BackgroundTasks()
+    await crew.aclose()
+    with pytest.raises(RuntimeError, match="is closed and cannot start 'late'"):
+        crew.spawn("late", fails())
+
+
+async def test_a_child_that_ignores_its_cancellation_is_reported_and_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(crews, "CLOSE_SECONDS", 0.01)
+    crew = BackgroundTasks()
+    release = asyncio.Event()
+    started = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            started.set()
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = crew.spawn("stubborn", stubborn())
+    await started.wait()
+    with capture_logs() as logs:
+        await crew.aclose()
+    assert [line["event"] for line in logs] == ["background task ignored its cancellation"]
+    release.set()
+    await task
+
+
+async def test_a_child_may_close_its_own_crew() -> None:
+    crew = BackgroundTasks()
+    async with asyncio.timeout(30):
+        await crew.spawn("closer", crew.aclose())

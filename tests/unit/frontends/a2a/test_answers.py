@@ -1,0 +1,142 @@
+"""What an outcome is told as, in the words of the instruction."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from isthmus.core.tasks.record import Ending, ending_of
+from isthmus.frontends.a2a.answers import (
+    MCP_REASONS,
+    NETWORK_REASONS,
+    REQUEST_REASONS,
+    Brief,
+    ErrorKind,
+    answer_parts,
+    kind_of,
+    summary,
+)
+from isthmus.model.conversation import Data, Text
+from isthmus.model.faults import (
+    BadReply,
+    BreakerOpen,
+    Bug,
+    Cancelled,
+    Draining,
+    Fault,
+    Lost,
+    NotConnected,
+    Overloaded,
+    ServerError,
+    TimedOut,
+    UnknownTool,
+    leaves,
+)
+from tests.unit.core.doubles import SERVER, raw
+
+RESULT = {"content": [{"type": "text", "text": "hi"}]}
+GOOD, BAD = Ending(raw(RESULT)), Ending(raw({**RESULT, "isError": True}), is_error=True)
+EXECUTE, COMMAND = Brief("execute", "read"), Brief("command", "read", Raw(b"17"))
+
+
+def told(ending: Ending, brief: Brief) -> Any:
+    (part,) = answer_parts(ending, brief)
+    assert isinstance(part, Data)
+    return json.loads(bytes(part.data))
+
+
+def test_our_own_form_is_answered_with_the_content_itself() -> None:
+    assert answer_parts(GOOD, Brief()) == (Text("hi"),)
+    assert answer_parts(Ending(message="no", reason="lost"), Brief()) == (Text("no"),)
+    assert summary(GOOD, Brief()) is None
+    assert summary(BAD, Brief("tool", "read")) == "read reported an error"
+
+
+def test_an_execution_is_answered_with_success_or_who_is_to_blame() -> None:
+    assert told(GOOD, EXECUTE) == {"success": True, "mcp_result": RESULT}
+    assert told(BAD, EXECUTE)["error"] == {
+        "source": "MCP_TOOL",
+        "code": "TOOL_EXECUTION_FAILED",
+        "message": "Execution failed for tool 'read'",
+        "details": {"mcp_tool_error_content": RESULT["content"]},
+    }
+    assert summary(BAD, EXECUTE) == "[MCP_TOOL/TOOL_EXECUTION_FAILED] Execution failed for tool 'read'"
+
+
+@pytest.mark.parametrize(
+    ("ending", "source", "code"),
+    [
+        (ending_of(ServerError(SERVER, -32050, "no", raw({"x": 1}))), "MCP_PROTOCOL", "-32050"),
+        (ending_of(TimedOut(SERVER, 1.0, executed="unknown")), "A2A_PROXY", "MCP_TIMEOUT"),
+        (ending_of(NotConnected(SERVER, "down")), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
+        (ending_of(UnknownTool("x")), "A2A_PROXY", "-32601"),
+        (Ending(reason="never heard of", message="?"), "A2A_PROXY", "PROXY_INTERNAL_ERROR"),
+    ],
+)
+def test_a_failed_execution_always_has_its_data(ending: Ending, source: str, code: str) -> None:
+    error = told(ending, EXECUTE)["error"]
+    assert (error["source"], error["code"]) == (source, code)
+    assert error["details"]["executed"] == ending.executed
+    assert error["details"].get("mcp_protocol_error_data") == ({"x": 1} if ending.data else None)
+
+
+def test_a_command_repeats_its_id_with_its_type() -> None:
+    assert told(GOOD, COMMAND) == {"mcp_request_id_echo": 17, "mcp_response_id": 17, "mcp_result": RESULT}
+    assert told(BAD, COMMAND)["mcp_result"]["isError"] is True
+    error = told(ending_of(Lost(SERVER, "gone", executed="unknown")), COMMAND)["mcp_error"]
+    assert (error["code"], error["data"]["kind"], error["data"]["executed"]) == (-32012, "network", "unknown")
+    own = told(ending_of(ServerError(SERVER, -32050, "no", raw([1]))), COMMAND)["mcp_error"]
+    assert (own["code"], own["data"]["kind"], own["data"]["mcp_data"]) == (-32050, "mcp", [1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "after"),
+    [
+        (Overloaded(SERVER, 1, 1), -32010, 1.0),
+        (BreakerOpen(SERVER, 2.5), -32010, 2.5),
+        (Draining(), -32010, 1.0),
+        (NotConnected(SERVER, "down"), -32011, None),
+        (Lost(SERVER, "gone", executed="no"), -32011, None),
+        (TimedOut(SERVER, 1.0, executed="no"), -32011, None),
+        (TimedOut(SERVER, 1.0, executed="unknown"), -32012, None),
+        (Cancelled("given up", executed="unknown", server=SERVER), -32012, None),
+        (BadReply(SERVER, "no JSON"), -32012, None),
+        (UnknownTool("x"), -32602, None),
+        (Bug("7"), -32603, None),
+    ],
+)
+def test_a_command_s_error_has_the_code_that_it_has_everywhere(fault: Fault, code: int, after: float | None) -> None:
+    error = told(ending_of(fault), COMMAND)["mcp_error"]
+    assert (error["code"], error["data"]["reason"]) == (code, fault.reason)
+    assert (error["data"].get("server"), error["data"].get("retryAfter")) == (fault.server, after)
+
+
+@pytest.mark.parametrize("reason", ["bad_instruction", "unknown_tool", "bad_arguments"])
+def test_what_is_wrong_with_an_instruction_of_our_own_form_is_data_too(reason: str) -> None:
+    error = told(Ending(reason=reason, message="no", executed="no"), Brief())["error"]
+    assert error == {"kind": "request", "message": "no", "reason": reason, "executed": "no"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("unknown_task", "request"),
+        ("task_ended", "request"),
+        ("too_many_subscriptions", "request"),
+        ("bad_instruction", "request"),
+        ("timed_out", "network"),
+        ("server_error", "mcp"),
+        ("internal", "internal"),
+    ],
+)
+def test_failures_are_of_four_kinds(reason: str, kind: ErrorKind) -> None:
+    assert kind_of(Ending(reason=reason)) == kind
+
+
+def test_every_way_a_call_can_fail_has_been_thought_of() -> None:
+    ours = {"internal", "not_written"}
+    reasons = {leaf.reason for leaf in leaves()}
+    assert reasons <= REQUEST_REASONS | NETWORK_REASONS | MCP_REASONS | ours

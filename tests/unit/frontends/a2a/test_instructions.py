@@ -1,0 +1,224 @@
+"""What a message tells the agent to do, in each of the forms that there are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from isthmus.frontends.a2a.instructions import (
+    BadInstruction,
+    CommandInstruction,
+    Instruction,
+    Saying,
+    ToolInstruction,
+    read_instruction,
+    without_headers,
+)
+from isthmus.model.conversation import Data, File, Message, Part, Text
+from tests.unit.core.doubles import raw
+
+COMMAND = {"mcp_target_url": "files", "mcp_method": "tools/call"}
+EXECUTE = {"target_mcp_server_id": "files", "tool_name": "read", "arguments": {"path": "x"}}
+
+
+def read(*parts: Part, metadata: Any = None) -> Instruction:
+    told = Raw() if metadata is None else raw(metadata)
+    return read_instruction(Message("m", "user", parts, metadata=told))
+
+
+def data(value: Any) -> Data:
+    return Data(raw(value))
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_an_instruction_is_data_or_text_that_is_json(*, is_text: bool) -> None:
+    def part(value: Any) -> Part:
+        return Text(f" {json.dumps(value)}\n") if is_text else data(value)
+
+    assert read(part({"tool": "a.b"})) == ToolInstruction("a.b", raw({}))
+    told = read(part({"tool": "b", "server": "a", "arguments": {"x": 1}}))
+    assert told == ToolInstruction("b", raw({"x": 1}), "a")
+    assert read(part(EXECUTE)) == ToolInstruction("read", raw({"path": "x"}), "files", "execute")
+    assert read(part(COMMAND)) == CommandInstruction("files", "tools/call")
+
+
+def test_the_first_object_counts_whatever_stands_before_it() -> None:
+    parts = (Text("please"), File(url="https://example.com"), data([1]), data({"tool": "a"}), data({"tool": "b"}))
+    assert read(*parts) == ToolInstruction("a", raw({}))
+
+
+def test_a_command_has_all_that_it_can_have() -> None:
+    whole = {
+        **COMMAND,
+        "mcp_params": {"name": "x"},
+        "mcp_request_path": "/mcp",
+        "mcp_request_id": 12,
+        "mcp_headers": {"x-a": "b"},
+    }
+    told = CommandInstruction("files", "tools/call", raw({"name": "x"}), "/mcp", Raw(b"12"), {"x-a": "b"})
+    assert read(data(whole)) == told
+    assert read(data({**COMMAND, "mcp_params": None, "mcp_headers": None})) == CommandInstruction("files", "tools/call")
+
+
+def test_what_is_written_out_as_nothing_is_not_said() -> None:
+    nothing = dict.fromkeys(("mcp_params", "mcp_request_path", "mcp_request_id", "mcp_headers"))
+    assert read(data({**COMMAND, **nothing})) == CommandInstruction("files", "tools/call")
+
+
+def test_of_headers_only_the_names_are_kept() -> None:
+    part = Data(
+        Raw(b'{"mcp_target_url":"a://b","n":1.50,"mcp_headers":{"X-A":"hunter22","X-B":5}}'), "application/json"
+    )
+    kept = without_headers(Message("m", "user", (part, Text("mcp_headers"), File(url="https://example.com"))))
+    assert kept.parts[1:] == (Text("mcp_headers"), File(url="https://example.com"))
+    first = kept.parts[0]
+    assert isinstance(first, Data)
+    assert bytes(first.data) == b'{"mcp_target_url":"a://b","n":1.50,"mcp_headers":{"X-A":null,"X-B":null}}'
+    assert first.media_type == "application/json"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"mcp_headers":{"X-A":"hunter22"}}',
+        ' {"mcp\\u005fheaders":{"X-A":"hunter22"}}',
+        '{"mcp_headers":"hunter22"}',
+        '{"mcp_headers":["hunter22"]}',
+        '{"mcp_headers":{"X-A":{"X-B":"hunter22"}}}',
+        '{"mcp_method":"a","mcp_headers":{"X-A":"hunter22"},"mcp_method":"b"}',
+        '{"mcp_headers":{},"mcp_headers":{"X-A":"hunter22"}}',
+        '{"a":1,"a":2,"mcp\\u005fheaders":{"X-A":"hunter22"}}',
+    ],
+)
+def test_headers_are_not_kept_however_they_are_written(written: str) -> None:
+    for part in (Text(written), Data(Raw(written.strip().encode()))):
+        assert b"hunter22" not in msgspec.json.encode(without_headers(Message("m", "user", (part,))))
+
+
+def test_headers_are_not_kept_of_an_instruction_that_was_cut_short() -> None:
+    said = Message("m", "user", (Text('{"mcp_target_url":"files","mcp_headers":{"X-A":"hunter22"}'),))
+    assert b"hunter22" not in msgspec.json.encode(without_headers(said))
+
+
+def test_what_is_kept_of_headers_is_no_instruction_any_more() -> None:
+    said = Message("m", "user", (data({**COMMAND, "mcp_headers": {"X-A": "b"}}),))
+    told = read_instruction(without_headers(said))
+    assert isinstance(told, BadInstruction)
+    assert told.message == "mcp_headers are not kept: give the whole instruction again"
+
+
+@given(st.recursive(st.none() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_a_message_without_headers_is_kept_as_it_is(value: Any) -> None:
+    said = Message("m", "user", (data(value), data({"a": value}), Text(json.dumps(value))))
+    assert without_headers(said) is said
+
+
+def test_arguments_keep_their_text() -> None:
+    part = Data(Raw(b'{"tool":"a","arguments":{"z":1.50,"a":12345678901234567890123}}'))
+    told = read(part)
+    assert isinstance(told, ToolInstruction)
+    assert bytes(told.arguments) == b'{"z":1.50,"a":12345678901234567890123}'
+
+
+@pytest.mark.parametrize("key", ["skill", "skillId", "skill_id"])
+def test_a_skill_takes_the_data_as_its_arguments(key: str) -> None:
+    assert read(data({"tool": 1}), metadata={key: "files.read"}) == ToolInstruction("files.read", raw({"tool": 1}))
+    assert read(Text("go"), metadata={key: "files.read"}) == ToolInstruction("files.read", raw({}), words="go")
+    assert read(Text("go"), metadata={key: "mcp.execute_tool"}) == Saying("go", "execute")
+    assert read(Text("go"), metadata={key: "execute_mcp_command"}) == Saying("go", "command")
+    assert read(data(EXECUTE), metadata={key: "mcp.execute_tool"}) == read(data(EXECUTE))
+    assert read(data(COMMAND), metadata={key: "execute_mcp_command"}) == read(data(COMMAND))
+    assert isinstance(read(data({}), metadata={key: "mcp.execute_tool"}), BadInstruction)
+
+
+TWICE = Data(Raw(b'{"tool":"files.read","tool":"files.delete"}'))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"tool":"files.read","arguments":{"path":"/a","path":"/b"}}',
+        '{"tool":"files.read","arguments":{"in":[{"path":"/a","p\\u0061th":"/b"}]}}',
+        '{"tool":"files.read","arguments":{"big":1e400,"path":"\\u0022","path":"/b"}}',
+        '{"tool":"files.read","arguments":{"big":1e400,"path":"/a","path":"/b"}}',
+        '{"target_mcp_server_id":"files","tool_name":"read","arguments":{"a":{"b":1,"b":2}}}',
+        '{"mcp_target_url":"files","mcp_method":"tools/call","mcp_params":{"name":"read","name":"delete"}}',
+    ],
+)
+def test_arguments_that_have_a_member_twice_are_refused_like_an_instruction_that_has(text: str) -> None:
+    for part in (Data(Raw(text.encode())), Text(text)):
+        told = read(part)
+        assert isinstance(told, BadInstruction)
+        assert "twice" in told.message
+
+
+@pytest.mark.parametrize("arguments", ['{"a":{"b":1},"c":{"b":1}}', '{"\\u0022":1,"\\"x":"\\u0022"}', '{"n":1e400}'])
+def test_the_same_name_in_several_objects_is_no_repetition(arguments: str) -> None:
+    told = read(Data(Raw(f'{{"tool":"files.read","arguments":{arguments}}}'.encode())))
+    assert isinstance(told, ToolInstruction)
+    assert bytes(told.arguments).decode() == arguments
+
+
+@pytest.mark.parametrize("skill", [None, "files.wipe", "mcp.execute_tool", "execute_mcp_command"])
+def test_data_that_says_two_things_is_no_instruction_whatever_stands_behind_it(skill: str | None) -> None:
+    told = read(TWICE, data({"tool": "files.delete"}), metadata=None if skill is None else {"skill": skill})
+    assert isinstance(told, BadInstruction)
+    assert "twice" in told.message
+
+
+@pytest.mark.parametrize("part", [TWICE, data(["x"]), data("x"), data(0)])
+def test_a_skill_is_not_run_without_the_arguments_that_were_meant_for_it(part: Data) -> None:
+    assert isinstance(read(part, metadata={"skill": "files.wipe"}), BadInstruction)
+
+
+def test_a_skill_takes_data_that_is_nothing_for_nothing() -> None:
+    assert read(data(None), metadata={"skill": "files.wipe"}) == ToolInstruction("files.wipe", raw({}))
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        ({"tool": 1}, "tool"),
+        ({"tool": ""}, "tool"),
+        ({"tool": "a", "arguments": []}, "tool"),
+        ({"tool_name": "read", "arguments": {}}, "execute"),
+        ({"target_mcp_server_id": "files", "arguments": {}}, "execute"),
+        ({"target_mcp_server_id": "files", "tool_name": "read"}, "execute"),
+        ({"target_mcp_server_id": "files", "tool_name": "read", "arguments": 1}, "execute"),
+        ({"mcp_method": "x"}, "command"),
+        ({"mcp_target_url": "files"}, "command"),
+        ({**COMMAND, "mcp_params": []}, "command"),
+        ({**COMMAND, "mcp_headers": {"a": 1}}, "command"),
+        ({**COMMAND, "mcp_request_id": {}}, "command"),
+        ({**COMMAND, "mcp_request_id": True}, "command"),
+        ({**COMMAND, "mcp_request_path": 5}, "command"),
+    ],
+)
+def test_an_instruction_that_is_wrong_says_of_which_form_it_was(value: Any, form: str) -> None:
+    told = read(data(value))
+    assert isinstance(told, BadInstruction)
+    assert told.form == form
+
+
+def test_everything_else_is_words() -> None:
+    assert read(Text("hello"), Text("you")) == Saying("hello\nyou")
+    assert read(data({"a": 1})) == Saying('{"a": 1}')
+    assert read(File(url="https://example.com")) == Saying("")
+
+
+@pytest.mark.parametrize("text", ['{"tool":"a"', "{" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, '{"a":1,"a":2}'])
+def test_text_that_is_no_fit_json_is_words(text: str) -> None:
+    assert read(Text(text)) == Saying(text)
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_whatever_data_comes_is_read(value: Any) -> None:
+    keys = ("tool", "arguments", "tool_name", "mcp_method", "mcp_target_url", "mcp_params")
+    for told in (value, dict.fromkeys(keys, value)):
+        assert isinstance(read(data(told)), ToolInstruction | CommandInstruction | Saying | BadInstruction)

@@ -1,0 +1,249 @@
+"""A head that a connection knows again means what the parser said, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+
+from isthmus.frontends.http import connection as connection_module
+from isthmus.frontends.http.connection import MAX_PIPELINED, Connection, DoorState
+from isthmus.frontends.http.header_cache import HEAD_BYTES_MAX, HEADS_MAX, remembered
+from isthmus.frontends.http.listener import DoorSettings, _uvicorn_config
+from isthmus.frontends.http.request_cycle import IncomingRequest, Message, Receive, Send
+from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Echo, opened, read_body, request, visiting
+
+CASES = 1_000
+HEAD = b"POST /mcp HTTP/1.1\r\nHost: hub\r\nContent-Length: 2\r\nAuthorization: Bearer one\r\n\r\n"
+SCOPE: dict[str, Any] = {"headers": [(b"host", b"hub"), (b"content-length", b"2"), (b"authorization", b"Bearer one")]}
+
+
+def test_only_the_length_may_differ() -> None:
+    seen = remembered(HEAD + b"{}", 2, SCOPE)
+    assert seen is not None
+    assert seen.body_in(HEAD + b"[]") == b"[]"
+    assert seen.body_in(HEAD.replace(b": 2", b": 11") + b"hello world") == b"hello world"
+    for other in (
+        HEAD.replace(b"one", b"two") + b"{}",
+        HEAD.replace(b": 2", b": 3") + b"{}",
+        HEAD.replace(b": 2", b": 1") + b"{}",
+        HEAD.replace(b": 2", b": +2") + b"{}",
+        HEAD.replace(b": 2", b": 2, 2") + b"{}",
+        HEAD.replace(b": 2", b": 2\r\nContent-Length: 2") + b"{}",
+        HEAD.replace(b": 2", b": 2\r\nTransfer-Encoding: chunked") + b"{}",
+        HEAD.replace(b": 2", b": ") + b"{}",
+        HEAD.replace(b": 2", b": 0000000002") + b"{}",
+        HEAD + b"{}" + HEAD + b"{}",
+        HEAD + b"{",
+        HEAD[:-2],
+        b"",
+    ):
+        assert seen.body_in(other) is None, other
+
+
+def test_a_known_head_is_told_with_the_length_that_it_has_now() -> None:
+    seen = remembered(HEAD + b"{}", 2, {**SCOPE, "extensions": {"a peer": object()}})
+    assert seen is not None
+    first, second = seen.scope_for(b"12345"), seen.scope_for(b"")
+    assert first == {"headers": [(b"host", b"hub"), (b"content-length", b"5"), (b"authorization", b"Bearer one")]}
+    assert second["headers"][1] == (b"content-length", b"0")
+    assert first["headers"] is not second["headers"]
+
+
+@pytest.mark.parametrize(
+    ("data", "body_bytes"),
+    [
+        pytest.param(HEAD + b"{}" + HEAD + b"{}", 2, id="two requests"),
+        pytest.param(HEAD.replace(b"\r\nHost", b"\nHost") + b"{}", 2, id="lines that end in another way"),
+        pytest.param(HEAD.replace(b"Content-Length: 2", b"X: 2") + b"{}", 2, id="no length"),
+        pytest.param(HEAD.replace(b"one", b"1" * HEAD_BYTES_MAX) + b"{}", 2, id="long"),
+        pytest.param(HEAD.replace(b"Content-Length: 2", b"X: \r\n Content-Length: 2") + b"{}", 2, id="folded"),
+    ],
+)
+def test_what_might_be_read_in_two_ways_is_not_remembered(data: bytes, body_bytes: int) -> None:
+    assert remembered(data, body_bytes, SCOPE) is None
+
+
+async def test_a_head_that_comes_again_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    def parse(self: Connection, data: bytes) -> None:
+        parsed.append(data)
+        plain(self, data)
+
+    plain = Connection._parse
+    monkeypatch.setattr(Connection, "_parse", parse)
+    async with opened(Echo()) as (_, port), visiting(port) as visitor:
+        for number in range(6):
+            visitor.say(request("/same", b"x" * number * 7 + b"y"))
+            assert (await visitor.hear()).body == b"/same " + b"x" * number * 7 + b"y"
+        for number in range(HEADS_MAX + 3):
+            visitor.say(request(f"/{number}", b"body"))
+            assert (await visitor.hear()).body == b"/%d body" % number
+    assert len(parsed) == 2 + HEADS_MAX + 3  # the first of a connection, the one that is remembered, and others
+
+
+class Cable(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_closed = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def write_eof(self) -> None:
+        self.is_closed = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def said_of(reads: list[bytes]) -> tuple[list[Any], bytes, bool]:
+    """What a connection makes of these reads: requests as its application sees them, what it answers, if it ends."""
+    seen: list[Any] = []
+
+    def at_once(arrival: IncomingRequest) -> bool:
+        seen.append((dict(arrival.scope), arrival.body))
+        arrival.answer(200, b"x-served: %d\r\n" % len(seen), arrival.body)
+        return True
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        scope.pop("extensions")
+        seen.append((dict(scope), await read_body(receive)))
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"later"})
+
+    state = DoorState(DoorSettings(port=0, max_body_bytes=64))
+    state.at_once = at_once
+    cable = Cable()
+    connection = Connection(_uvicorn_config(app), state)
+    connection.connection_made(cable)
+    for data in reads:
+        connection.data_received(data)
+        await let_go_on(state)
+        connection.flush()
+    written, is_closed = cable.written, cable.is_closed
+    connection.connection_lost(None)
+    await asyncio.gather(*state.tasks)
+    return seen, written, is_closed
+
+
+async def test_known_heads_count_among_the_requests_that_may_wait() -> None:
+    may_answer = asyncio.Event()
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        await may_answer.wait()
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b""})
+
+    state, cable = DoorState(DoorSettings(port=0)), Cable()
+    connection = Connection(_uvicorn_config(app), state)
+    connection.connection_made(cable)
+    for _ in range(MAX_PIPELINED + 3):
+        connection.data_received(HEAD + b"{}")
+    may_answer.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not cable.is_closed:  # noqa: ASYNC110 - a cable tells nobody
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
+    assert cable.written.count(b"HTTP/1.1 200 OK") == MAX_PIPELINED + 1
+    assert cable.written.count(b"HTTP/1.1 503") == 1
+
+
+async def let_go_on(state: DoorState) -> None:
+    """As far as it goes without more of a request."""
+    for _ in range(6 if state.tasks else 0):
+        await asyncio.sleep(0)
+
+
+MORE = (
+    *(b"", b" ", b"0", b"\r\n folded", b"\0"),
+    *(b"\r\nExpect: nothing", b"\r\nExpect: 100-continue", b"\r\nConnection: Upgrade\r\nUpgrade: h2c"),
+)
+"""What is put behind a line of a head."""
+
+
+def some_request(random: Random) -> bytes:
+    """A request out of few, now and then not quite right."""
+    body = b"x" * random.choice((1, 2, 9, 10, 63, 64) if random.random() < 0.98 else (65,))
+    path = random.choice((b"/a", b"/a", b"/b?c"))
+    lines = [b"POST %s HTTP/1.1" % path, b"Host: hub", b"Content-Length: %d" % len(body), b"X-Api-Key: k"]
+    if random.random() < 0.85:
+        return b"\r\n".join([*lines, b"", body])
+    lines[random.randrange(1, 4)] += random.choice(MORE)
+    lines[random.randrange(4)] = random.choice(
+        (
+            *lines,
+            b"Connection: close",
+            b"Transfer-Encoding: chunked",
+            b"content-length: 1",
+            b"Content-Length: 01",
+            b"Content-Encoding: gzip",
+            b"POST /a HTTP/1.0",
+            b"GET /a HTTP/1.1",
+            b"\r\nPOST /a HTTP/1.1",
+        )
+    )
+    return random.choice((b"\r\n", b"\r\n", b"\n")).join([*lines, b"", body])
+
+
+@pytest.mark.parametrize("more", MORE)
+async def test_whatever_is_in_a_head_means_the_same_when_it_comes_again(
+    more: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = [HEAD.replace(b"Host: hub", b"Host: hub" + more) + b"{}"] * 4
+    with monkeypatch.context() as forgetful:
+        forgetful.setattr(connection_module, "HEADS_MAX", 0)
+        expected = await said_of(reads)
+    assert await said_of(reads) == expected
+
+
+async def test_what_is_remembered_changes_nothing_that_anybody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = 0
+
+    def is_taken_again(self: Connection, data: bytes) -> bool:
+        nonlocal taken
+        found = plain(self, data)
+        taken += found
+        return found
+
+    plain = Connection._is_taken_again
+    monkeypatch.setattr(Connection, "_is_taken_again", is_taken_again)
+    for case in range(CASES):
+        random = Random(case)
+        reads = [some_request(random) for _ in range(8)]
+        if random.random() < 0.3:
+            at = random.randrange(7)
+            whole = reads[at] + reads[at + 1]
+            cut = random.randrange(1, len(whole))
+            reads[at : at + 2] = random.choice(([whole], [whole[:cut], whole[cut:]]))
+        with monkeypatch.context() as forgetful:
+            forgetful.setattr(connection_module, "HEADS_MAX", 0)
+            expected = await said_of(reads)
+        assert await said_of(reads) == expected, reads
+    assert taken > CASES

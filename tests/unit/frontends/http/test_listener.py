@@ -1,0 +1,169 @@
+"""Opening, draining and closing: nobody is dropped before the time, and nothing holds the end up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+
+import pytest
+
+from isthmus.frontends.http.listener import CLOSE_SECONDS, DoorError, DoorSettings, HttpListener
+from isthmus.frontends.http.request_cycle import Message, Receive, Send
+from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Bell, Echo, Held, opened, request, visiting
+
+
+async def test_a_door_serves_on_the_port_it_returns_and_touches_no_signal() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    async with opened(Echo()) as (door, port), visiting(port) as visitor:
+        visitor.say(request("/here"))
+        assert (await visitor.hear()).body == b"/here "
+        assert not door.is_draining
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+async def test_a_taken_port_is_an_error_and_not_an_exit() -> None:
+    async with opened(Echo()) as (_, port):
+        second = HttpListener(Echo(), DoorSettings(port=port))
+        with pytest.raises(DoorError, match=str(port)):
+            await second.open()
+        await second.close()
+
+
+async def test_an_empty_door_drains_at_once() -> None:
+    async with opened(Echo()) as (door, _):
+        assert await door.drain(within=0.0)
+        assert await door.drain(within=PATIENCE_SECONDS)
+
+
+async def test_draining_refuses_newcomers_and_lets_what_runs_end() -> None:
+    app = Held()
+    async with opened(app) as (door, port), visiting(port) as visitor:
+        visitor.say(request())
+        visit = await app.next_visit()
+        draining = asyncio.get_running_loop().create_task(door.drain(within=PATIENCE_SECONDS))
+        await asyncio.sleep(0)
+        assert door.is_draining
+        with pytest.raises(ConnectionRefusedError):
+            async with visiting(port):
+                pass
+        await visit.answer(b"done")
+        answer = await visitor.hear()
+        assert (answer.body, answer.header(b"connection")) == (b"done", b"close")
+        assert await draining
+
+
+async def test_draining_closes_idle_and_silent_connections() -> None:
+    async with opened(Echo()) as (door, port), visiting(port) as idle, visiting(port) as silent:
+        idle.say(request())
+        assert (await idle.hear()).status == 200
+        assert await door.drain(within=PATIENCE_SECONDS)
+        assert await idle.hear_rest() == b""
+        assert await silent.hear_rest() == b""
+
+
+async def test_a_request_that_was_on_its_way_when_draining_began_is_answered() -> None:
+    async with opened(Echo()) as (door, port), visiting(port) as visitor:
+        visitor.say(request("/1"))
+        assert (await visitor.hear()).status == 200
+        draining = asyncio.get_running_loop().create_task(door.drain(within=PATIENCE_SECONDS))
+        visitor.say(request("/2"))  # Before the drain's first step, and read after it: idle ones are closed soon.
+        answer = await visitor.hear()
+        assert (answer.body, answer.header(b"connection")) == (b"/2 ", b"close")
+        assert await draining
+
+
+async def test_pipelined_requests_are_all_answered_by_a_drain() -> None:
+    app = Held()
+    async with opened(app) as (door, port), visiting(port) as visitor:
+        visitor.say(request("/1") + request("/2"))
+        first = await app.next_visit()
+        draining = asyncio.get_running_loop().create_task(door.drain(within=PATIENCE_SECONDS))
+        await asyncio.sleep(0)
+        await first.answer(b"1")
+        await (await app.next_visit()).answer(b"2")
+        assert [(await visitor.hear()).body for _ in range(2)] == [b"1", b"2"]
+        assert await draining
+
+
+async def test_a_drain_ends_with_streams_open_because_their_face_is_told() -> None:
+    ending = asyncio.Event()
+    started = asyncio.Semaphore(0)
+
+    async def stream(scope: Message, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"open", "more_body": True})
+        started.release()
+        await ending.wait()
+        await send({"type": "http.response.body", "body": b"bye"})
+
+    def broken() -> None:
+        raise LookupError("a face's bug")
+
+    async with opened(stream) as (door, port), AsyncExitStack() as stack:
+        door.on_drain(broken)
+        door.on_drain(ending.set)
+        listeners = [await stack.enter_async_context(visiting(port)) for _ in range(20)]
+        for listener in listeners:
+            listener.say(request(method="GET"))
+            await started.acquire()
+        assert await door.drain(within=PATIENCE_SECONDS)
+        assert {(await listener.hear()).body for listener in listeners} == {b"openbye"}
+
+
+async def test_a_request_that_outlives_the_drain_is_cut_by_closing() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app, drain_seconds=0.05) as (door, port), visiting(port) as visitor:
+        visitor.say(request())
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        assert not await door.drain()
+        await door.close()
+        assert await visitor.hear_rest() == b""
+        await bell.wait()
+
+
+async def test_a_request_whose_client_has_gone_still_counts_as_running() -> None:
+    app, bell = Held(), Bell()
+    async with opened(app) as (door, port), visiting(port) as visitor:
+        visitor.say(request())
+        visit = await app.next_visit()
+        visit.peer.on_disconnect(bell)
+        visitor.leave()
+        await bell.wait()
+        assert not await door.drain(within=0.05)
+        visit.released.set()
+        assert await door.drain(within=PATIENCE_SECONDS)
+
+
+async def test_closing_ends_a_drain_under_way_even_if_a_request_ignores_it() -> None:
+    refused = asyncio.Event()
+    entered = asyncio.Event()
+
+    async def stubborn(scope: Message, receive: Receive, send: Send) -> None:
+        entered.set()
+        while not refused.is_set():
+            try:
+                await refused.wait()
+            except asyncio.CancelledError:
+                continue
+
+    loop = asyncio.get_running_loop()
+    async with opened(stubborn) as (door, port), visiting(port) as visitor:
+        visitor.say(request())
+        await entered.wait()
+        draining = loop.create_task(door.drain(within=600.0))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await door.close()
+            assert await draining is False
+        refused.set()
+    assert CLOSE_SECONDS < 1.0  # A second signal must end the hub within a second.
+
+
+async def test_a_door_may_be_closed_twice_and_without_being_opened() -> None:
+    async with opened(Echo()) as (door, _):
+        await door.close()
+    never_opened = HttpListener(Echo(), DoorSettings())
+    assert await never_opened.drain()
+    await never_opened.close()

@@ -1,0 +1,84 @@
+"""What the caller's side of a call does alike on every carrier: progress of what goes on after the answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from isthmus.core.ports.exchange import Lasting
+from isthmus.frontends.mcp.exchange import HttpExchange
+from isthmus.frontends.mcp.sessions import Listener, Session, Sessions
+from isthmus.frontends.mcp.tasks import shown_id
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.events import Progress
+from isthmus.wire.mcp.tasks import RELATED
+from tests.unit.core.doubles import ANYONE, SERVER, call, raw
+from tests.unit.frontends.mcp.doubles import Client, Hosted, Talk, events
+
+REPORT = Progress({"progress": raw(1), "_meta": raw({RELATED: {"taskId": "t"}})}, SERVER)
+TOLD = {"progressToken": "mine", "progress": 1, "_meta": {RELATED: {"taskId": shown_id(ANYONE, SERVER, "t")}}}
+
+
+def exchange(session: Session | None, token: str | None = "mine") -> HttpExchange:
+    loop = asyncio.get_running_loop()
+    made = HttpExchange(Client(), raw(1), "legacy", None if token is None else raw(token), loop, call())
+    made.session = session
+    return made
+
+
+async def test_over_http_it_is_told_on_the_stream_of_the_session() -> None:
+    session, chunks = Sessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
+    session.listen(Listener(chunks.append, lambda: None))
+    report = exchange(session).reporter()
+    assert report is not None
+    report(REPORT)
+    assert [message["params"] for message in events(chunks)] == [TOLD]
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+async def test_who_has_no_session_or_did_not_ask_is_told_nothing(*, is_wanted: bool) -> None:
+    session = None if is_wanted else Sessions().open(ANYONE, EVERYTHING, 0.0)
+    assert exchange(session, "mine" if is_wanted else None).reporter() is None
+
+
+async def test_in_a_conversation_it_is_told_there_unless_its_caller_reads_slowly() -> None:
+    hosted = Hosted()
+    talk = Talk(hosted)
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": {"progressToken": "mine"}}, id=1)
+    side = hosted.last_call.exchange
+    assert isinstance(side, Lasting)
+    report = side.reporter()
+    assert report is not None
+    hosted.answer(content=[])
+    report(REPORT)
+    talk.is_crowded = True
+    report(REPORT)
+    assert [message["params"] for message in talk.told()] == [TOLD]
+
+
+# -- users that a question sent elsewhere ------------------------------------------------------------------------------
+
+DONE_THERE = {"jsonrpc": "2.0", "method": "notifications/elicitation/complete", "params": {"elicitationId": "e1"}}
+
+
+async def test_that_a_user_is_done_elsewhere_is_told_on_the_stream_of_the_call_and_later_on_the_sessions() -> None:
+    session, chunks = Sessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
+    session.listen(Listener(chunks.append, lambda: None))
+    client = Client()
+    side = HttpExchange(client, raw(1), "legacy", None, asyncio.get_running_loop(), call())
+    side.session = session
+    side.done(raw("e1"))
+    assert events(client.pushed) == [DONE_THERE]
+    later = side.done_later()
+    assert later is not None
+    later(raw("e1"))
+    assert events(chunks) == [DONE_THERE]
+    assert exchange(None).done_later() is None
+
+
+async def test_a_modern_caller_knows_no_such_word() -> None:
+    client = Client()
+    side = HttpExchange(client, raw(1), "modern", None, asyncio.get_running_loop(), call())
+    side.done(raw("e1"))
+    assert (side.done_later(), client.pushed) == (None, [])

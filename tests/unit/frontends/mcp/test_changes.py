@@ -1,0 +1,201 @@
+"""Who is told that the list changed: the first at once, then once a second, and never for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from isthmus.core.catalog.snapshot import Offer
+from isthmus.frontends.mcp.changes import ChangeFeed, UpdateFeed
+from isthmus.model.callers import Grants
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.features import TOPICS, Topic
+from tests.unit.core.doubles import Stage, prompt, ready, resource, template, tool
+
+ALL = Grants(("*",))
+
+
+class Ear:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.topics: list[Topic] = []
+        self.heard = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        return len(self.topics)
+
+    def __call__(self, topic: Topic) -> None:
+        self.topics.append(topic)
+        self.heard.set()
+
+
+async def test_a_change_is_told_at_once_and_the_next_ones_together() -> None:
+    stage, ear = Stage(), Ear()
+    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    stage.hub.publish(ready(tool("a")))
+    assert ear.count == 1
+    for name in "bcd":
+        stage.hub.publish(ready(tool(name)))
+    assert ear.count == 1
+    ear.heard.clear()
+    async with asyncio.timeout(30):
+        await ear.heard.wait()
+    assert ear.count == 2
+    feed.close()
+
+
+async def test_what_changed_back_meanwhile_is_not_told() -> None:
+    stage, ear = Stage(), Ear()
+    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    stage.hub.publish(ready(tool("a")))
+    stage.hub.publish(ready(tool("b")))
+    stage.hub.publish(ready(tool("a")))
+    async with asyncio.timeout(30):
+        while feed._timer is not None:  # noqa: ASYNC110 (whoever has nothing to tell tells nobody)
+            await asyncio.sleep(0.01)
+    assert ear.count == 1
+    feed.close()
+
+
+async def test_a_change_that_the_caller_cannot_see_is_not_told() -> None:
+    stage, ear = Stage(), Ear()
+    feed = ChangeFeed(stage.hub, Grants(("files.read",)), EVERYTHING, ear, ["tools"])
+    stage.hub.publish(ready(tool("read"), tool("write")))
+    assert ear.count == 0
+    feed.close()
+
+
+async def test_who_has_an_old_list_is_told_at_once() -> None:
+    stage, ear = Stage(), Ear()
+    current = stage.hub.snapshot.view(ALL, EVERYTHING).digest
+    ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"], seen={"tools": current}).close()
+    assert ear.count == 0
+    ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"], seen={"tools": b"another"}).close()
+    assert ear.count == 1
+
+
+async def test_a_closed_feed_tells_nothing_not_even_what_it_had_put_off() -> None:
+    stage, ear = Stage(), Ear()
+    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    stage.hub.publish(ready(tool("a")))
+    stage.hub.publish(ready(tool("b")))
+    assert feed._timer is not None
+    feed.close()
+    stage.hub.publish(ready(tool("c")))
+    assert feed._timer.cancelled()
+    assert ear.count == 1
+
+
+async def test_each_list_that_changed_is_told_and_no_other() -> None:
+    stage, ear = Stage(), Ear()
+    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS)
+    stage.hub.publish(ready(tool(), prompts=[prompt("ask")], templates=[template("file:///{path}")]))
+    assert ear.topics == ["prompts", "resources"]
+    feed.close()
+
+
+async def test_a_list_that_nobody_asked_about_is_not_told() -> None:
+    stage, ear = Stage(), Ear()
+    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["prompts"])
+    stage.hub.publish(ready(tool("another"), resources=[resource("file:///x")]))
+    assert ear.topics == []
+    feed.close()
+
+
+async def test_a_list_that_the_caller_has_not_seen_yet_counts_as_todays() -> None:
+    stage, ear = Stage(), Ear()
+    ChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS, seen={"prompts": b"another"}).close()
+    assert ear.topics == ["prompts"]
+
+
+async def test_one_list_that_was_just_told_does_not_hold_up_another() -> None:
+    stage, ear = Stage(), Ear()
+    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS)
+    stage.hub.publish(ready(tool("a")))
+    stage.hub.publish(ready(tool("b"), prompts=[prompt("ask")]))
+    assert ear.topics == ["tools", "prompts"]
+    feed.close()
+
+
+async def test_who_can_be_asked_is_told_of_what_it_is_listed_and_of_nothing_else() -> None:
+    stage, able, other = Stage(), Ear(), Ear()
+    client_caps = frozenset({"elicitation"})
+    feeds = [
+        ChangeFeed(stage.hub, ALL, EVERYTHING, able, TOPICS, client_caps=client_caps),
+        ChangeFeed(stage.hub, ALL, EVERYTHING, other, TOPICS),
+    ]
+    varied = msgspec.structs.replace(ready(tool()), variants={client_caps: Offer((tool(), tool("ask")))})
+    stage.hub.publish(varied)
+    assert (able.topics, other.topics) == (["tools"], [])
+    stage.hub.publish(msgspec.structs.replace(varied, prompts=(prompt("p"),)))
+    assert (able.topics, other.topics) == (["tools"], ["prompts"])
+    for feed in feeds:
+        feed.close()
+
+
+# -- resources -----------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """A caller that takes what it is told, or does not."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.is_crowded = False
+        self.feed = UpdateFeed(self.told.append, lambda: self.is_crowded)
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.told) < count:  # noqa: ASYNC110 (a list tells nobody)
+                await asyncio.sleep(0.001)
+
+
+async def test_updates_are_told_at_once_and_in_order() -> None:
+    reader = Reader()
+    for uri in ("b", "a", "c"):
+        reader.feed.updated(uri)
+    assert reader.told == ["b", "a", "c"]
+    reader.feed.close()
+
+
+async def test_a_storm_of_updates_is_told_once_and_what_follows_comes_after_it() -> None:
+    reader = Reader()
+    for _ in range(10_000):
+        reader.feed.updated("a")
+    reader.feed.updated("b")
+    reader.feed.updated("a")
+    assert reader.told == ["a"]
+    await reader.until(3)
+    assert reader.told == ["a", "a", "b"]
+    reader.feed.close()
+
+
+async def test_an_update_that_the_caller_has_not_taken_is_not_told_again() -> None:
+    reader = Reader()
+    reader.is_crowded = True
+    for _ in range(100):
+        for uri in ("a", "b"):
+            reader.feed.updated(uri)
+    assert (reader.told, len(reader.feed._unsent)) == ([], 2)
+    reader.is_crowded = False
+    await reader.until(2)
+    assert reader.told == ["a", "b"]
+    reader.feed.close()
+
+
+async def test_what_nobody_wants_any_more_is_not_told() -> None:
+    reader = Reader()
+    reader.is_crowded = True
+    for uri in ("a", "b"):
+        reader.feed.updated(uri)
+    reader.feed.forget("a")
+    reader.is_crowded = False
+    await reader.until(1)
+    assert reader.told == ["b"]
+    reader.feed.updated("b")
+    reader.feed.close()
+    assert reader.feed._timer is not None
+    assert reader.feed._timer.cancelled()

@@ -1,0 +1,747 @@
+"""A modern caller is asked by the result of its call: it comes back to what is its own, once, and to nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.rules import Rules
+from isthmus.core.settings import Limits
+from isthmus.credentials.sealing import ProcessSealer
+from isthmus.frontends.mcp import comebacks as module
+from isthmus.frontends.mcp import parked as parking
+from isthmus.frontends.mcp.comebacks import STATE_LENGTH_MAX, Comebacks
+from isthmus.frontends.mcp.dialogue import Dialogue
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
+from isthmus.model.events import Event
+from isthmus.model.faults import BadReply, BadState, Cancelled, NotConnected, Unanswered, UnknownTool
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import TOO_LATE, Answered, OnReply, Question, Reply
+from isthmus.wire.mcp.messages import Implementation
+from tests.unit.core.doubles import (
+    ANYONE,
+    DONE,
+    PROGRESS,
+    SERVER,
+    Stage,
+    call,
+    prompt,
+    raw,
+    ready,
+    resource,
+    tool,
+)
+from tests.unit.frontends.mcp.doubles import SECONDS
+
+ABLE = frozenset({"elicitation", "roots", "sampling"})
+FORM = Question("elicitation/create", raw({"message": "who?"}))
+ROOTS = Question("roots/list", raw({}))
+ACCEPTED = {"action": "accept", "content": {"name": "Ada"}}
+OTHER = Caller("other", "default", Grants(("*",)))
+NAMESAKE = Caller("anyone", "elsewhere", Grants(("*",)))
+ARGUMENTS = {"path": "a", "depth": 1}
+
+
+class Visit:
+    """One request of a modern caller, and how it was answered."""
+
+    def __init__(self, asked: Call) -> None:
+        self.call = asked
+        self.inflight: InFlight | None = None
+        self.events: list[Event] = []
+        self.ends: list[Outcome] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        raise AssertionError("the desk asks")
+
+    def end(self, outcome: Outcome) -> None:
+        self.ends.append(outcome)
+
+    def say(self, message: bytes) -> None:
+        raise AssertionError(message)
+
+    def put(self, id: bytes, message: bytes) -> None:
+        raise AssertionError(message)
+
+    def settle(self, id: bytes) -> None:
+        raise AssertionError(id)
+
+    @property
+    def outcome(self) -> Outcome:
+        (outcome,) = self.ends
+        return outcome
+
+    @property
+    def result(self) -> Any:
+        assert isinstance(self.outcome, Result), self.outcome
+        return json.loads(bytes(self.outcome.payload))
+
+    @property
+    def state(self) -> str:
+        state = self.result["requestState"]
+        assert isinstance(state, str)
+        return state
+
+
+class Visitor(Visit):
+    """The same as a face makes it: it asks by the comebacks."""
+
+    def __init__(self, asked: Call, comebacks: Comebacks) -> None:
+        super().__init__(asked)
+        self._comebacks = comebacks
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        self._comebacks.ask(self, question, reply)
+
+    def end(self, outcome: Outcome) -> None:
+        self.inflight = None
+        if isinstance(outcome, Result) and outcome.asked_by:
+            outcome = self._comebacks.seal(self.call, outcome)
+        super().end(outcome)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 - a timer of the loop's own
+            await asyncio.sleep(0.001)
+
+
+class Desk:
+    """A hub with a server that asks, and modern callers."""
+
+    def __init__(self, gather_seconds: float = 0) -> None:
+        harmless = tool("look", annotations={"idempotentHint": True})
+        odd = tool("odd", annotations=["idempotentHint"])
+        self.stage = Stage.of(
+            ready(
+                tool(),
+                tool("write"),
+                harmless,
+                odd,
+                prompts=[prompt()],
+                resources=[resource("a:b")],
+                rules=Rules(is_trusted=True),
+            )
+        )
+        self.comebacks = Comebacks(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
+        self.dialogue = Dialogue(self.stage.hub, Implementation("isthmus", "1"), comebacks=self.comebacks)
+
+    def visit(
+        self,
+        name: str = "files.read",
+        *,
+        state: str | None = None,
+        responses: Any = None,
+        arguments: Any = None,
+        caller: Caller = ANYONE,
+        surface: Surface = EVERYTHING,
+        kind: Kind = "tool",
+    ) -> Visitor:
+        """A request: a first one, or one that comes back."""
+        extra: dict[str, msgspec.Raw] = {} if state is None else {"requestState": raw(state)}
+        if responses is not None:
+            extra["inputResponses"] = raw(responses)
+        given = ARGUMENTS if arguments is None else arguments
+        written = given if isinstance(given, msgspec.Raw) else raw(given)
+        asked = call(name, caller=caller, surface=surface, kind=kind, client_caps=ABLE, comes_back=True)
+        visit = Visitor(msgspec.structs.replace(asked, extra=extra, arguments=written), self.comebacks)
+        inflight = self.dialogue.start(visit.call, visit)
+        if inflight is not None and inflight.outcome is None and inflight.exchange is visit:
+            visit.inflight = inflight
+        return visit
+
+    def asked(self, *questions: Question, **more: Any) -> tuple[Visitor, list[Reply]]:
+        """A request whose server, of the earlier era, asks something at once; and what that is answered."""
+        visit, answers = self.visit(**more), list[Reply]()
+        for question in questions or (FORM,):
+            self.last.ask(question, answers.append)
+        return visit, answers
+
+    def required(self, state: str | None = "its own", **more: Any) -> Visitor:
+        """A request that a modern server answers with a question."""
+        visit = self.visit(**more)
+        asks = {"resultType": "input_required", "inputRequests": {"q": {"method": "roots/list"}}}
+        payload = raw(asks if state is None else {**asks, "requestState": state})
+        self.last.finish(Result(payload, is_typed=True, asked_by=SERVER))
+        return visit
+
+    @property
+    def sent(self) -> list[InFlight]:
+        return self.stage.link.sent
+
+    @property
+    def last(self) -> InFlight:
+        return self.sent[-1]
+
+
+@pytest.fixture
+async def desk() -> Desk:
+    return Desk()
+
+
+def is_refused(visit: Visit) -> bool:
+    return isinstance(visit.outcome, BadState) and visit.outcome.executed == "unknown"
+
+
+# -- a modern server: its own state, sealed --------------------------------------------------------------------------
+
+
+async def test_a_servers_state_is_hidden_from_the_caller_and_comes_back_to_the_server(desk: Desk) -> None:
+    asked = desk.required("its own")
+    assert asked.result["inputRequests"] == {"q": {"method": "roots/list"}}
+    assert "its own" not in asked.state
+    assert b"its own" not in base64.urlsafe_b64decode(asked.state)
+    again = desk.visit(state=asked.state, responses={"q": {"roots": []}})
+    assert (again.ends, len(desk.sent)) == ([], 2)
+    extra = {key: json.loads(bytes(value)) for key, value in desk.last.call.extra.items()}
+    assert extra == {"requestState": "its own", "inputResponses": {"q": {"roots": []}}}
+
+
+async def test_a_server_without_a_state_gets_none(desk: Desk) -> None:
+    desk.visit(state=desk.required(None).state, responses={"q": {}})
+    assert list(desk.last.call.extra) == ["inputResponses"]
+
+
+async def test_several_rounds_have_a_state_each(desk: Desk) -> None:
+    first = desk.required("one")
+    asks = {"resultType": "input_required", "requestState": "two"}
+    second = desk.visit(state=first.state, responses={"q": {}})
+    desk.last.finish(Result(raw(asks), is_typed=True, asked_by=SERVER))
+    desk.visit(state=second.state)
+    assert bytes(desk.last.call.extra["requestState"]) == b'"two"'
+
+
+async def test_a_state_is_good_once_unless_its_tool_may_run_twice(desk: Desk) -> None:
+    for name, times in (("files.read", 1), ("files.odd", 1), ("files.look", 3)):
+        state, before = desk.required(name=name).state, len(desk.sent)
+        visits = [desk.visit(name, state=state) for _ in range(3)]
+        assert [is_refused(visit) for visit in visits if visit.ends] == [True] * (3 - times)
+        assert len(desk.sent) - before == times
+
+
+async def test_reading_and_prompting_may_be_repeated(desk: Desk) -> None:
+    kinds: dict[str, Kind] = {"a:b": "resource", "files.ask": "prompt"}
+    for name, kind in kinds.items():
+        state = desk.required(name=name, kind=kind).state
+        assert [desk.visit(name, kind=kind, state=state).ends for _ in range(2)] == [[], []]
+
+
+async def test_states_that_were_used_are_forgotten_when_they_cease_to_hold(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STATE_SECONDS", 0.01)
+    state = desk.required().state
+    desk.visit(state=state)
+    monkeypatch.setattr(module, "STATE_SECONDS", 300.0)
+    fresh = desk.required().state
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(SECONDS):
+        over = loop.time() + 0.02
+        while loop.time() < over:  # noqa: ASYNC110 - time has to pass
+            await asyncio.sleep(0.005)
+    assert is_refused(desk.visit(state=state))
+    assert desk.visit(state=fresh).ends == []
+    ((_, used),) = desk.comebacks._used.items()
+    assert len(used) == 1
+
+
+async def test_a_caller_that_comes_back_too_often_waits_and_nobody_else_does(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "USED_EACH_MAX", 2)
+    states = [desk.required().state for _ in range(3)]
+    assert [desk.visit(state=state).ends for state in states[:2]] == [[], []]
+    assert is_refused(desk.visit(state=states[2]))
+    assert desk.visit(state=desk.required(caller=OTHER).state, caller=OTHER).ends == []
+
+
+async def test_a_call_that_its_server_did_not_get_has_not_used_its_state_up(desk: Desk) -> None:
+    state, sent = desk.required().state, len(desk.sent)
+    desk.stage.lane.detach("away", is_failure=False)
+    assert isinstance(desk.visit(state=state).outcome, NotConnected)
+    desk.stage.lane.attach(desk.stage.link)
+    assert (desk.visit(state=state).ends, len(desk.sent)) == ([], sent + 1)
+    assert is_refused(desk.visit(state=state))
+
+
+async def test_a_call_that_never_left_its_queue_has_not_used_its_state_up(desk: Desk) -> None:
+    state = desk.required().state
+    desk.stage.lane.adjust(1, 1, 30.0)
+    desk.visit()
+    queued = desk.visit(state=state)
+    assert is_refused(desk.visit(state=state)), "it may still be sent"
+    desk.stage.lane.detach("away", is_failure=False)
+    desk.last.finish(DONE)
+    desk.stage.lane.attach(desk.stage.link)
+    assert isinstance(queued.outcome, NotConnected)
+    assert desk.visit(state=state).ends == []
+
+
+async def test_a_call_that_was_sent_has_used_its_state_up_however_it_ended(desk: Desk) -> None:
+    state = desk.required().state
+    again = desk.visit(state=state)
+    desk.last.cancel("enough")
+    assert isinstance(again.outcome, Cancelled)
+    assert is_refused(desk.visit(state=state))
+
+
+async def test_what_may_be_given_again_is_kept_though_it_was_come_back_to(desk: Desk) -> None:
+    state = desk.required(name="a:b", kind="resource").state
+    desk.visit("a:b", kind="resource", state=state)
+    desk.last.finish(Result(raw({"contents": []}), ttl_seconds=60.0))
+    assert len(desk.stage.hub.recall) == 1
+
+
+async def test_a_state_that_could_not_be_brought_back_is_not_handed_out(desk: Desk) -> None:
+    assert len(desk.required("x" * 700_000).state) <= STATE_LENGTH_MAX
+    refused = desk.required("x" * 800_000)
+    assert isinstance(refused.outcome, BadReply)
+    assert refused.outcome.server == SERVER
+    desk.comebacks.limits = Limits(request_bytes=4096)
+    assert isinstance(desk.required("x" * 2000).outcome, BadReply)
+    assert desk.visit(state=desk.required("x" * 500).state).ends == []
+
+
+# -- what is refused, for both kinds of servers ----------------------------------------------------------------------
+
+
+def both(desk: Desk, **more: Any) -> list[str]:
+    """A state of a modern server's, and one of a call that is parked."""
+    return [desk.required(**more).state, desk.asked(**more)[0].state]
+
+
+async def test_a_state_with_any_byte_changed_is_refused_and_the_server_sees_nothing(desk: Desk) -> None:
+    for state in both(desk):
+        sent, parked = len(desk.sent), len(desk.comebacks)
+        for at, was in enumerate(state):
+            changed = state[:at] + ("A" if was != "A" else "B") + state[at + 1 :]
+            assert is_refused(desk.visit(state=changed, responses={"q1": ACCEPTED}))
+        assert (len(desk.sent), len(desk.comebacks)) == (sent, parked)
+        assert desk.visit(state=state, responses={"q1": ACCEPTED}).ends == []  # and none of that used it up
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"caller": OTHER},
+        {"caller": NAMESAKE},
+        {"name": "files.write"},
+        {"surface": Surface("own", SERVER), "name": "read"},
+        {"surface": Surface("llm")},
+        {"arguments": {**ARGUMENTS, "path": "b"}},
+        {"arguments": {}},
+        {"arguments": {**ARGUMENTS, "depth": 1.0}},
+        {"arguments": {**ARGUMENTS, "depth": "1"}},
+        {"name": "files.ask", "kind": "prompt"},
+    ],
+    ids=str,
+)
+async def test_a_state_of_somebody_or_something_else_is_refused_and_the_server_sees_nothing(
+    desk: Desk, other: dict[str, Any]
+) -> None:
+    for state in both(desk):
+        sent, parked = len(desk.sent), len(desk.comebacks)
+        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, **other))
+        assert (len(desk.sent), len(desk.comebacks)) == (sent, parked)
+        assert desk.visit(state=state, responses={"q1": ACCEPTED}).ends == []
+
+
+async def test_a_state_that_has_ceased_to_hold_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STATE_SECONDS", 0.0)
+    for state in both(desk):
+        sent = len(desk.sent)
+        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}))
+        assert len(desk.sent) == sent
+
+
+@pytest.mark.parametrize("state", ["", "x", "A" * 2_000_000, "é", "\ud83d\ude00"])
+async def test_a_made_up_state_is_refused(desk: Desk, state: str) -> None:
+    assert is_refused(desk.visit(state=state))
+    assert desk.sent == []
+
+
+@pytest.mark.parametrize("state", [7, None, {}, [], True])
+async def test_a_state_that_is_no_text_is_refused(desk: Desk, state: object) -> None:
+    visit = Visitor(msgspec.structs.replace(call(comes_back=True), extra={"requestState": raw(state)}), desk.comebacks)
+    assert desk.dialogue.start(visit.call, visit) is None
+    assert is_refused(visit)
+
+
+async def test_the_state_of_another_hub_is_refused(desk: Desk) -> None:
+    for state in both(Desk()):
+        assert is_refused(desk.visit(state=state))
+    assert desk.sent == []
+
+
+async def test_arguments_are_the_same_however_they_are_spelt(desk: Desk) -> None:
+    for state in both(desk):
+        spelt = msgspec.Raw(b'{ "depth": 1,\n "p\\u0061th": "a" }')
+        assert desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=spelt).ends == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "brought"),
+    [
+        ('{"amount":1}', '{"amount":1000,"amount":1}'),
+        ('{"amount":1}', '{"amount":1000,"\\u0061mount":1}'),
+        ('{"in":{"amount":1}}', '{"in":{"amount":1000,"amount":1}}'),
+        ('{"amount":1000,"amount":1}', '{"amount":1}'),
+        ('{"amount":1000,"amount":1}', '{"amount":1000, "amount":1}'),
+        ('{"amount":9007199254740992.0}', '{"amount":9007199254740993.0}'),
+        ('{"amount":0.1}', '{"amount":0.1000000000000000055}'),
+        ('{"amount":1}', '{"amount":1e0}'),
+        ('{"amount":0}', '{"amount":-0}'),
+        ('{"amount":1}', '{"amount":"1"}'),
+        ('{"amount":[1,2]}', '{"amount":[2,1]}'),
+    ],
+)
+async def test_arguments_that_somebody_could_read_otherwise_are_others(desk: Desk, asked: str, brought: str) -> None:
+    written, other = msgspec.Raw(asked.encode()), msgspec.Raw(brought.encode())
+    for state in both(desk, arguments=written):
+        sent = len(desk.sent)
+        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=other))
+        assert len(desk.sent) == sent
+        assert desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=written).ends == []
+
+
+@pytest.mark.parametrize(
+    "odd", [b'{"a":1e999}', b'{"a":-1e999}', b'{"a":123456789012345678901234567890}', b'{"a":"\\ud8009"}']
+)
+async def test_arguments_that_only_their_server_can_read_are_bound_as_well(desk: Desk, odd: bytes) -> None:
+    for state in both(desk, arguments=msgspec.Raw(odd)):
+        other = odd.replace(b"9", b"8")
+        assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=msgspec.Raw(other)))
+        assert desk.visit(state=state, responses={"q1": ACCEPTED}, arguments=msgspec.Raw(odd)).ends == []
+
+
+async def test_who_may_not_see_the_tool_any_more_cannot_come_back_to_it(desk: Desk) -> None:
+    states = both(desk)
+    narrowed = Caller(ANYONE.name, ANYONE.tenant, Grants(("files.write",)))
+    sent = len(desk.sent)
+    outcomes = [desk.visit(state=state, responses={"q1": ACCEPTED}, caller=narrowed).outcome for state in states]
+    assert [type(outcome) for outcome in outcomes] == [UnknownTool, BadState]
+    assert len(desk.sent) == sent
+
+
+async def test_a_tool_that_is_gone_cannot_be_come_back_to_and_who_waits_for_that_is_told(desk: Desk) -> None:
+    states = both(desk)
+    desk.stage.hub.publish(ready(tool("write")))
+    outcomes = [desk.visit(state=state, responses={"q1": ACCEPTED}).outcome for state in states]
+    assert [type(outcome) for outcome in outcomes] == [UnknownTool, BadState]
+    assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [desk.last]
+    desk.stage.hub.publish(ready(tool()))
+    assert isinstance(desk.visit(state=states[1]).outcome, Cancelled), "it is told how its call ended"
+
+
+async def test_what_ended_before_its_tool_was_gone_is_not_told(desk: Desk) -> None:
+    asked, _ = desk.asked()
+    desk.last.finish(DONE)
+    desk.stage.hub.publish(ready(tool("write")))
+    assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
+    assert desk.stage.link.withdrawn == []
+
+
+async def test_the_parked_calls_of_who_was_taken_out_are_given_up(desk: Desk) -> None:
+    asked, _ = desk.asked()
+    desk.asked(caller=OTHER)
+    desk.comebacks.retain({OTHER})
+    assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [desk.sent[0]]
+    assert isinstance(desk.visit(state=asked.state).outcome, Cancelled)
+    desk.comebacks.retain({OTHER})
+    assert desk.sent[1].outcome is None
+
+
+async def test_answers_without_a_state_are_the_callers_own_word_and_the_servers_to_judge(desk: Desk) -> None:
+    assert desk.visit(responses={"q": {"roots": []}}).ends == []
+    assert list(desk.last.call.extra) == ["inputResponses"]
+
+
+# -- an earlier server: its call is parked ---------------------------------------------------------------------------
+
+
+async def test_a_question_is_the_result_and_the_call_goes_on_when_its_caller_is_back(desk: Desk) -> None:
+    asked, answers = desk.asked()
+    assert asked.result["resultType"] == "input_required"
+    assert asked.result["inputRequests"] == {"q1": {"method": "elicitation/create", "params": {"message": "who?"}}}
+    assert (len(desk.comebacks), desk.stage.lane.running) == (1, 1)
+    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+    (answer,) = answers
+    assert isinstance(answer, Answered)
+    assert json.loads(bytes(answer.result)) == ACCEPTED
+    desk.last.emit(PROGRESS)
+    desk.last.finish(DONE)
+    assert (again.outcome, again.events, len(desk.sent), len(desk.comebacks)) == (DONE, [PROGRESS], 1, 0)
+    assert len(asked.ends) == 1
+
+
+async def test_a_parked_call_can_be_come_back_to_once(desk: Desk) -> None:
+    asked, answers = desk.asked()
+    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+    for _ in range(3):
+        assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
+    desk.last.finish(DONE)
+    assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
+    assert (again.outcome, len(answers)) == (DONE, 1)
+
+
+async def test_every_further_question_is_a_result_of_its_own(desk: Desk) -> None:
+    asked, answers = desk.asked()
+    for round_ in range(20):
+        assert len(answers) == round_
+        before, asked = asked, desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+        desk.last.ask(FORM, answers.append)
+        assert is_refused(desk.visit(state=before.state, responses={"q1": ACCEPTED}))
+    assert (len(desk.sent), len(desk.comebacks)) == (1, 1)
+
+
+async def test_questions_that_came_meanwhile_are_asked_when_the_caller_is_back(desk: Desk) -> None:
+    asked, answers = desk.asked(FORM, ROOTS)
+    assert list(asked.result["inputRequests"]) == ["q1"]
+    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
+    assert len(answers) == 2, "who guesses has answered"
+    desk.last.finish(DONE)
+    assert again.outcome is DONE
+
+
+async def test_who_answers_a_part_is_asked_for_the_rest(desk: Desk) -> None:
+    asked, answers = desk.asked(FORM, ROOTS)
+    more = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+    assert more.result["inputRequests"] == {"q2": {"method": "roots/list", "params": {}}}
+    assert (len(answers), len(desk.comebacks)) == (1, 1)
+    assert is_refused(desk.visit(state=asked.state, responses={"q2": {"roots": []}}))
+    last = desk.visit(state=more.state, responses={"q2": {"roots": []}})
+    assert (len(answers), last.ends, len(desk.comebacks)) == (2, [], 0)
+
+
+async def test_what_a_server_asks_at_once_is_put_together() -> None:
+    desk = Desk(gather_seconds=0.001)
+    asked, answers = desk.asked(FORM, ROOTS)
+    assert asked.ends == []
+    assert [parked.where for parked in desk.comebacks._lot] == [asked]
+    await until(lambda: bool(asked.ends))
+    assert [parked.where for parked in desk.comebacks._lot] == [None]
+    assert list(asked.result["inputRequests"]) == ["q1", "q2"]
+    desk.visit(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
+    assert (len(answers), len(desk.comebacks)) == (2, 0)
+
+
+async def test_a_call_that_ends_before_its_questions_are_put_is_simply_answered() -> None:
+    desk = Desk(gather_seconds=0.001)
+    asked, _ = desk.asked()
+    desk.last.finish(DONE)
+    await until(lambda: bool(asked.ends))
+    assert (asked.ends, len(desk.comebacks)) == ([DONE], 0)
+
+
+@pytest.mark.parametrize(
+    "responses", [None, {}, {"q9": {}}, [], 7, "q1", {"q1": None}, {"q1": 5}, {"q1": []}, {"q1": "accept"}]
+)
+async def test_who_comes_back_without_an_answer_is_asked_again(desk: Desk, responses: object) -> None:
+    asked, answers = desk.asked()
+    again = desk.visit(state=asked.state, responses=responses)
+    assert again.result["inputRequests"] == asked.result["inputRequests"]
+    assert (answers, again.state == asked.state) == ([], False)
+    desk.visit(state=again.state, responses={"q1": ACCEPTED})
+    assert len(answers) == 1
+
+
+async def test_a_call_that_ended_meanwhile_is_told_to_who_comes_back(desk: Desk) -> None:
+    asked, answers = desk.asked()
+    desk.last.finish(DONE)
+    assert (desk.stage.lane.running, len(desk.comebacks)) == (0, 1)
+    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+    assert (again.outcome, again.inflight, len(answers), len(desk.comebacks)) == (DONE, None, 1, 0)
+
+
+async def test_an_end_is_kept_for_as_long_as_its_state_holds(desk: Desk) -> None:
+    desk.asked()
+    desk.last.finish(DONE)
+    (parked,) = desk.comebacks._lot
+    assert parked.clock is not None
+    assert parked.clock.when() == parked.until > asyncio.get_running_loop().time()
+
+
+async def test_an_end_that_nobody_comes_back_for_is_forgotten(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STATE_SECONDS", 0.01)
+    asked, _ = desk.asked()
+    desk.last.finish(DONE)
+    async with asyncio.timeout(SECONDS):
+        while len(desk.comebacks):  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+    assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
+
+
+async def test_a_caller_that_never_comes_back_ends_its_call_and_the_server_is_told(desk: Desk) -> None:
+    asked, _ = desk.asked()
+    inflight = desk.last
+    inflight.expire()
+    assert isinstance(inflight.outcome, Unanswered)
+    assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [inflight]
+    assert isinstance(desk.visit(state=asked.state, responses={"q1": ACCEPTED}).outcome, Unanswered)
+
+
+async def test_a_link_that_breaks_as_it_is_answered_ends_the_call_once(desk: Desk) -> None:
+    asked = desk.visit()
+    inflight = desk.last
+    desk.last.ask(FORM, lambda _: inflight.cancel("the link broke"))
+    desk.last.ask(ROOTS, lambda _: None)
+    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+    assert isinstance(again.outcome, Cancelled)
+    assert (again.inflight, len(desk.comebacks)) == (None, 0)
+
+
+async def test_a_server_that_asks_on_as_it_is_answered_has_its_caller_come_back_again(desk: Desk) -> None:
+    answers: list[Reply] = []
+    asked, inflight = desk.visit(), desk.last
+
+    def ask_on(_: Reply) -> None:
+        inflight.ask(ROOTS, answers.append)
+
+    inflight.ask(FORM, ask_on)
+    again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+    assert list(again.result["inputRequests"]) == ["q2"]
+    desk.visit(state=again.state, responses={"q2": {}})
+    assert len(answers) == 1
+
+
+async def test_only_so_many_calls_of_one_caller_are_parked_and_others_are_not_crowded_out(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "PARKED_EACH_MAX", 2)
+    parked = [desk.asked()[0] for _ in range(2)]
+    crowded, refusals = desk.asked()
+    assert (refusals, crowded.ends, len(desk.comebacks)) == ([parking.FULL], [], 2)
+    for caller in (OTHER, NAMESAKE):
+        assert desk.asked(caller=caller)[1] == []
+    desk.visit(state=parked[0].state, responses={"q1": ACCEPTED})
+    assert desk.asked()[1] == []
+
+
+async def test_a_question_that_is_too_much_to_keep_is_declined_and_nothing_is_parked(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "ASKED_BYTES_MAX", 10)
+    visit, answers = desk.asked()
+    assert (answers, visit.ends, visit.inflight, len(desk.comebacks)) == ([parking.LARGE], [], desk.last, 0)
+    desk.last.finish(DONE)
+    assert visit.ends == [DONE]
+
+
+async def test_only_so_many_calls_are_parked_in_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parking, "PARKED_MAX", 2)
+    desk.asked()
+    desk.asked(caller=OTHER)
+    assert desk.asked(caller=NAMESAKE)[1] == [parking.FULL]
+    desk.sent[0].finish(DONE)
+    assert len(desk.comebacks) == 2, "its end waits for its caller"
+
+
+async def test_who_is_not_parked_can_be_counted_on_not_to_be(desk: Desk) -> None:
+    for _ in range(parking.PARKED_EACH_MAX * 3):
+        asked, _ = desk.asked()
+        desk.visit(state=asked.state, responses={"q1": ACCEPTED})
+        desk.last.finish(DONE)
+    assert (len(desk.comebacks), desk.comebacks._lot._counts, desk.comebacks._used) == (0, {}, {})
+
+
+# -- questions that are not asked any more -----------------------------------------------------------------------------
+
+
+async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_goes_on(desk: Desk) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    question = desk.last.ask(FORM, answers.append)
+    assert question is not None
+    question.take_back()
+    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED})
+    assert (again.ends, answers, len(desk.sent)) == ([], [], 1)
+    desk.last.emit(PROGRESS)
+    desk.last.finish(DONE)
+    assert (again.events, again.ends, len(desk.comebacks)) == ([PROGRESS], [DONE], 0)
+
+
+async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_ended(desk: Desk) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    question = desk.last.ask(FORM, answers.append)
+    assert question is not None
+    question.take_back()
+    desk.last.finish(DONE)
+    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED})
+    assert (again.ends, answers) == ([DONE], [])
+
+
+async def test_of_several_questions_only_what_is_still_asked_is_asked_again(desk: Desk) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    first, _, third = [desk.last.ask(question, answers.append) for question in (FORM, ROOTS, FORM)]
+    assert first is not None
+    assert third is not None
+    third.take_back()
+    again = desk.visit(state=visit.state, responses={"q1": ACCEPTED, "q3": ACCEPTED})
+    assert (list(again.result["inputRequests"]), len(answers)) == (["q2"], 1)
+    last = desk.visit(state=again.state, responses={"q2": {"roots": []}})
+    desk.last.finish(DONE)
+    assert (last.ends, len(answers)) == ([DONE], 2)
+
+
+async def test_a_question_that_is_taken_back_before_it_is_handed_out_is_never_seen() -> None:
+    desk = Desk(gather_seconds=0.001)
+    visit, answers = desk.visit(), list[Reply]()
+    question = desk.last.ask(FORM, answers.append)
+    assert question is not None
+    question.take_back()
+    await until(lambda: desk.last.exchange is visit)
+    assert (visit.ends, visit.inflight, len(desk.comebacks)) == ([], desk.last, 0)
+    desk.last.finish(DONE)
+    assert visit.ends == [DONE]
+
+
+async def test_a_call_that_ends_while_it_is_asked_ends_its_questions(desk: Desk) -> None:
+    visit, answers = desk.asked()
+    desk.last.finish(DONE)
+    assert answers == [TOO_LATE]
+    assert desk.visit(state=visit.state, responses={"q1": ACCEPTED}).ends == [DONE]
+    assert answers == [TOO_LATE]
+
+
+async def test_what_outlasts_its_call_is_answered_by_who_comes_back_or_given_up(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    desk.last.ask(ROOTS, answers.append, lasts=True)
+    desk.last.finish(DONE)
+    assert desk.visit(state=visit.state, responses={"q1": {"roots": []}}).ends == [DONE]
+    assert [type(answer) for answer in answers] == [Answered]
+    monkeypatch.setattr(module, "STATE_SECONDS", 0.0)
+    desk.visit()
+    desk.last.ask(ROOTS, answers.append, lasts=True)
+    desk.last.finish(DONE)
+    await until(lambda: len(answers) == 2)
+    assert (answers[1], len(desk.comebacks)) == (TOO_LATE, 0)
+
+
+async def test_what_outlasts_its_call_and_is_taken_back_is_not_answered_by_who_comes_back(desk: Desk) -> None:
+    visit, answers = desk.visit(), list[Reply]()
+    question = desk.last.ask(ROOTS, answers.append, lasts=True)
+    desk.last.finish(DONE)
+    assert question is not None
+    question.take_back()
+    assert [parked.questions for parked in desk.comebacks._lot] == [{}]
+    assert desk.visit(state=visit.state, responses={"q1": {"roots": []}}).ends == [DONE]
+    assert answers == []
+
+
+async def test_a_caller_that_is_not_parked_was_asked_nothing(desk: Desk) -> None:
+    visit = desk.visit()
+    desk.comebacks.retract(visit, list[Reply]().append)
+    desk.comebacks.outlive(list[Reply]().append, None)
+    assert visit.ends == []

@@ -1,0 +1,638 @@
+"""A conversation in both eras: every method, what is told unasked, and that nothing is left when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.watch import levels
+from isthmus.frontends.mcp.dialogue import Answer, Dialogue
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Surface
+from isthmus.model.events import LOG_LEVELS, Log
+from isthmus.model.faults import Cancelled, ServerError
+from isthmus.model.names import ServerName
+from isthmus.wire.jsonrpc import Request
+from isthmus.wire.mcp.messages import Implementation
+from tests.unit.core.doubles import PROGRESS, SERVER, HeldPool, prompt, raw, ready, resource, template, tool
+from tests.unit.frontends.mcp.doubles import (
+    LOG_KEY,
+    META,
+    NOTES,
+    OFFER,
+    SUBSCRIPTION_KEY,
+    TREE,
+    Hosted,
+    Talk,
+    outcome,
+)
+
+SLOW = ServerName("slow")
+NOT_FOUND = -32601
+INVALID = -32602
+HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+UPDATED = "notifications/resources/updated"
+
+
+def talking(standing: ServerStatus = OFFER, **more: Any) -> tuple[Hosted, Talk]:
+    hosted = Hosted(standing)
+    return hosted, Talk(hosted, **more)
+
+
+def starting(hosted: Hosted, server: ServerName = SLOW) -> None:
+    """A server whose first attempt to connect takes its time."""
+    hosted.hub.open_lane(ServerQueue(server, hosted.hub.limits), ServerStatus(server))
+
+
+def logged(level: str) -> Log:
+    return Log(level, {"level": raw(level), "data": raw("x")})  # type: ignore[arg-type]
+
+
+# -- greetings and lists -------------------------------------------------------------------------------------------
+
+
+PLAIN = ready(tool(), abilities=frozenset({"tools"}))
+TOOLS_ONLY = {"tools": {"listChanged": True}}
+ALL_OF_IT = {
+    "tools": {"listChanged": True},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+    "completions": {},
+    "logging": {},
+}
+
+
+@pytest.mark.parametrize(("standing", "capabilities"), [(PLAIN, TOOLS_ONLY), (OFFER, ALL_OF_IT)])
+async def test_a_caller_is_told_what_the_servers_really_can(standing: ServerStatus, capabilities: Any) -> None:
+    _, talk = talking(standing)
+    assert (await talk.ask("initialize", HELLO, id=1))["capabilities"] == capabilities
+    assert (await talk.ask_modern("server/discover", id=2))["capabilities"] == capabilities
+
+
+async def test_a_caller_is_told_only_what_the_servers_that_it_sees_can() -> None:
+    _, talk = talking(caller=Caller("limited", "default", Grants(("other",))))
+    assert (await talk.ask("initialize", HELLO))["capabilities"] == TOOLS_ONLY
+
+
+@pytest.mark.parametrize(
+    ("method", "member", "entry"),
+    [
+        ("tools/list", "tools", {"name": "files.read", "inputSchema": {"type": "object"}}),
+        ("prompts/list", "prompts", {"name": "files.ask"}),
+        ("resources/list", "resources", {"uri": NOTES, "name": NOTES}),
+        ("resources/templates/list", "resourceTemplates", {"uriTemplate": TREE, "name": TREE}),
+    ],
+)
+async def test_every_list_is_given_in_both_eras_and_names_who_is_missing(
+    method: str, member: str, entry: dict[str, Any]
+) -> None:
+    hosted, talk = talking()
+    hosted.hub.open_lane(ServerQueue(SLOW, hosted.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True))
+    missing = {"isthmus/missing": {"slow": {"state": "retrying", "reason": "gone", "listed": False}}}
+    assert await talk.ask(method, id=1) == {member: [entry], "_meta": missing}
+    modern = {"resultType": "complete", member: [entry], "ttlMs": 0, "cacheScope": "private", "_meta": missing}
+    assert await talk.ask_modern(method, id=2) == modern
+    assert await talk.ask(method, {"cursor": "x"}, id=3) == INVALID
+    assert await talk.ask_modern(method, {"cursor": None}, id=4) == modern
+
+
+async def test_a_greeting_needs_a_version() -> None:
+    _, talk = talking()
+    assert await talk.ask("initialize", {}) == INVALID
+    assert (
+        await talk.ask("tools/list", {"_meta": {**META, "io.modelcontextprotocol/protocolVersion": "1"}}, id=2)
+        == -32022
+    )
+
+
+async def test_on_one_servers_surface_everything_has_its_own_name() -> None:
+    _, talk = talking(surface=Surface("own", SERVER))
+    assert [entry["name"] for entry in (await talk.ask("prompts/list"))["prompts"]] == ["ask"]
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------
+
+
+ARGUMENT = {"name": "path", "value": "/"}
+CALLS: list[tuple[str, dict[str, Any], str]] = [
+    ("tools/call", {"name": "files.read", "arguments": {}}, "read"),
+    ("prompts/get", {"name": "files.ask"}, "ask"),
+    ("resources/read", {"uri": NOTES}, NOTES),
+    ("resources/read", {"uri": "file:///new"}, "file:///new"),
+    ("resources/read", {"uri": f"isthmus://hub/files/{NOTES}"}, NOTES),
+    ("completion/complete", {"ref": {"type": "ref/prompt", "name": "files.ask"}, "argument": ARGUMENT}, "ask"),
+    ("completion/complete", {"ref": {"type": "ref/resource", "uri": TREE}, "argument": ARGUMENT}, TREE),
+]
+
+
+@pytest.mark.parametrize(("method", "params", "own"), CALLS)
+async def test_every_call_of_the_earlier_era_reaches_its_server_and_comes_back(
+    method: str, params: dict[str, Any], own: str
+) -> None:
+    hosted, talk = talking()
+    talk.say(method, params, id=7)
+    assert hosted.last_call.name == own
+    hosted.answer(resultType="complete", ok=1)
+    assert await talk.reply(7) == {"jsonrpc": "2.0", "id": 7, "result": {"ok": 1}}
+
+
+@pytest.mark.parametrize(("method", "params", "own"), CALLS)
+async def test_every_call_of_the_modern_era_reaches_its_server_and_comes_back(
+    method: str, params: dict[str, Any], own: str
+) -> None:
+    hosted, talk = talking()
+    talk.say(method, {**params, "_meta": META}, id=7)
+    assert hosted.last_call.name == own
+    hosted.answer(ok=1)
+    hints = {"ttlMs": 0, "cacheScope": "private"} if method == "resources/read" else {}
+    assert outcome(await talk.reply(7)) == {"resultType": "complete", **hints, "ok": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "legacy"),
+    [
+        ("tools/call", {"name": "x"}, INVALID),
+        ("prompts/get", {"name": "x"}, INVALID),
+        ("resources/read", {"uri": "x:y"}, -32002),
+        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "x"}, "argument": {}}, INVALID),
+        ("completion/complete", {"ref": {"type": "ref/resource", "uri": "x:y"}, "argument": {}}, -32002),
+    ],
+)
+async def test_what_is_unknown_has_the_code_of_the_callers_era(
+    method: str, params: dict[str, Any], legacy: int
+) -> None:
+    hosted, talk = talking()
+    starting(hosted)  # the second server: a URI that nobody lists could be either's
+    hosted.hub.publish(ready(server=SLOW))
+    assert await talk.ask(method, params, id=1) == legacy
+    assert await talk.ask_modern(method, params, id=2) == INVALID
+
+
+async def test_a_resource_that_is_not_there_is_named() -> None:
+    _, talk = talking(ready(abilities=frozenset({"tools"})))
+    talk.say("resources/read", {"uri": "x:y"}, id=1)
+    error = (await talk.reply(1))["error"]
+    assert error["data"] == {"executed": "no", "reason": "unknown_resource", "uri": "x:y"}
+
+
+@pytest.mark.parametrize("method", ["tools/call", "prompts/get", "resources/read", "completion/complete"])
+async def test_a_call_that_cannot_be_read_is_refused(method: str) -> None:
+    _, talk = talking()
+    assert await talk.ask(method, id=1) == INVALID
+    assert await talk.ask(method, {"_meta": {**META, "io.modelcontextprotocol/protocolVersion": "1"}}, id=2) == -32022
+
+
+@pytest.mark.parametrize(
+    ("era", "method"),
+    [
+        ("legacy", "server/discover"),
+        ("legacy", "subscriptions/listen"),
+        ("legacy", "nonsense"),
+        ("modern", "initialize"),
+        ("modern", "ping"),
+        ("modern", "logging/setLevel"),
+        ("modern", "resources/subscribe"),
+        ("modern", "resources/unsubscribe"),
+    ],
+)
+async def test_a_method_of_another_era_is_not_there(era: str, method: str) -> None:
+    _, talk = talking()
+    ask = talk.ask if era == "legacy" else talk.ask_modern
+    assert await ask(method, {"level": "info", "uri": NOTES}) == NOT_FOUND
+
+
+async def test_a_ping_is_answered() -> None:
+    _, talk = talking()
+    assert await talk.ask("ping") == {}
+
+
+async def test_a_call_is_cancelled_by_its_id_and_by_nothing_else() -> None:
+    hosted, talk = talking()
+    talk.say("tools/call", {"name": "files.read"}, id="a")
+    talk.say("notifications/cancelled", {"requestId": "b"})
+    talk.say("notifications/cancelled", {})
+    assert hosted.hub.running() == 1
+    talk.say("notifications/cancelled", {"requestId": "a"})
+    assert isinstance(hosted.last_call.outcome, Cancelled)
+    assert outcome(await talk.reply("a")) == -32012
+
+
+async def test_what_is_no_message_is_handed_back_refused() -> None:
+    _, talk = talking()
+    for body, code in (
+        (b"{", -32700),
+        (b"[]", -32600),
+        (b'{"jsonrpc":"2.0"}', -32600),
+        (b'[{"jsonrpc":"2.0"}]', -32600),
+    ):
+        refused = talk.conversation.take(body)
+        assert isinstance(refused, Answer)
+        assert refused.code == code
+    assert talk.conversation.take(b'{"jsonrpc":"2.0","id":1,"result":{}}') is None
+    assert talk.heard == []
+
+
+async def test_a_defect_costs_one_answer() -> None:
+    class Broken(Dialogue):
+        async def answer(self, request: Request, *_: Any) -> Answer:
+            raise ZeroDivisionError
+
+    hosted = Hosted()
+    hosted.dialogue = Broken(hosted.hub, Implementation("isthmus", "1"))
+    talk = Talk(hosted)
+    assert await talk.ask("ping", id=1) == -32603
+    async with asyncio.timeout(30):
+        await talk.conversation.finish()
+
+
+# -- servers that only start ---------------------------------------------------------------------------------------
+
+
+async def test_a_call_waits_for_servers_that_only_start() -> None:
+    hosted, talk = talking()
+    starting(hosted)
+    talk.say("tools/call", {"name": "slow.find"}, id=1)
+    hosted.hub.publish(ready(tool("find", SLOW), server=SLOW))
+    assert outcome(await talk.reply(1)) == -32011  # it was found; its lane has no link in this test
+
+
+async def test_a_call_withdrawn_while_it_waits_is_not_started() -> None:
+    hosted, talk = talking()
+    starting(hosted)
+    talk.say("tools/call", {"name": "files.read"}, id=1)
+    talk.say("notifications/cancelled", {"requestId": 1})
+    hosted.hub.publish(ready(server=SLOW))
+    assert outcome(await talk.reply(1)) == -32012
+    assert hosted.stage.link.sent == []
+
+
+async def test_a_call_that_waits_when_its_caller_leaves_is_not_started() -> None:
+    hosted, talk = talking()
+    starting(hosted)
+    talk.say("tools/call", {"name": "files.read"}, id=1)
+    talk.conversation.cancel_all("the caller has gone")
+    hosted.hub.publish(ready(server=SLOW))
+    await talk.settle()
+    assert hosted.stage.link.sent == []
+
+
+async def test_following_waits_for_servers_that_only_start() -> None:
+    hosted, talk = talking(ServerStatus(SERVER))
+    hosted.hub.close_lane(SERVER)
+    starting(hosted, SERVER)
+    talk.say("resources/subscribe", {"uri": NOTES}, id=1)
+    hosted.hub.publish(OFFER)
+    assert outcome(await talk.reply(1)) == {}
+    assert hosted.announcer.asked == [f"+{NOTES}"]
+
+
+# -- logs and progress ---------------------------------------------------------------------------------------------
+
+
+def levels_heard(talk: Talk) -> list[str]:
+    return [told["params"]["level"] for told in talk.told() if told["method"] == "notifications/message"]
+
+
+async def hear_all(hosted: Hosted, talk: Talk, meta: dict[str, Any] | None = None) -> list[str]:
+    """The levels that a caller hears of a call during which its server logs at every level."""
+    talk.say("tools/call", {"name": "files.read", **({} if meta is None else {"_meta": meta})}, id="call")
+    for level in LOG_LEVELS:
+        hosted.last_call.emit(logged(level))
+    hosted.answer()
+    return levels_heard(talk)
+
+
+async def test_a_caller_of_the_earlier_era_that_never_chose_hears_what_the_server_says() -> None:
+    hosted, talk = talking()
+    assert await hear_all(hosted, talk) == list(LOG_LEVELS)
+    assert hosted.last_call.call.log_level is None
+
+
+async def test_a_caller_of_the_earlier_era_hears_what_it_chose_and_servers_are_asked_for_it() -> None:
+    hosted, talk = talking()
+    talk.say("notifications/initialized")
+    assert hosted.level() is None
+    assert await talk.ask("logging/setLevel", {"level": "error"}) == {}
+    assert hosted.level() == "error"
+    assert await hear_all(hosted, talk) == ["error", "critical", "alert", "emergency"]
+    assert hosted.last_call.call.log_level == "error"
+
+
+async def test_a_level_is_not_held_up_by_a_server_that_the_caller_may_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "TAKE_SECONDS", 3600.0)
+    hosted, talk = talking()
+    silent = asyncio.get_running_loop().create_future()
+    hosted.hub.levels.ask(ServerName("hidden"), silent)
+    assert await talk.ask("logging/setLevel", {"level": "error"}) == {}
+    assert not silent.done()
+
+
+@pytest.mark.parametrize("params", [{}, {"level": "loud"}, {"level": 3}])
+async def test_a_level_that_is_none_is_refused(params: dict[str, Any]) -> None:
+    hosted, talk = talking()
+    assert await talk.ask("logging/setLevel", params) == INVALID
+    assert hosted.level() is None
+
+
+async def test_a_modern_caller_hears_what_each_call_asks_for() -> None:
+    hosted, talk = talking()
+    assert await hear_all(hosted, talk, META) == []
+    assert await hear_all(hosted, talk, {**META, LOG_KEY: "alert"}) == ["alert", "emergency"]
+    assert hosted.last_call.call.log_level == "alert"
+    assert LOG_KEY not in hosted.last_call.call.meta
+
+
+async def test_a_line_is_passed_on_as_the_server_gave_it() -> None:
+    hosted, talk = talking()
+    talk.say("tools/call", {"name": "files.read"}, id=1)
+    hosted.last_call.emit(Log("info", {"level": raw("info"), "logger": raw("db"), "data": raw({"n": 1})}))
+    params = {"level": "info", "logger": "db", "data": {"n": 1}}
+    assert talk.told() == [{"jsonrpc": "2.0", "method": "notifications/message", "params": params}]
+
+
+async def test_progress_comes_under_the_callers_own_token() -> None:
+    hosted, talk = talking()
+    talk.say("resources/read", {"uri": NOTES, "_meta": {"progressToken": "mine"}}, id=1)
+    assert hosted.last_call.call.wants_progress
+    hosted.last_call.emit(PROGRESS)
+    assert talk.told()[0]["params"] == {"progressToken": "mine", "progress": 1}
+
+
+async def test_a_caller_that_reads_slowly_misses_events_and_no_answer() -> None:
+    hosted, talk = talking()
+    talk.say("tools/call", {"name": "files.read"}, id=1)
+    talk.is_crowded = True
+    hosted.last_call.emit(logged("error"))
+    hosted.answer(ok=1)
+    assert outcome(await talk.reply(1)) == {"ok": 1}
+    assert talk.told() == []
+
+
+# -- changes of lists ----------------------------------------------------------------------------------------------
+
+
+async def test_changes_are_told_from_the_greeting_on_and_once_however_often_it_is_said() -> None:
+    hosted, talk = talking()
+    hosted.hub.publish(ready(tool("early")))
+    assert talk.heard == []
+    talk.say("notifications/initialized")
+    talk.say("notifications/initialized")
+    hosted.hub.publish(ready(tool("late"), prompts=[prompt("late")], resources=[resource("late:")]))
+    assert [told["method"] for told in talk.told()] == [
+        f"notifications/{topic}/list_changed" for topic in ("tools", "prompts", "resources")
+    ]
+    talk.conversation.stop_telling()
+    assert hosted.is_forgotten()
+
+
+# -- following resources, the earlier way --------------------------------------------------------------------------
+
+
+async def test_an_update_is_told_under_the_uri_that_was_followed() -> None:
+    hosted, talk = talking()
+    qualified = f"isthmus://hub/files/{NOTES}"
+    assert await talk.ask("resources/subscribe", {"uri": qualified}, id=1) == {}
+    assert await talk.ask("resources/subscribe", {"uri": qualified}, id=2) == {}
+    assert hosted.announcer.asked == [f"+{NOTES}"]
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert talk.told() == [{"jsonrpc": "2.0", "method": UPDATED, "params": {"uri": qualified}}]
+    assert await talk.ask("resources/unsubscribe", {"uri": qualified}, id=3) == {}
+    assert await talk.ask("resources/unsubscribe", {"uri": "never:followed"}, id=4) == {}
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert (hosted.announcer.asked, len(talk.told())) == ([f"+{NOTES}", f"-{NOTES}"], 1)
+
+
+@pytest.mark.parametrize("is_modern", [False, True])
+async def test_who_follows_is_who_calls(*, is_modern: bool) -> None:
+    hosted, talk = talking()
+    can: dict[str, Any] = {"roots": {}}
+    if is_modern:
+        meta = {"_meta": {**META, "io.modelcontextprotocol/clientCapabilities": can}}
+        talk.say("subscriptions/listen", {"notifications": {"resourceSubscriptions": [NOTES]}, **meta}, id=1)
+        await talk.until(lambda: len(talk.told()) == 1)
+    else:
+        meta = {}
+        await talk.ask("initialize", {**HELLO, "capabilities": can}, id=0)
+        await talk.ask("resources/subscribe", {"uri": NOTES}, id=1)
+    talk.say("tools/call", {"name": "files.read", **meta}, id=2)
+    call = hosted.last_call.call
+    assert call.session
+    (follower,) = hosted.hub.subscriptions.followers(SERVER)
+    assert follower == (call.caller, call.client_caps, call.session)
+
+
+@pytest.mark.parametrize("method", ["resources/subscribe", "resources/unsubscribe"])
+async def test_following_needs_a_uri(method: str) -> None:
+    _, talk = talking()
+    assert await talk.ask(method, {"uri": 7}) == INVALID
+
+
+async def test_what_cannot_be_followed_is_refused_with_the_reason() -> None:
+    hosted, talk = talking(ready(tool(), abilities=frozenset({"tools"})))
+    assert await talk.ask("resources/subscribe", {"uri": "x:y"}, id=1) == -32002
+    hosted.hub.publish(OFFER)
+    hosted.announcer.refusal = ServerError(SERVER, -32000, "not that one")
+    assert await talk.ask("resources/subscribe", {"uri": NOTES}, id=2) == -32000
+    assert hosted.is_forgotten()
+
+
+async def test_a_conversation_that_ends_lets_go_of_everything() -> None:
+    hosted, talk = talking()
+    talk.say("notifications/initialized")
+    await talk.ask("logging/setLevel", {"level": "debug"}, id=1)
+    await talk.ask("resources/subscribe", {"uri": NOTES}, id=2)
+    talk.say("subscriptions/listen", listen(resourceSubscriptions=[NOTES], toolsListChanged=True), id=3)
+    await talk.until(lambda: len(talk.told()) == 1)
+    talk.conversation.stop_telling()
+    talk.say("notifications/initialized")  # read late, too
+    assert hosted.is_forgotten()
+    assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+
+
+async def test_servers_hear_that_a_conversation_is_over() -> None:
+    hosted, talk = talking()
+    pool = HeldPool()
+    hosted.stage.lane.pool = pool
+    talk.conversation.cancel_all("the caller has left")
+    assert pool.gone == [talk.conversation._session]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("logging/setLevel", {"level": "debug"}),
+        ("resources/subscribe", {"uri": NOTES}),
+        ("subscriptions/listen", None),
+    ],
+)
+async def test_a_request_that_is_read_after_the_end_leaves_nothing(method: str, params: dict[str, Any] | None) -> None:
+    hosted, talk = talking()
+    talk.say(method, params or listen(resourceSubscriptions=[NOTES], toolsListChanged=True), id=1)
+    talk.conversation.stop_telling()  # before the request's turn has come
+    await talk.settle()
+    assert hosted.is_forgotten()
+
+
+@pytest.mark.parametrize("method", ["resources/subscribe", "subscriptions/listen"])
+async def test_a_request_that_is_under_way_at_the_end_leaves_nothing(method: str) -> None:
+    hosted, talk = talking()
+    hosted.announcer.opened.clear()
+    params = {"uri": NOTES} if method == "resources/subscribe" else listen(resourceSubscriptions=[NOTES])
+    talk.say(method, params, id=1)
+    await until_asked(hosted)
+    talk.conversation.stop_telling()
+    hosted.announcer.opened.set()
+    await talk.settle()
+    assert hosted.is_forgotten()
+    assert talk.told() == []
+
+
+async def until_asked(hosted: Hosted) -> None:
+    async with asyncio.timeout(30):
+        while not hosted.announcer.asked:  # noqa: ASYNC110 - the announcer tells nobody
+            await asyncio.sleep(0)
+
+
+# -- subscriptions, the modern way ---------------------------------------------------------------------------------
+
+
+def listen(**wanted: Any) -> dict[str, Any]:
+    return {"notifications": wanted, "_meta": META}
+
+
+def acknowledged(id: Any, **wanted: Any) -> dict[str, Any]:
+    params = {"_meta": {SUBSCRIPTION_KEY: id}, "notifications": wanted}
+    return {"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params}
+
+
+async def test_a_subscription_is_acknowledged_and_everything_on_it_is_marked() -> None:
+    hosted, talk = talking()
+    talk.say(
+        "subscriptions/listen", listen(promptsListChanged=True, resourceSubscriptions=[NOTES, "file:///b"]), id="s"
+    )
+    await talk.until(lambda: len(talk.told()) == 1)
+    assert talk.heard == [acknowledged("s", promptsListChanged=True, resourceSubscriptions=[NOTES, "file:///b"])]
+    hosted.hub.publish(ready(tool("new"), prompts=[prompt("new")], templates=[template(TREE)]))
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    mark = {SUBSCRIPTION_KEY: "s"}
+    assert talk.heard[1:] == [
+        {"jsonrpc": "2.0", "method": "notifications/prompts/list_changed", "params": {"_meta": mark}},
+        {"jsonrpc": "2.0", "method": UPDATED, "params": {"uri": NOTES, "_meta": mark}},
+    ]
+
+
+async def test_what_cannot_be_followed_is_not_acknowledged() -> None:
+    hosted, talk = talking()
+    starting(hosted)
+    hosted.hub.publish(ready(server=SLOW))
+    talk.say("subscriptions/listen", listen(resourceSubscriptions=["x:y", NOTES]), id=1)
+    await talk.until(lambda: len(talk.heard) == 1)
+    assert talk.heard == [acknowledged(1, resourceSubscriptions=[NOTES])]
+
+
+async def test_an_update_before_the_acknowledgement_is_told_after_it() -> None:
+    hosted, talk = talking()
+    hosted.announcer.opened.clear()
+    talk.say("subscriptions/listen", listen(resourceSubscriptions=[NOTES]), id=1)
+    await until_asked(hosted)
+    for _ in range(3):
+        hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert talk.heard == []
+    hosted.announcer.opened.set()
+    await talk.until(lambda: len(talk.heard) == 2)
+    assert [told["method"] for told in talk.heard] == ["notifications/subscriptions/acknowledged", UPDATED]
+
+
+async def test_a_subscription_ends_when_it_is_cancelled() -> None:
+    hosted, talk = talking()
+    talk.say("subscriptions/listen", listen(toolsListChanged=True, resourceSubscriptions=[NOTES]), id=1)
+    await talk.until(lambda: len(talk.heard) == 1)
+    talk.say("notifications/cancelled", {"requestId": 1})
+    assert hosted.is_forgotten()
+
+
+async def test_a_subscription_that_is_cancelled_before_it_was_acknowledged_never_is() -> None:
+    hosted, talk = talking()
+    hosted.announcer.opened.clear()
+    talk.say("subscriptions/listen", listen(resourceSubscriptions=[NOTES]), id=1)
+    await until_asked(hosted)
+    talk.say("notifications/cancelled", {"requestId": 1})
+    hosted.announcer.opened.set()
+    await talk.settle()
+    assert talk.heard == []
+    assert hosted.is_forgotten()
+
+
+async def test_a_subscription_of_the_same_id_takes_the_others_place() -> None:
+    hosted, talk = talking()
+    for count in (1, 2):
+        talk.say("subscriptions/listen", listen(resourceSubscriptions=[NOTES]), id=1)
+        await talk.until(lambda expected=count: len(talk.heard) == expected)  # type: ignore[misc]
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert len(talk.heard) == 3
+    talk.conversation.stop_telling()
+    assert hosted.is_forgotten()
+
+
+async def test_a_subscription_to_nothing_readable_is_refused() -> None:
+    _, talk = talking()
+    assert await talk.ask_modern("subscriptions/listen", {"notifications": 7}) == INVALID
+
+
+# -- the end -------------------------------------------------------------------------------------------------------
+
+
+async def test_finishing_waits_for_what_was_asked_and_for_no_subscription() -> None:
+    hosted, talk = talking()
+    talk.say("subscriptions/listen", listen(toolsListChanged=True), id=1)
+    talk.say("tools/call", {"name": "files.read"}, id=2)
+    await talk.until(lambda: len(talk.told()) == 1)
+    finishing = asyncio.ensure_future(talk.conversation.finish())
+    await asyncio.sleep(0)
+    assert not finishing.done()
+    hosted.answer()
+    async with asyncio.timeout(30):
+        await finishing
+    assert outcome(await talk.reply(2)) == {}
+    assert hosted.is_forgotten()
+
+
+async def test_a_caller_that_has_gone_has_its_calls_withdrawn() -> None:
+    hosted, talk = talking()
+    for id in range(3):
+        talk.say("tools/call", {"name": "files.read"}, id=id)
+    talk.conversation.cancel_all("it has gone")
+    assert all(isinstance(inflight.outcome, Cancelled) for inflight in hosted.stage.link.sent)
+    assert hosted.hub.running() == 0
+
+
+# -- batches -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_messages_of_a_batch_are_taken_one_by_one_where_the_revision_has_batches() -> None:
+    hosted = Hosted()
+    talk = Talk(hosted)
+    hello = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    await talk.ask("initialize", hello, id=0)
+    ping = {"jsonrpc": "2.0", "id": "a", "method": "ping"}
+    call = {"jsonrpc": "2.0", "id": "b", "method": "tools/call", "params": {"name": "files.read"}}
+    assert talk.conversation.take(json.dumps([ping, call, [ping], 7]).encode()) is None
+    hosted.answer(content=[])
+    assert [outcome(await talk.reply(id)) for id in ("a", "b")] == [{}, {"content": []}]
+    refused = [message["error"]["code"] for message in talk.heard if message.get("id", "") is None]
+    assert refused == [-32600, -32600]
+
+
+@pytest.mark.parametrize(("version", "count"), [("2025-06-18", 1), ("2025-03-26", 0), ("2025-03-26", 101)])
+async def test_other_batches_are_refused(version: str, count: int) -> None:
+    talk = Talk(Hosted())
+    hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    await talk.ask("initialize", hello)
+    refused = talk.conversation.take(json.dumps([{"jsonrpc": "2.0", "id": 1, "method": "ping"}] * count).encode())
+    assert refused is not None
+    assert refused.code == -32600

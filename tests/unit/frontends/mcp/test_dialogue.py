@@ -1,0 +1,151 @@
+"""What the hub says of itself, and the calls it makes of requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.credentials.sealing import ProcessSealer
+from isthmus.frontends.mcp.comebacks import Comebacks
+from isthmus.frontends.mcp.dialogue import (
+    answer_call,
+    event_notification,
+    list_bytes,
+    profile_of,
+    updated_params,
+    withdrawn,
+)
+from isthmus.model.calls import EVERYTHING, Call
+from isthmus.model.events import Log
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Result
+from isthmus.wire.jsonrpc import Request
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
+from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, raw
+from tests.unit.frontends.mcp.doubles import LOG_KEY, META, NOTES, Hosted, members
+
+ID = msgspec.Raw(b"1")
+
+
+def read(hosted: Hosted, method: str, params: dict[str, Any], level: Any = None) -> tuple[Call, msgspec.Raw | None]:
+    request = Request(ID, method, members(params))
+    is_modern = hosted.dialogue.era_of(request, None) == "modern"
+    meta = hosted.dialogue.check(request, None) if is_modern else None
+    assert meta is None or isinstance(meta, dict)
+    made = hosted.dialogue.read_call(request, ANYONE, EVERYTHING, meta, level)
+    assert isinstance(made, tuple)
+    return made
+
+
+ANSWERS = {"requestState": "mine", "inputResponses": {"q": {"action": "accept"}}}
+SPELT = {"RequestState": "mine", "inputresponses": {}}
+
+
+async def test_an_earlier_caller_brings_no_answers_to_what_nobody_asked_it() -> None:
+    for name, params in (("tools/call", {"name": "files.read"}), ("resources/read", {"uri": NOTES})):
+        call, _ = read(Hosted(), name, {**params, **ANSWERS, **SPELT, "own": 1})
+        assert list(call.extra) == ["own"]
+
+
+async def test_a_modern_caller_brings_its_answers_in_their_own_spelling() -> None:
+    hosted = Hosted()
+    asked = {"name": "files.read", "_meta": META, **ANSWERS, **SPELT, "own": 1}
+    assert list(read(hosted, "tools/call", asked)[0].extra) == ["own"], "it cannot be asked"
+    hosted.dialogue.comebacks = Comebacks(ProcessSealer(), hosted.hub.limits)
+    assert list(read(hosted, "tools/call", asked)[0].extra) == [*ANSWERS, "own"]
+
+
+async def test_a_list_is_rendered_once_for_each_view_era_and_kind() -> None:
+    view = Hosted().hub.snapshot.view(ANYONE.grants, EVERYTHING)
+    rendered = [
+        list_bytes(view, era, shape) for era in ("legacy", "modern") for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)
+    ]
+    assert len({bytes(text) for text in rendered}) == 8
+    assert list_bytes(view, "modern", RESOURCES) is list_bytes(view, "modern", RESOURCES)
+
+
+async def test_every_list_names_each_server_that_is_missing_and_why_but_not_where_it_is() -> None:
+    hosted = Hosted()
+    away = ServerStatus(ServerName("web"), "retrying", "connection refused by 10.1.2.3:9", tools=(), is_settled=True)
+    hosted.hub.publish(away)
+    view = hosted.hub.snapshot.view(ANYONE.grants, EVERYTHING)
+    for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES):
+        assert json.loads(list_bytes(view, "legacy", shape))["_meta"]["isthmus/missing"] == {
+            "web": {"state": "retrying", "reason": "connection refused by its address", "listed": False}
+        }
+
+
+async def test_members_of_the_envelope_end_here_and_the_others_travel() -> None:
+    call, token = read(
+        Hosted(),
+        "resources/read",
+        {
+            "uri": NOTES,
+            "extra": 1,
+            "_meta": {**META, LOG_KEY: "info", "trace": "t", "progressToken": 5, "ProgressToken": 6},
+        },
+    )
+    assert (call.meta, call.extra) == (members({"trace": "t"}), members({"extra": 1}))
+    assert (call.kind, call.log_level, call.wants_progress, token) == ("resource", "info", True, raw(5))
+
+
+async def test_the_level_of_an_earlier_caller_is_that_of_its_session() -> None:
+    hosted = Hosted()
+    assert read(hosted, "prompts/get", {"name": "files.ask"}, "error")[0].log_level == "error"
+    assert read(hosted, "prompts/get", {"name": "files.ask", "_meta": META}, "error")[0].log_level is None
+    wrong = {"name": "files.ask", "_meta": {**META, LOG_KEY: "loud"}}
+    assert read(hosted, "prompts/get", wrong)[0].log_level is None
+
+
+async def test_what_a_modern_call_wants_to_hear_is_asked_of_servers_that_are_told_once() -> None:
+    hosted = Hosted()
+    read(hosted, "prompts/get", {"name": "files.ask", "_meta": {**META, LOG_KEY: "loud"}})
+    assert hosted.hub.levels.lowest is None
+    read(hosted, "prompts/get", {"name": "files.ask", "_meta": {**META, LOG_KEY: "info"}})
+    assert hosted.hub.levels.lowest == "info"
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_who_greets_the_hub_is_told_which_hubs_are_here_and_behind(era: Any) -> None:
+    hosted = Hosted()
+    hosted.hub.publish(ServerStatus(ServerName("web"), "ready", is_settled=True, hubs={"another": 0, "far": 2}))
+    method = "initialize" if era == "legacy" else "server/discover"
+    params: dict[str, Any] = {"protocolVersion": "2025-11-25"} if era == "legacy" else {"_meta": META}
+    told = await hosted.dialogue.answer(Request(ID, method, members(params)), ANYONE, EVERYTHING, era)
+    hubs = json.loads(told.body)["result"]["_meta"]["isthmus/hubs"]
+    assert hubs == {hosted.hub.id: 0, "another": 1, "far": 3}
+
+
+@pytest.mark.parametrize(("era", "is_typed"), [("legacy", False), ("modern", True)])
+def test_a_result_of_the_callers_own_era_is_not_touched(era: Any, *, is_typed: bool) -> None:
+    odd = msgspec.Raw(b'{ "n" : 1.0e2 }')
+    assert b'"result":{ "n" : 1.0e2 }' in answer_call(ID, Result(odd, is_typed=is_typed), era).body
+
+
+def test_events_are_told_as_they_came() -> None:
+    line = Log("info", members({"level": "info", "data": 1}))
+    assert json.loads(event_notification(line, None) or b"")["params"] == {"level": "info", "data": 1}
+    assert event_notification(PROGRESS, None) is None
+    assert json.loads(event_notification(PROGRESS, raw("t")) or b"")["params"] == {"progressToken": "t", "progress": 1}
+
+
+def test_small_words() -> None:
+    assert json.loads(withdrawn(ID).body)["error"]["data"] == {"executed": "no", "reason": "cancelled"}
+    assert updated_params('a"b') == {"uri": b'"a\\"b"'}
+    assert answer_call(ID, DONE, "legacy").code is None
+
+
+def test_what_a_caller_can_be_asked_is_said_with_each_modern_request_and_once_in_the_earlier_era() -> None:
+    can: dict[str, Any] = {"elicitation": {}}
+    modern = Request(ID, "tools/list", members({"_meta": {"io.modelcontextprotocol/clientCapabilities": can}}))
+    greeting = Request(ID, "initialize", members({"capabilities": can}))
+    later = Request(ID, "tools/list", members({"capabilities": can, "_meta": {}}))
+    known = frozenset({"roots"})
+    assert profile_of(modern, "modern", known) == {"elicitation"}
+    assert profile_of(later, "modern", known) == frozenset()
+    assert profile_of(greeting, "legacy", known) == {"elicitation"}
+    assert profile_of(later, "legacy", known) == known

@@ -1,0 +1,210 @@
+"""What one caller wants beside its calls: bounded, honoured by its servers, and given up for good."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.ports.announcer import Follower
+from isthmus.frontends.mcp import interests as module
+from isthmus.frontends.mcp.interests import Interests
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.faults import BadArguments, ServerError, TooManySubscriptions, UnknownResource
+from isthmus.wire.mcp.lists import URI_LENGTH_MAX
+from tests.unit.core.doubles import ANYONE, SERVER
+from tests.unit.frontends.mcp.doubles import NOTES, Hosted
+
+
+def wanting(hosted: Hosted, caller: Caller = ANYONE) -> tuple[Interests, list[str]]:
+    told: list[str] = []
+    return Interests(hosted.hub, caller, EVERYTHING, told.append), told
+
+
+async def test_an_update_is_told_as_the_caller_spelt_it() -> None:
+    hosted = Hosted()
+    interests, told = wanting(hosted)
+    for uri in (NOTES, f"isthmus://hub/files/{NOTES}"):
+        assert await interests.follow(uri) is None
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES, f"isthmus://hub/files/{NOTES}"]
+    assert hosted.announcer.asked == [f"+{NOTES}"]
+
+
+async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
+    hosted = Hosted()
+    interests, _ = wanting(hosted, Caller("limited", "default", Grants(("files.read",))))
+    assert isinstance(await interests.follow(NOTES), UnknownResource)
+    assert hosted.announcer.asked == []
+
+
+@pytest.mark.parametrize(
+    ("grants", "then"),
+    [
+        (Grants(("*",), ("tag:secret",)), Rules(tags={NOTES: ("secret",)})),
+        (Grants(("tag:open",)), Rules(tags={NOTES: ("secret",)})),
+        (Grants(("files.read", "tag:open")), NO_RULES),
+    ],
+)
+async def test_of_what_the_caller_may_see_no_more_no_update_is_told(grants: Grants, then: Rules) -> None:
+    hosted = Hosted()
+    standing = hosted.hub.snapshot.standings[SERVER]
+    hosted.hub.publish(msgspec.structs.replace(standing, rules=Rules(tags={NOTES: ("open",)})))
+    interests, told = wanting(hosted, Caller("limited", "default", grants))
+    assert await interests.follow(NOTES) is None
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES]
+    hosted.hub.publish(msgspec.structs.replace(standing, rules=then))
+    interests._feed._tick()
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES]
+
+
+async def test_of_what_is_not_listed_any_more_updates_are_told_as_before() -> None:
+    hosted = Hosted()
+    interests, told = wanting(hosted)
+    assert await interests.follow(NOTES) is None
+    hosted.hub.publish(msgspec.structs.replace(hosted.hub.snapshot.standings[SERVER], resources=()))
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES]
+
+
+async def test_the_callers_servers_are_those_that_it_may_see() -> None:
+    hosted = Hosted()
+    assert list(wanting(hosted)[0].servers()) == [SERVER]
+    assert list(wanting(hosted, Caller("limited", "default", Grants(("web.*",))))[0].servers()) == []
+
+
+async def test_following_twice_is_following_once() -> None:
+    hosted = Hosted()
+    interests, told = wanting(hosted)
+    assert (await interests.follow(NOTES), await interests.follow(NOTES)) == (None, None)
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert told == [NOTES]
+    interests.unfollow(NOTES)
+    interests.unfollow(NOTES)
+    assert hosted.is_forgotten()
+
+
+async def test_what_is_not_followed_any_more_or_could_not_be_is_to_be_forgotten() -> None:
+    hosted, forgotten = Hosted(), list[str]()
+    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _: None, on_unfollow=forgotten.append)
+    assert await interests.follow(NOTES) is None
+    assert forgotten == []
+    interests.unfollow(NOTES)
+    assert forgotten == [NOTES]
+    hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
+    assert await interests.follow(NOTES) is hosted.announcer.refusal
+    assert forgotten == [NOTES, NOTES]
+
+
+async def test_a_refusal_can_be_followed_by_another_try() -> None:
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
+    assert await interests.follow(NOTES) is hosted.announcer.refusal
+    hosted.announcer.refusal = None
+    assert await interests.follow(NOTES) is None
+
+
+async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    ends = [await interests.follow(f"file:///{n}") for n in range(3)]
+    assert [type(end) for end in ends] == [type(None), type(None), TooManySubscriptions]
+    assert len(hosted.announcer.asked) == 2
+
+
+async def test_there_is_an_end_to_the_names_of_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLLOWED_LENGTH_MAX", 100)
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    long, short = "file:///" + "x" * 80, "file:///" + "y" * 10
+    assert await interests.follow(long) is None
+    assert isinstance(await interests.follow(short), TooManySubscriptions)
+    interests.unfollow(long)
+    hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
+    assert await interests.follow(long) is hosted.announcer.refusal
+    hosted.announcer.refusal = None
+    assert (await interests.follow(short), await interests.follow(short[:-1])) == (None, None)
+
+
+async def test_a_name_longer_than_any_that_is_listed_cannot_be_followed() -> None:
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    assert isinstance(await interests.follow("file:///" + "x" * URI_LENGTH_MAX), BadArguments)
+    assert hosted.announcer.asked == []
+
+
+async def test_two_callers_want_their_own() -> None:
+    hosted = Hosted()
+    (one, heard), (two, also) = wanting(hosted), wanting(hosted)
+    await one.follow(NOTES)
+    await two.follow(NOTES)
+    one.set_level("error")
+    two.set_level("info")
+    assert hosted.level() == "info"
+    two.close()
+    hosted.hub.subscriptions.updated(SERVER, NOTES)
+    assert (hosted.level(), heard, also) == ("error", [NOTES], [])
+    one.close()
+    assert hosted.is_forgotten()
+    assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
+
+
+async def test_who_never_chose_a_level_must_miss_nothing() -> None:
+    hosted = Hosted()
+    (one, _), (two, _) = wanting(hosted), wanting(hosted)
+    one.attend()
+    assert hosted.level() is None
+    two.set_level("error")
+    assert hosted.level() == "debug"
+    one.close()
+    assert hosted.level() == "error"
+    two.attend()  # it has chosen already
+    assert hosted.level() == "error"
+
+
+async def test_who_has_left_wants_nothing_any_more_whatever_is_read_late() -> None:
+    hosted = Hosted()
+    interests, _ = wanting(hosted)
+    interests.close()
+    interests.set_level("debug")
+    assert await interests.follow(NOTES) is None
+    assert hosted.is_forgotten()
+    assert hosted.announcer.asked == []
+
+
+async def test_a_storm_of_updates_is_told_once_and_what_is_given_up_is_not_told() -> None:
+    hosted = Hosted()
+    interests, told = wanting(hosted)
+    await interests.follow(NOTES)
+    for _ in range(1000):
+        hosted.hub.subscriptions.updated(SERVER, NOTES)
+    interests.unfollow(NOTES)
+    await interests.follow("file:///other")
+    hosted.hub.subscriptions.updated(SERVER, "file:///other")
+    assert told == [NOTES, "file:///other"]
+    interests.close()
+
+
+async def test_too_much_is_said_in_words_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 1)
+    interests, _ = wanting(Hosted())
+    await interests.follow("file:///1")
+    fault = await interests.follow("file:///2")
+    assert fault is not None
+    assert fault.message == "Too many subscriptions: 1 resources are followed; unsubscribe from some first"
+    assert (fault.server, fault.retry_after) == (None, None)
+
+
+async def test_a_server_is_told_who_follows_as_its_calls_say_it() -> None:
+    hosted = Hosted()
+    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None, session="s")
+    interests.client_caps = frozenset({"roots"})
+    assert await interests.follow(NOTES) is None
+    assert list(hosted.hub.subscriptions.followers(SERVER)) == [Follower(ANYONE, frozenset({"roots"}), "s")]
+    interests.close()
+    assert list(hosted.hub.subscriptions.followers(SERVER)) == []

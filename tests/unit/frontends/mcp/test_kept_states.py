@@ -1,0 +1,164 @@
+"""How tasks of the hub's own are told: every state in the words of each era."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.core.tasks.engine import LOST
+from isthmus.core.tasks.record import Asked, Ending, Record, ending_of, owner_of, state_after
+from isthmus.frontends.mcp.kept_states import (
+    ENDED_SECONDS,
+    REALM,
+    Brief,
+    announced,
+    created_earlier,
+    created_modern,
+    is_kept_id,
+    is_seen,
+    question_of,
+    result_of,
+    told_earlier,
+    told_modern,
+    until,
+)
+from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.conversation import TaskState
+from isthmus.model.faults import Cancelled, Overloaded, ServerError
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.wire.mcp.tasks import RELATED
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, raw
+
+ID = "0123456789abcdef0123456789abcdef"
+SAID_NO = Result(raw({"content": [], "isError": True}), is_error=True)
+TYPED = Result(raw({"resultType": "complete", "content": [], "_meta": {"a": 1}}), is_typed=True)
+REFUSED = ServerError(SERVER, -32099, "not today", raw({"why": 1}))
+
+
+def record(state: TaskState = "working", *, asked: Asked | None = None, ending: Ending | None = None) -> Record:
+    brief = msgspec.Raw(msgspec.json.encode(Brief(SERVER, 120.0)))
+    return Record(ID, owner_of(ANYONE, REALM), "", REALM, state, 10.0, 20.0, asked=asked, ending=ending, brief=brief)
+
+
+def ended(outcome: Outcome) -> Record:
+    return record(state_after(outcome), ending=ending_of(outcome))
+
+
+def told(result: Outcome) -> Any:
+    assert isinstance(result, Result)
+    return json.loads(bytes(result.payload))
+
+
+ASKING = record("input_required", asked=Asked("roots/list", raw({"x": 1}), 3))
+BOTH = msgspec.structs.replace(ASKING, besides=(Asked("roots/list", raw({}), 5),))
+
+
+@pytest.mark.parametrize(
+    ("kept", "earlier", "modern"),
+    [
+        (record("submitted"), "working", "working"),
+        (record(), "working", "working"),
+        (record("auth_required"), "working", "working"),
+        (ASKING, "input_required", "input_required"),
+        (ended(DONE), "completed", "completed"),
+        (ended(SAID_NO), "failed", "completed"),
+        (ended(REFUSED), "failed", "failed"),
+        (ended(Overloaded(SERVER, 1, 1)), "failed", "failed"),
+        (record("failed", ending=LOST), "failed", "failed"),
+        (ended(Cancelled("enough", executed="unknown")), "cancelled", "cancelled"),
+        (record("canceled"), "cancelled", "cancelled"),
+    ],
+)
+def test_every_state_has_a_word_in_each_era(kept: Record, earlier: str, modern: str) -> None:
+    assert told(told_earlier(kept))["status"] == announced(kept).status == earlier
+    assert told(told_modern(kept))["status"] == modern
+    assert announced(kept).is_over == kept.is_ended
+
+
+def test_a_modern_task_brings_along_what_belongs_to_its_state() -> None:
+    assert told(told_modern(ASKING))["inputRequests"] == {"q3": {"method": "roots/list", "params": {"x": 1}}}
+    assert list(told(told_modern(BOTH))["inputRequests"]) == ["q3", "q5"]
+    assert told(told_modern(ended(DONE)))["result"] == {"resultType": "complete", "content": []}
+    error = told(told_modern(ended(REFUSED)))["error"]
+    assert (error["code"], error["message"], error["data"]["why"]) == (-32099, "not today", 1)
+    lost = told(told_modern(record("failed", ending=LOST)))["error"]
+    assert (lost["code"], lost["data"]["executed"]) == (-32012, "unknown")
+    for kept in (record(), ended(Cancelled("enough", executed="no"))):
+        assert told(told_modern(kept)).keys().isdisjoint({"inputRequests", "result", "error"})
+
+
+def test_a_task_begins_as_one_that_is_worked_on() -> None:
+    for kept in (record(), ended(DONE)):
+        assert told(created_earlier(kept))["task"]["status"] == "working"
+        made = told(created_modern(kept))
+        assert (made["resultType"], made["status"], made["ttlMs"]) == ("task", "working", 120_000)
+
+
+def test_a_task_that_was_not_sent_is_worked_on_and_says_that_it_waits() -> None:
+    waiting = msgspec.structs.replace(record(), phase="waiting")
+    for state in (told(told_earlier(waiting)), told(told_modern(waiting)), told(created_earlier(waiting))["task"]):
+        assert (state["status"], "not been sent" in state["statusMessage"]) == ("working", True)
+    assert "statusMessage" not in told(told_earlier(record()))
+
+
+def test_the_result_is_what_the_call_would_have_been_answered() -> None:
+    related = {RELATED: {"taskId": ID}}
+    assert told(result_of(ended(DONE))) == {"content": [], "_meta": related}
+    typed = result_of(ended(TYPED))
+    assert told(typed)["_meta"] == {"a": 1, **related}
+    assert isinstance(typed, Result)
+    assert typed.is_typed
+    said_no = result_of(ended(SAID_NO))
+    assert isinstance(said_no, Result)
+    assert said_no.is_error
+    refused = result_of(ended(REFUSED))
+    assert isinstance(refused, ServerError)
+    assert (refused.code, refused.message) == (-32099, "not today")
+    assert isinstance(result_of(record("canceled")), Cancelled)
+
+
+def test_what_a_plain_server_returned_is_told_as_a_result_of_mcp() -> None:
+    kept = ended(Result(raw(7), is_bare=True))
+    for result in (told(result_of(kept)), told(told_modern(kept))["result"]):
+        assert (result["content"], result["structuredContent"]) == ([{"type": "text", "text": "7"}], {"result": 7})
+
+
+def test_a_question_says_for_which_task_it_is() -> None:
+    asked = question_of(ASKING)
+    assert asked is not None
+    assert (asked.method, json.loads(bytes(asked.params))) == (
+        "roots/list",
+        {"x": 1, "_meta": {RELATED: {"taskId": ID}}},
+    )
+    assert question_of(record()) is None
+
+
+def test_an_ended_task_is_kept_as_long_as_was_asked_for_and_a_while_at_least() -> None:
+    assert until(record("completed")) == 10.0 + 120.0
+    late = msgspec.structs.replace(record("completed"), updated=500.0)
+    assert until(late) == 500.0 + ENDED_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("id", "is_kept"), [(ID, True), (ID[1:], False), (ID.upper(), False), ("a.b.c", False), (ID + "\n", False)]
+)
+def test_an_id_of_the_hubs_own_is_known_by_its_form(id: str, *, is_kept: bool) -> None:
+    assert is_kept_id(id) == is_kept
+
+
+async def test_a_task_is_seen_where_its_server_is() -> None:
+    hub = Stage().hub
+    seen = [
+        is_seen(Brief(ServerName(server), 1.0), hub.snapshot.view(ANYONE.grants, surface), surface)
+        for server, surface in (
+            ("files", EVERYTHING),
+            ("files", Surface("own", SERVER)),
+            ("gone", EVERYTHING),
+            ("files", Surface("own", ServerName("gone"))),
+        )
+    ]
+    assert seen == [True, True, False, False]

@@ -1,0 +1,599 @@
+"""Tasks of the hub's own: begun before they are acknowledged, told to their callers, forgotten in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.ports.journal import Document, Page
+from isthmus.core.tasks.engine import Engine
+from isthmus.core.tasks.record import owner_of
+from isthmus.credentials.sealing import ProcessSealer
+from isthmus.frontends.mcp import kept_states, kept_waits
+from isthmus.frontends.mcp.comebacks import Comebacks
+from isthmus.frontends.mcp.kept_tasks import KeptTasks
+from isthmus.frontends.mcp.settings import TaskSettings
+from isthmus.model.callers import Caller
+from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.events import Log
+from isthmus.model.outcomes import Result
+from isthmus.model.questions import Answered, Question, Reply
+from isthmus.wire.mcp.tasks import KNOWN, RELATED
+from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, raw, ready, tool
+from tests.unit.core.tasks.doubles import HeldJournal, turns, until
+from tests.unit.frontends.mcp.doubles import META, Hosted, Talk
+
+ANYBODY = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
+OTHER = Caller("other", ANYONE.tenant, ANYONE.grants)
+CAN: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}, "elicitation": {}}
+KEY = "io.modelcontextprotocol/clientCapabilities"
+DEFAULT = TaskSettings(after=0.01)
+FORM = Question("elicitation/create", raw({"message": "go on?"}))
+HELLO = {"protocolVersion": "2025-11-25", "capabilities": {"elicitation": {}}, "clientInfo": {"name": "t"}}
+
+
+class House:
+    """A hub with one plain server that holds its calls, an engine, and the face's tasks; time is the test's."""
+
+    def __init__(self, journal: HeldJournal | None = None, keep: float = 1_000.0) -> None:
+        self.hosted = Hosted(ready(tool(), tool("other")))
+        self.hub = self.hosted.hub
+        self.journal = journal or HeldJournal()
+        if journal is None:
+            self.journal.let_go()
+        self.seconds = 100.0
+        self.settings = DEFAULT
+        self.crew = BackgroundTasks("house")
+        self.engine = Engine(self.hub, self.journal, lambda: self.seconds)
+        self.kept = KeptTasks(
+            self.hub, self.engine, self.journal, self.crew, lambda: self.settings, lambda: keep, lambda: self.seconds
+        )
+        self.hosted.dialogue.kept = self.kept
+        self.hosted.dialogue.comebacks = Comebacks(ProcessSealer(), self.hub.limits, gather_seconds=0)
+
+    def talk(self, caller: Caller = ANYONE, surface: Surface = EVERYTHING) -> Talk:
+        return Talk(self.hosted, caller, surface)
+
+    @property
+    def sent(self) -> list[Any]:
+        return self.hosted.stage.link.sent
+
+
+async def begin(talk: Talk, id: Any = "c", **task: Any) -> str:
+    made = await talk.ask("tools/call", {"name": "files.read", "arguments": {}, "task": task}, id=id)
+    return str(made["task"]["taskId"])
+
+
+async def ask(talk: Talk, method: str, task: str, **more: Any) -> Any:
+    return await talk.ask(method, {"taskId": task, **more}, id=f"{method} {len(talk.heard)}")
+
+
+async def ask_modern(talk: Talk, method: str, **params: Any) -> Any:
+    return await talk.ask_modern(method, params, id=f"{method} {len(talk.heard)}", **{KEY: CAN})
+
+
+# -- beginning -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_is_acknowledged_once_it_is_kept_and_not_before() -> None:
+    house = House(HeldJournal())
+    talk = house.talk()
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {"ttl": 5_000}}, id="c")
+    await turns()
+    assert (talk.heard, house.sent) == ([], [])
+    house.journal.settle()
+    answer = await talk.reply("c")
+    assert (answer["result"]["task"]["status"], answer["result"]["task"]["ttl"]) == ("working", 5_000)
+    assert len(house.sent) == 1
+    assert "task" not in house.sent[0].call.extra
+
+
+async def test_what_could_not_be_written_was_not_begun() -> None:
+    house = House(HeldJournal())
+    talk = house.talk()
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {}}, id="c")
+    await turns()
+    house.journal.settle("refused")
+    error = (await talk.reply("c"))["error"]
+    assert (error["code"], error["data"]["reason"], error["data"]["executed"]) == (-32603, "not_written", "no")
+    assert house.sent == []
+
+
+async def test_who_gives_up_the_request_before_it_is_acknowledged_gives_up_the_task() -> None:
+    house = House(HeldJournal())
+    talk = house.talk()
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {}}, id="c")
+    await turns()
+    talk.say("notifications/cancelled", {"requestId": "c"})
+    assert (await talk.reply("c"))["error"]["data"]["reason"] == "cancelled"
+    house.journal.let_go()
+    await until(lambda: bool(house.hosted.stage.link.withdrawn))
+    await house.engine.until_idle()
+    assert (await house.journal.page("task", owner_of(ANYONE, "mcp").key, limit=5)).documents[0].state == "canceled"
+
+
+async def test_a_hub_that_goes_away_begins_none() -> None:
+    house = House()
+    house.hub.refuse_new_calls()
+    talk = house.talk()
+    assert await talk.ask("tools/call", {"name": "files.read", "arguments": {}, "task": {}}) == -32010
+    await house.crew.aclose()
+    assert await ask(talk, "tasks/get", "0" * 32) == -32010
+
+
+async def test_no_task_is_kept_longer_than_any() -> None:
+    talk = House(keep=60.0).talk()
+    for id, (wanted, seconds) in enumerate([({"ttl": 10_000_000}, 60), ({}, 60), ({"ttl": 1_000}, 1)]):
+        made = await talk.ask("tools/call", {"name": "files.read", "arguments": {}, "task": wanted}, id=id)
+        assert made["task"]["ttl"] == seconds * 1000
+
+
+async def test_a_task_may_take_as_long_as_any_call() -> None:
+    house = House()
+    await begin(house.talk())
+    assert house.sent[0].timeout == house.hub.limits.hard_seconds
+
+
+# -- asking about them ---------------------------------------------------------------------------------------------
+
+
+async def test_a_result_is_waited_for_by_several_and_who_leaves_ends_nothing() -> None:
+    house = House()
+    one, other = house.talk(), house.talk()
+    id = await begin(one)
+    for talk, number in ((one, 1), (one, 2), (other, 3)):
+        talk.say("tasks/result", {"taskId": id}, id=number)
+    await turns()
+    one.say("notifications/cancelled", {"requestId": 1})
+    assert "error" in await one.reply(1)
+    house.sent[0].finish(DONE)
+    for talk, number in ((one, 2), (other, 3)):
+        assert (await talk.reply(number))["result"] == {"content": [], "_meta": {RELATED: {"taskId": id}}}
+
+
+async def test_a_task_is_forgotten_when_its_time_has_passed_and_it_has_ended() -> None:
+    house = House()
+    talk = house.talk()
+    id = await begin(talk, ttl=1_000)
+    house.seconds += 500.0
+    assert (await ask(talk, "tasks/get", id))["status"] == "working"
+    house.sent[0].finish(DONE)
+    await house.engine.until_idle()
+    house.seconds += kept_states.ENDED_SECONDS - 1.0
+    assert (await ask(talk, "tasks/get", id))["status"] == "completed"
+    house.seconds += 1.0
+    assert (await talk.ask("tasks/list", id="l"))["tasks"] == []
+    assert await ask(talk, "tasks/get", id) == -32602
+    await turns()
+    assert (await house.journal.page("task", owner_of(ANYONE, "mcp").key, limit=5)).total == 0
+
+
+async def test_it_is_forgotten_by_itself_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_states, "ENDED_SECONDS", 0.0)
+    house = House()
+    talk = house.talk()
+    await begin(talk, ttl=0)
+    house.sent[0].finish(DONE)
+    owner = owner_of(ANYONE, "mcp").key
+    await until(lambda: not house.journal._documents)
+    assert (await house.journal.page("task", owner, limit=5)).total == 0
+
+
+async def test_not_more_than_so_many_are_forgotten_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.frontends.mcp.kept_tasks.EXPIRING_MAX", 1)
+    house = House()
+    talk = house.talk()
+    for number, task in enumerate(({}, {"ttl": 1_000}, {"ttl": 1_000})):
+        await begin(talk, number, **task)
+        house.sent[-1].finish(DONE)
+        await house.engine.until_idle()
+    assert house.kept._expiring == 1
+
+
+async def test_a_task_of_the_hubs_own_is_followed_without_asking_its_server() -> None:
+    house = House()
+    id = await begin(house.talk())
+    told: list[Any] = []
+    following = await house.kept.follow(ANYONE, EVERYTHING, frozenset({KNOWN}), id, told.append)
+    assert following is not None
+    following.look()
+    house.sent[0].emit(PROGRESS)
+    house.sent[0].finish(DONE)
+    await house.engine.until_idle()
+    assert [json.loads(bytes(members["status"])) for members in told] == ["working", "completed"]
+    assert await house.kept.follow(OTHER, EVERYTHING, frozenset({KNOWN}), id, told.append) is None
+    again = await house.kept.follow(ANYONE, EVERYTHING, frozenset({KNOWN}), id, told.append)
+    assert again is not None
+    again.look()
+    assert len(told) == 3
+
+
+# -- questions -----------------------------------------------------------------------------------------------------
+
+
+async def questioned() -> tuple[House, Talk, str, list[Reply]]:
+    """A task that asks something, of a caller that can be asked."""
+    house = House()
+    talk = house.talk()
+    await talk.ask("initialize", HELLO, id="hello")
+    id = await begin(talk)
+    replies: list[Reply] = []
+    house.sent[0].ask(FORM, replies.append)
+    await turns()
+    return house, talk, id, replies
+
+
+def asked_of(talk: Talk) -> list[Any]:
+    return [message for message in talk.heard if message.get("method") == "elicitation/create"]
+
+
+async def test_of_those_who_wait_one_is_asked_and_another_if_it_leaves() -> None:
+    house, talk, id, replies = await questioned()
+    assert (await ask(talk, "tasks/get", id))["status"] == "input_required"
+    for number in (1, 2):
+        talk.say("tasks/result", {"taskId": id}, id=number)
+    await turns()
+    (question,) = asked_of(talk)
+    assert question["params"] == {"message": "go on?", "_meta": {RELATED: {"taskId": id}}}
+    talk.say("notifications/cancelled", {"requestId": 1})
+    await talk.until(lambda: len(asked_of(talk)) == 2)
+    answer = {"jsonrpc": "2.0", "id": asked_of(talk)[1]["id"], "result": {"action": "accept"}}
+    assert talk.conversation.take(json.dumps(answer).encode()) is None
+    assert replies == [Answered(raw({"action": "accept"}))]
+    house.sent[0].finish(DONE)
+    assert "result" in await talk.reply(2)
+
+
+async def test_a_question_that_was_answered_otherwise_is_taken_back() -> None:
+    house, talk, id, replies = await questioned()
+    talk.say("tasks/result", {"taskId": id}, id=1)
+    await talk.until(lambda: bool(asked_of(talk)))
+    assert await ask_modern(talk, "tasks/update", taskId=id, inputResponses={"q1": {"action": "decline"}}) == {
+        "resultType": "complete"
+    }
+    await talk.until(lambda: any(message.get("method") == "notifications/cancelled" for message in talk.heard))
+    assert replies == [Answered(raw({"action": "decline"}))]
+    house.sent[0].finish(DONE)
+    assert "result" in await talk.reply(1)
+
+
+async def test_all_that_is_asked_is_told_and_may_be_answered_in_parts() -> None:
+    house, talk, id, replies = await questioned()
+    house.sent[0].ask(FORM, replies.append)
+    await turns()
+    assert list((await ask_modern(talk, "tasks/get", taskId=id))["inputRequests"]) == ["q1", "q2"]
+    await ask_modern(talk, "tasks/update", taskId=id, inputResponses={"q2": {"action": "decline"}})
+    assert list((await ask_modern(talk, "tasks/get", taskId=id))["inputRequests"]) == ["q1"]
+    await ask_modern(talk, "tasks/update", taskId=id, inputResponses={"q1": {"action": "accept"}})
+    assert replies == [Answered(raw({"action": answer})) for answer in ("decline", "accept")]
+    assert (await ask_modern(talk, "tasks/get", taskId=id))["status"] == "working"
+
+
+async def test_an_answer_to_what_is_not_asked_is_nobodys() -> None:
+    _, talk, id, replies = await questioned()
+    wrong: list[Any] = [{}, {"q2": {}}, {"q1": 5}, 5]
+    for answers in wrong:
+        await ask_modern(talk, "tasks/update", taskId=id, inputResponses=answers)
+    assert replies == []
+
+
+async def test_a_caller_that_left_has_not_answered() -> None:
+    house, talk, id, replies = await questioned()
+    talk.say("tasks/result", {"taskId": id}, id=1)
+    await talk.until(lambda: bool(asked_of(talk)))
+    talk.conversation.cancel_all("it has left")
+    await turns()
+    assert replies == []
+    assert (await ask(house.talk(), "tasks/get", id))["status"] == "input_required"
+
+
+# -- what is told unasked ------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_told_of_a_task_before_its_caller_knows_of_it() -> None:
+    house = House()
+    talk = house.talk()
+    await talk.ask("initialize", HELLO, id="hello")
+    talk.say("notifications/initialized")
+    house.hosted.stage.link.at_once = lambda inflight: inflight.finish(DONE)
+    id = await begin(talk)
+    await talk.until(lambda: len(talk.heard) == 3)
+    answer, news = talk.heard[1:]
+    assert answer["result"]["task"]["taskId"] == id
+    assert (news["method"], news["params"]["status"]) == ("notifications/tasks/status", "completed")
+
+
+async def test_progress_reaches_who_asked_for_it_and_lines_do_not() -> None:
+    house = House()
+    talk = house.talk()
+    params = {"name": "files.read", "arguments": {}, "task": {}, "_meta": {"progressToken": 7}}
+    id = (await talk.ask("tools/call", params))["task"]["taskId"]
+    house.sent[0].emit(Log("info", {"level": raw("info"), "data": raw("x")}))
+    house.sent[0].emit(PROGRESS)
+    assert talk.heard[1:] == [
+        {
+            "jsonrpc": "2.0",
+            "method": "notifications/progress",
+            "params": {"progressToken": 7, "progress": 1, "_meta": {RELATED: {"taskId": id}}},
+        }
+    ]
+
+
+async def test_what_is_reported_before_the_caller_knows_of_the_task_follows_its_answer() -> None:
+    house = House()
+    talk = house.talk()
+    house.hosted.stage.link.at_once = lambda inflight: inflight.emit(PROGRESS)
+    params = {"name": "files.read", "arguments": {}, "task": {}, "_meta": {"progressToken": 7}}
+    id = (await talk.ask("tools/call", params))["task"]["taskId"]
+    house.sent[0].emit(PROGRESS)
+    assert [message["params"]["_meta"] for message in talk.heard[1:]] == [{RELATED: {"taskId": id}}] * 2
+
+
+async def test_a_task_is_called_in_the_conversation_that_asked_for_it() -> None:
+    house = House()
+    talk = house.talk()
+    await talk.ask("initialize", HELLO, id="hello")
+    for id in ("a", "b"):
+        await begin(talk, id)
+        house.sent[-1].finish(DONE)
+        await house.engine.until_idle()
+    assert house.sent[0].call.session == house.sent[1].call.session != ""
+
+
+# -- calls that become tasks ---------------------------------------------------------------------------------------
+
+
+async def became(house: House, talk: Talk, **meta: Any) -> Any:
+    return await talk.ask_modern("tools/call", {"name": "files.read", "arguments": {}}, id="m", **{KEY: CAN, **meta})
+
+
+async def test_a_call_that_is_not_over_soon_becomes_a_task() -> None:
+    house = House()
+    talk = house.talk()
+    made = await became(house, talk)
+    assert (made["resultType"], made["status"]) == ("task", "working")
+    assert not house.sent[0].call.comes_back, "its caller was let go, and is asked by the task"
+    assert house.sent[0].timeout == house.hub.limits.hard_seconds
+    replies: list[Reply] = []
+    house.sent[0].ask(FORM, replies.append)
+    await turns()
+    state = await ask_modern(talk, "tasks/get", taskId=made["taskId"])
+    assert state["inputRequests"] == {"q1": {"method": "elicitation/create", "params": {"message": "go on?"}}}
+    await ask_modern(talk, "tasks/update", taskId=made["taskId"], inputResponses={"q1": {"action": "accept"}})
+    house.sent[0].finish(DONE)
+    await house.engine.until_idle()
+    ended = await ask_modern(talk, "tasks/get", taskId=made["taskId"])
+    assert (ended["status"], ended["result"]) == ("completed", {"resultType": "complete", "content": []})
+    assert replies == [Answered(raw({"action": "accept"}))]
+
+
+def _finish(house: House) -> None:
+    house.sent[0].finish(DONE)
+
+
+def _ask(house: House) -> None:
+    house.sent[0].ask(FORM, lambda _: None)
+
+
+@pytest.mark.parametrize(("do", "kind"), [(_finish, "complete"), (_ask, "input_required")])
+async def test_what_is_answered_while_the_task_is_written_becomes_none(do: Callable[[House], None], kind: str) -> None:
+    house = House(HeldJournal())
+    talk = house.talk()
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
+    await until(lambda: bool(house.journal.waiting))
+    do(house)
+    assert (await talk.reply("m"))["result"]["resultType"] == kind
+    house.journal.let_go()
+    await turns(20)
+    assert not house.journal._documents
+
+
+def meta() -> dict[str, Any]:
+    return {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        KEY: CAN,
+        "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
+    }
+
+
+async def test_a_call_whose_task_cannot_be_written_goes_on_as_what_it_was() -> None:
+    house = House(HeldJournal())
+    talk = house.talk()
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
+    await until(lambda: bool(house.journal.waiting))
+    house.journal.settle("refused")
+    await turns()
+    house.sent[0].finish(DONE)
+    assert (await talk.reply("m"))["result"]["resultType"] == "complete"
+
+
+async def test_while_tasks_hold_half_of_a_server_no_call_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    let_last = ServerQueue.let_last
+
+    def note(lane: ServerQueue, inflight: InFlight) -> bool:
+        seen.append(let_last(lane, inflight))
+        return seen[-1]
+
+    monkeypatch.setattr(ServerQueue, "let_last", note)
+    monkeypatch.setattr("isthmus.frontends.mcp.kept_tasks.AGAIN_SECONDS", 0.01)
+    house = House()
+    house.hosted.stage.lane.adjust(2, 10, 60.0)
+    task = await begin(house.talk())
+    talk = house.talk()
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": {**META, KEY: CAN}}, id="m")
+    await until(lambda: len(seen) > 1)
+    assert (talk.heard, set(seen)) == ([], {False})
+    await ask(house.talk(), "tasks/cancel", task)
+    assert (await talk.reply("m"))["result"]["resultType"] == "task"
+
+
+async def test_a_quick_call_is_not_held_until_it_would_have_become_one() -> None:
+    house = House()
+    house.settings = TaskSettings(after=0.05)
+    talk = house.talk()
+    house.hosted.stage.link.at_once = lambda inflight: inflight.finish(Result(raw({"content": []})))
+    assert (await became(house, talk))["resultType"] == "complete"
+    await asyncio.sleep(0.15)  # the time after which it would have
+    assert not house.journal._documents
+
+
+async def test_a_server_that_decides_itself_is_left_to_it() -> None:
+    house = House()
+    house.hub.publish(ready(tool(), abilities=frozenset({"tools", "task_handles", "tasks"})))
+    talk = house.talk()
+    view = house.hub.snapshot.view(ANYONE.grants, EVERYTHING)
+    assert not house.kept.are_for(view, SERVER, "tasks")
+    assert not house.kept.are_for(view, SERVER, "task_handles")
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
+    await turns()
+    assert not house.kept._slow._buckets
+
+
+async def test_switched_off_there_are_none() -> None:
+    house = House()
+    talk = house.talk()
+    id = await begin(talk)
+    house.settings = TaskSettings(provide=False)
+    assert await ask(talk, "tasks/get", id) == -32601
+    assert await talk.ask("tasks/list", id="l") == -32601
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {}}, id="plain")
+    house.sent[-1].finish(DONE)
+    assert (await talk.reply("plain"))["result"] == {"content": []}
+    assert await house.kept.follow(ANYONE, EVERYTHING, frozenset({KNOWN}), id, print) is None
+
+
+class AwayJournal(HeldJournal):
+    """A journal that cannot be read."""
+
+    async def read(self, kind: str, owner: str, id: str) -> Document | None:
+        raise OSError("the journal cannot be read: it is away")
+
+    async def page(self, *_: Any, **__: Any) -> Page:
+        raise OSError("the journal cannot be read: it is away")
+
+
+async def test_a_journal_that_cannot_be_read_is_told_of_and_costs_nothing_else() -> None:
+    house = House(AwayJournal())
+    house.journal.let_go()
+    talk = house.talk()
+    talk.say("tasks/get", {"taskId": "0" * 32}, id="get")
+    talk.say("tasks/list", id="list")
+    for id in ("get", "list"):
+        error = (await talk.reply(id))["error"]
+        assert (error["code"], error["data"]["reason"]) == (-32603, "not_written")
+        assert error["message"] == "the journal cannot be read: it is away"
+    assert await house.kept.follow(ANYONE, EVERYTHING, frozenset({KNOWN}), "0" * 32, print) is None
+    await house.kept._forget(owner_of(ANYONE, "mcp"), "0" * 32)
+    assert await begin(talk)
+
+
+async def test_a_defect_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House()
+    talk = house.talk()
+    id = await begin(talk)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(kept_waits, "result_of", broken)
+    monkeypatch.setattr("isthmus.frontends.mcp.kept_tasks.told_earlier", broken)
+    assert await ask(talk, "tasks/get", id) == -32603
+
+
+# -- giving up, and lists ------------------------------------------------------------------------------------------
+
+
+async def test_a_task_is_given_up_once_before_2026_07_28_and_as_often_as_liked_since() -> None:
+    house = House()
+    talk = house.talk()
+    first, second = await begin(talk, 1), await begin(talk, 2)
+    assert (await ask(talk, "tasks/cancel", first))["status"] == "cancelled"
+    assert await ask(talk, "tasks/cancel", first) == -32602
+    for _ in range(2):
+        assert await ask_modern(talk, "tasks/cancel", taskId=second) == {"resultType": "complete"}
+    assert [reason for _, reason in house.hosted.stage.link.withdrawn] == ["the caller gave the task up"] * 2
+    assert await ask(talk, "tasks/result", second) == -32012
+
+
+async def test_a_caller_lists_its_own_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.frontends.mcp.task_pages.PAGE_MAX", 2)
+    house = House()
+    talk = house.talk()
+    ids = [await begin(talk, number) for number in range(3)]
+    await begin(house.talk(OTHER))
+    first = await talk.ask("tasks/list", id="first")
+    rest = await talk.ask("tasks/list", {"cursor": first["nextCursor"]}, id="rest")
+    assert sorted(task["taskId"] for page in (first, rest) for task in page["tasks"]) == sorted(ids)
+    assert (len(first["tasks"]), "nextCursor" in rest) == (2, False)
+    assert await talk.ask("tasks/list", {"cursor": "Ingi"}, id="wrong") == -32602
+    elsewhere = house.talk(surface=Surface("own", SERVER))
+    assert len((await elsewhere.ask("tasks/list", id="own"))["tasks"]) == 2
+
+
+async def test_who_cannot_be_told_from_others_is_listed_what_it_asked_for_in_this_conversation() -> None:
+    house = House()
+    one, other = house.talk(ANYBODY), house.talk(ANYBODY)
+    for talk in (one, other):
+        told = (await talk.ask("initialize", {**HELLO, "capabilities": {}}, id="hello"))["capabilities"]["tasks"]
+        assert sorted(told) == ["cancel", "requests"]
+    id = await begin(one)
+    assert [task["taskId"] for task in (await one.ask("tasks/list", id="list"))["tasks"]] == [id]
+    assert (await other.ask("tasks/list", id="list"))["tasks"] == []
+    assert (await ask(other, "tasks/get", id))["status"] == "working"
+    assert (await ask(other, "tasks/cancel", id))["status"] == "cancelled"
+
+
+async def test_who_has_a_key_is_told_that_its_tasks_are_listed() -> None:
+    told = await House().talk().ask("initialize", HELLO, id="hello")
+    assert sorted(told["capabilities"]["tasks"]) == ["cancel", "list", "requests"]
+
+
+async def test_what_asks_for_a_task_must_be_understood() -> None:
+    house = House()
+    assert await house.talk().ask("tools/call", {"name": "files.read", "task": []}) == -32602
+    assert house.sent == []
+
+
+async def test_who_does_not_know_tasks_asks_for_none() -> None:
+    house = House()
+    talk = house.talk()
+    id = await begin(talk)
+    assert await talk.ask_modern("tasks/get", {"taskId": id}, id="m") == -32021
+    assert await talk.ask("tasks/get", {"taskId": "made up"}, id="x") == -32602
+    listed = await talk.ask("tools/list", id="old")
+    assert "execution" not in listed["tools"][0]
+
+
+async def test_a_subscription_follows_tasks_of_the_hubs_own() -> None:
+    house = House()
+    talk = house.talk()
+    id = await begin(talk)
+    params = {"notifications": {"taskIds": [id, "0" * 32]}, "_meta": meta()}
+    talk.say("subscriptions/listen", params, id="s")
+    await talk.until(lambda: len(talk.heard) == 3)
+    acknowledged, told = talk.heard[1:]
+    assert acknowledged["params"]["notifications"]["taskIds"] == [id]
+    assert (told["method"], told["params"]["taskId"]) == ("notifications/tasks", id)
+    talk.conversation.stop_telling()
+    house.sent[0].finish(DONE)
+    await house.engine.until_idle()
+    assert len(talk.heard) == 3
+
+
+async def test_no_call_becomes_a_task_while_the_hub_goes_away() -> None:
+    house = House()
+    talk = house.talk()
+    talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
+    house.hub.refuse_new_calls()
+    house.kept._promote(house.sent[0])
+    assert len(house.crew) == 0
+    house.sent[0].finish(DONE)
+    assert (await talk.reply("m"))["result"]["resultType"] == "complete"

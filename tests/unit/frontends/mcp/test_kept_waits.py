@@ -1,0 +1,177 @@
+"""Those who listen to a task of the hub's own: asked once, told what concerns them, and gone without a trace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.tasks.live import Live
+from isthmus.core.watch.tasks import Task
+from isthmus.frontends.mcp.kept_states import REALM, Brief
+from isthmus.frontends.mcp.kept_waits import Following, News, Waiting
+from isthmus.model.events import Progress
+from isthmus.model.outcomes import Result
+from isthmus.model.questions import NOT_ASKED, Answered, Question, Reply
+from isthmus.wire.mcp.tasks import RELATED
+from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, HeldLink, Listener, call, raw
+from tests.unit.core.tasks.doubles import Workshop, draft, turns
+
+FORM = Question("elicitation/create", raw({"message": "go on?"}))
+
+
+async def begun(shop: Workshop, *news: News) -> Live:
+    """A task of this face whose call runs."""
+    brief = msgspec.Raw(msgspec.json.encode(Brief(SERVER, 60.0)))
+    made = msgspec.structs.replace(draft(call(), state="working"), brief=brief, realm=REALM, listeners=news)
+    return await shop.engine.begin(made)
+
+
+def waiting(shop: Workshop, live: Live, *can: str) -> tuple[Waiting, InFlight, Listener]:
+    """One that waits for the result, and can be asked this."""
+    caller = Listener()
+    asked = call(live.record.id, kind="task_result", client_caps=frozenset(can or {"elicitation"}))
+    inflight = shop.stage.hub.attend(asked, caller, HeldLink())
+    return Waiting(shop.engine, inflight, live), inflight, caller
+
+
+async def test_who_waits_is_given_the_result_and_listens_no_more() -> None:
+    shop = Workshop()
+    live = await begun(shop)
+    _, _, caller = waiting(shop, live)
+    shop.sent[0].emit(PROGRESS)
+    shop.sent[0].finish(DONE)
+    await shop.engine.until_idle()
+    (result,) = caller.ends
+    assert isinstance(result, Result)
+    assert json.loads(bytes(result.payload))["_meta"] == {RELATED: {"taskId": live.record.id}}
+    assert (caller.events, live.listeners) == ([], {})
+    assert waiting(shop, live)[2].ends == [result]
+
+
+async def test_each_question_is_put_to_one_of_them_and_answered_once() -> None:
+    shop = Workshop()
+    live = await begun(shop)
+    (first, _, one), (_, _, other) = waiting(shop, live), waiting(shop, live)
+    replies: list[Reply] = []
+    for _ in range(2):
+        shop.sent[0].ask(FORM, replies.append)
+    await turns()
+    assert (len(one.asked), len(other.asked)) == (1, 0)
+    one.asked[0][1](Answered(raw({"first": 1})))
+    await turns()
+    assert (len(one.asked), len(other.asked)) == (2, 0)
+    first.leave()
+    assert len(other.asked) == 1
+    other.asked[0][1](Answered(raw({"second": 2})))
+    one.asked[1][1](Answered(raw({"late": 3})))
+    assert replies == [Answered(raw({"first": 1})), Answered(raw({"second": 2}))]
+
+
+async def test_only_who_said_that_it_can_be_asked_is() -> None:
+    shop = Workshop()
+    live = await begun(shop)
+    _, _, unable = waiting(shop, live, "roots")
+    replies: list[Reply] = []
+    shop.sent[0].ask(FORM, replies.append)
+    await turns()
+    assert (unable.asked, live.record.state) == ([], "input_required")
+    _, _, able = waiting(shop, live, "elicitation", "elicitation.form")
+    able.asked[0][1](Answered(raw({"able": 1})))
+    assert (unable.asked, replies) == ([], [Answered(raw({"able": 1}))])
+
+
+async def test_who_could_not_be_asked_after_all_has_not_answered_and_the_next_one_is_asked() -> None:
+    shop = Workshop()
+    live = await begun(shop)
+    (_, inflight, one), (_, _, other) = waiting(shop, live), waiting(shop, live)
+    replies: list[Reply] = []
+    for _ in range(2):
+        shop.sent[0].ask(FORM, replies.append)
+    await turns()
+    one.asked[0][1](NOT_ASKED)
+    assert (replies, inflight.outcome, len(other.asked)) == ([], None, 1)
+    for each in range(2):
+        other.asked[each][1](Answered(raw({"each": each})))
+        await turns()
+    assert (len(one.asked), len(replies)) == (1, 2)
+
+
+async def test_what_nobody_can_be_asked_stays_open_for_who_can() -> None:
+    shop = Workshop()
+    live = await begun(shop)
+    _, _, one = waiting(shop, live)
+    replies: list[Reply] = []
+    shop.sent[0].ask(FORM, replies.append)
+    await turns()
+    one.asked[0][1](NOT_ASKED)
+    assert (replies, live.record.state) == ([], "input_required")
+    assert len(waiting(shop, live)[2].asked) == 1
+
+
+def news_of(shop: Workshop, **more: Any) -> tuple[News, list[str], list[Live], list[Progress]]:
+    told: list[str] = []
+    ended: list[Live] = []
+    reports: list[Progress] = []
+
+    def tell(task: Task, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
+        told.append(f"{task.state.status} {is_other}")
+
+    shop.stage.hub.tasks.listen(ANYONE, "", tell)
+    news = News(shop.stage.hub, ANYONE, SERVER, ended.append, report=reports.append, **more)
+    return news, told, ended, reports
+
+
+async def test_nothing_is_told_before_the_caller_knows_of_the_task() -> None:
+    shop = Workshop()
+    news, told, ended, reports = news_of(shop, session="")
+    live = await begun(shop, news)
+    shop.sent[0].emit(PROGRESS)
+    assert (told, reports) == ([], [])
+    news.begin(live)
+    shop.sent[0].emit(PROGRESS)
+    shop.sent[0].finish(DONE)
+    await shop.engine.until_idle()
+    assert (told, ended, live.listeners) == (["completed True"], [live], {})
+    related = [json.loads(bytes(report.members["_meta"])) for report in reports]
+    assert related == [{RELATED: {"taskId": live.record.id}}] * 2  # the one from before is told once it may be
+
+
+async def test_a_task_that_ended_before_is_told_at_once() -> None:
+    shop = Workshop()
+    news, told, ended, _ = news_of(shop, session="")
+    shop.link.at_once = lambda inflight: inflight.finish(DONE)
+    live = await begun(shop, news)
+    await shop.engine.until_idle()
+    assert (told, ended) == ([], [])
+    news.begin(live)
+    assert (told, ended) == (["completed True"], [live])
+
+
+async def test_of_a_call_that_became_a_task_no_conversation_hears() -> None:
+    shop = Workshop()
+    news, told, ended, _ = news_of(shop, session=None)
+    live = await begun(shop, news)
+    news.begin(live)
+    shop.sent[0].finish(DONE)
+    await shop.engine.until_idle()
+    assert (told, ended) == ([], [live])
+
+
+async def test_who_follows_a_task_is_told_until_it_stops_or_the_task_ends() -> None:
+    shop = Workshop()
+    live = await begun(shop)
+    told: list[list[Any]] = [[], [], []]
+    one, other, late = [Following(live, heard.append) for heard in told]
+    one.look()
+    other.look()
+    shop.sent[0].emit(PROGRESS)
+    other.stop()
+    shop.sent[0].finish(DONE)
+    await shop.engine.until_idle()
+    late.look()
+    statuses = [[json.loads(bytes(members["status"])) for members in heard] for heard in told]
+    assert statuses == [["working", "completed"], ["working"], ["completed"]]
+    assert live.listeners == {}

@@ -1,0 +1,231 @@
+"""MCP over HTTP+SSE, visit by visit: whose a session is, how many there may be, and when one is over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from isthmus.core.background import BackgroundTasks
+from isthmus.frontends.http.auth import Authenticator, Fields
+from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.request_cycle import PEER, Message
+from isthmus.frontends.mcp import sse as module
+from isthmus.frontends.mcp.sse import IDLE_SECONDS, MESSAGES_PATH, STREAM_PATH, McpSse
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import EVERYTHING
+from isthmus.model.faults import Cancelled
+from isthmus.wire import sse
+from tests.unit.core.doubles import ANYONE, DONE
+from tests.unit.frontends.mcp.doubles import SECONDS, Client, Hosted, events
+
+OTHER = Caller("other", "default", Grants(("*",)))
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+CALL = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "files.read", "arguments": {}}}
+LATE = 2 * IDLE_SECONDS
+
+
+class Stream:
+    """An open stream."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.address = client.pushed[0].partition(b"data: ")[2].strip().decode()
+
+    @property
+    def told(self) -> list[Any]:
+        return events(self.client.pushed[1:])
+
+    async def reply(self, id: int) -> Any:
+        await self.client.until(lambda: any(message.get("id") == id for message in self.told))
+        return next(message for message in self.told if message.get("id") == id)
+
+
+class Face:
+    """The face over HTTP+SSE, visited without a socket."""
+
+    def __init__(self) -> None:
+        self.hosted = Hosted()
+        self.crew = BackgroundTasks("face")
+        gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
+        self.sse = McpSse(self.hosted.dialogue, gate, self.crew, EVERYTHING)
+
+    @staticmethod
+    def _identify(fields: Fields) -> Caller | None:
+        return {b"other": OTHER, b"nobody": None}.get(fields.get(b"x-api-key", b""), ANYONE)
+
+    async def visit(
+        self, method: str, address: str, body: Any = None, *, key: str = "", client: Client | None = None
+    ) -> Client:
+        """Send a request and wait for the end of its answer."""
+        client = client or Client()
+        client.body = json.dumps(body).encode()
+        path, _, query = address.partition("?")
+        pairs = {"host": "localhost", "content-type": "application/json", "x-api-key": key}
+        client.scope = {
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in pairs.items()],
+            "extensions": {PEER: client},
+        }
+        await self.sse.serve(client.scope, _nothing, _nowhere)
+        return client
+
+    async def post(self, address: str, body: Any, *, key: str = "") -> int:
+        return (await self.visit("POST", address, body, key=key)).status
+
+    @asynccontextmanager
+    async def listening(self, key: str = "") -> AsyncIterator[Stream]:
+        """A stream that has begun; leaving the block leaves it, unless it has ended."""
+        client = Client()
+        task = asyncio.ensure_future(self.visit("GET", STREAM_PATH, key=key, client=client))
+        try:
+            await client.until(lambda: bool(client.pushed))
+            yield Stream(client)
+        finally:
+            client.leave()
+            async with asyncio.timeout(SECONDS):
+                await task
+
+    def sweep(self, later: float) -> None:
+        """Look for idle sessions as if it were so much later."""
+        self.sse.sweep(asyncio.get_running_loop().time() + later)
+
+
+async def _nothing() -> Message:
+    raise AssertionError("the body was here already")
+
+
+async def _nowhere(_message: Message) -> None:
+    raise AssertionError("the face answers through its peer")
+
+
+@pytest.fixture
+async def face() -> AsyncIterator[Face]:
+    made = Face()
+    yield made
+    made.sse.end_streams()
+    await made.crew.aclose()
+
+
+# -- whose it is -------------------------------------------------------------------------------------------------
+
+
+async def test_a_caller_is_told_where_to_speak_and_hears_the_answers_on_its_stream(face: Face) -> None:
+    async with face.listening() as stream:
+        assert await face.post(stream.address, PING) == 202
+        assert await stream.reply(1) == {"jsonrpc": "2.0", "id": 1, "result": {}}
+    assert len(face.sse) == 0
+    assert face.hosted.is_forgotten()
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+async def test_another_callers_session_is_as_unknown_as_one_that_never_was(face: Face, method: str) -> None:
+    async with face.listening() as stream:
+        foreign = await face.visit(method, stream.address, PING, key="other")
+        unknown = await face.visit(method, f"{MESSAGES_PATH}?sessionId=none", PING, key="other")
+        assert foreign.answers == unknown.answers
+        assert (foreign.status, stream.told, len(face.sse)) == (404, [], 1)
+        assert (await face.visit(method, stream.address, PING, key="nobody")).status == 401
+
+
+@pytest.mark.parametrize("query", ["", "?sessionId=", "?other=1", "?sessionId={id}&session_id={id}"])
+async def test_an_address_that_names_no_one_session_leads_nowhere(face: Face, query: str) -> None:
+    async with face.listening() as stream:
+        id = stream.address.partition("=")[2]
+        assert await face.post(MESSAGES_PATH + query.format(id=id), PING) == 404
+        assert await face.post(f"{MESSAGES_PATH}?session_id={id}", PING) == 202
+
+
+async def test_who_may_now_do_other_things_loses_its_session_and_its_calls(face: Face) -> None:
+    async with face.listening() as stream, face.listening("other") as other:
+        assert await face.post(stream.address, CALL) == 202
+        face.sse.retain({OTHER})
+        await stream.client.until(lambda: bool(stream.client.ended))
+        assert isinstance(face.hosted.last_call.outcome, Cancelled)
+        assert await face.post(other.address, PING, key="other") == 202
+
+
+async def test_a_caller_that_leaves_withdraws_its_calls(face: Face) -> None:
+    async with face.listening() as stream:
+        assert await face.post(stream.address, CALL) == 202
+    assert isinstance(face.hosted.last_call.outcome, Cancelled)
+
+
+# -- how many ----------------------------------------------------------------------------------------------------
+
+
+async def test_one_caller_may_have_so_many_streams_and_no_more(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SESSIONS_MAX", 2)
+    async with face.listening():
+        async with face.listening():
+            refused = await face.visit("GET", STREAM_PATH)
+            assert refused.status == 429
+            assert len(face.sse) == 2
+            async with face.listening("other"):
+                assert len(face.sse) == 3, "others have room of their own"
+        async with face.listening():
+            assert len(face.sse) == 2, "a stream that was left makes room"
+
+
+# -- how long ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_in_which_nobody_says_anything_is_ended(face: Face) -> None:
+    async with face.listening() as stream:
+        face.sweep(IDLE_SECONDS / 2)
+        assert await face.post(stream.address, PING) == 202
+        await stream.reply(1)
+        face.sweep(LATE)
+        await stream.client.until(lambda: bool(stream.client.ended))
+        assert await face.post(stream.address, PING) == 404
+
+
+async def test_signs_of_life_are_nothing_that_is_said(face: Face) -> None:
+    async with face.listening() as stream:
+        stream.client.push(sse.comment())
+        face.sweep(LATE)
+        await stream.client.until(lambda: bool(stream.client.ended))
+
+
+async def test_a_session_with_a_call_is_not_idle_however_long_it_takes(face: Face) -> None:
+    async with face.listening() as stream:
+        assert await face.post(stream.address, CALL) == 202
+        face.sweep(LATE)
+        face.hosted.last_call.finish(DONE)
+        assert (await stream.reply(2))["result"] is not None
+        assert stream.client.ended == []
+        face.sweep(LATE)
+        await stream.client.until(lambda: bool(stream.client.ended))
+
+
+@pytest.mark.parametrize("says", ["the caller", "the hub"])
+async def test_whoever_says_something_keeps_the_session(face: Face, says: str) -> None:
+    async with face.listening() as stream:
+        (session,) = face.sse._sessions.values()
+        session.used_at -= LATE
+        if says == "the caller":
+            await face.post(stream.address, {"jsonrpc": "2.0", "method": "notifications/initialized"})
+        else:
+            session.tell(b"{}")
+        face.sweep(0.0)
+        assert not session.over.done()
+        session.used_at -= LATE
+        face.sweep(0.0)
+        assert session.over.done()
+
+
+async def test_idle_sessions_are_looked_for_while_there_are_any(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.001)
+    async with face.listening() as stream:
+        (session,) = face.sse._sessions.values()
+        session.used_at -= LATE
+        await stream.client.until(lambda: bool(stream.client.ended))
+    async with asyncio.timeout(SECONDS):
+        while face.sse._sweeping is not None:  # noqa: ASYNC110 - a timer tells nobody
+            await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""The conversation as lines: whatever way they are cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.settings import Limits
+from isthmus.frontends.mcp.dialogue import Dialogue
+from isthmus.frontends.mcp.stdio import McpStdio
+from isthmus.model.calls import EVERYTHING
+from isthmus.wire.mcp.messages import Implementation
+from tests.unit.core.doubles import ANYONE, Stage
+from tests.unit.frontends.mcp.doubles import OFFER
+
+CALL = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "resources/read", "params": {"uri": "file:///notes"}}).encode()
+
+
+class Streams:
+    def __init__(self) -> None:
+        self.stage = Stage.of(OFFER, Limits(request_bytes=4096))
+        self.crew = BackgroundTasks("stdio")
+        self.written: list[Any] = []
+        dialogue = Dialogue(self.stage.hub, Implementation("isthmus", "1"))
+        self.face = McpStdio(dialogue, ANYONE, EVERYTHING, self.crew, self._write)
+
+    def _write(self, line: bytes) -> None:
+        assert line.endswith(b"\n")
+        assert line.count(b"\n") == 1
+        self.written.append(json.loads(line))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_a_line_is_a_message_however_it_arrives(size: int) -> None:
+    streams = Streams()
+    text = CALL + b"\n\r\n" + CALL.replace(b'"id": 1', b'"id": 2') + b"\n"
+    for start in range(0, len(text), size):
+        streams.face.feed(text[start : start + size])
+    assert len(streams.stage.link.sent) == 2
+    streams.face.cancel_all("enough")
+    assert {answer["id"] for answer in streams.written} == {1, 2}
+
+
+async def test_what_is_no_message_is_refused_on_a_line_of_its_own() -> None:
+    streams = Streams()
+    streams.face.feed(b"nonsense\n" + b"x" * 5000 + b"\n" + CALL + b"\n")
+    assert [answer["error"]["code"] for answer in streams.written] == [-32700, -32600]
+    assert "4096 bytes" in streams.written[1]["error"]["message"]
+    assert len(streams.stage.link.sent) == 1
+    streams.face.cancel_all("enough")
+    await streams.face.finish()

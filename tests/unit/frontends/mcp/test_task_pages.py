@@ -1,0 +1,163 @@
+"""Pages of a caller's tasks: what is asked for them, of whom, and what is listed if nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.frontends.mcp import task_pages as module
+from isthmus.frontends.mcp.task_pages import TaskPages
+from isthmus.frontends.mcp.tasks import shown_id
+from isthmus.model.callers import Caller
+from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.events import Progress
+from isthmus.model.faults import Overloaded, ServerError, TimedOut
+from isthmus.model.features import Ability
+from isthmus.model.outcomes import Outcome
+from isthmus.model.questions import NOT_ASKED, ClientCapabilities, Question, Reply
+from isthmus.model.tasks import TaskState
+from isthmus.upstream.waiters import CallWaiter
+from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, tool
+from tests.unit.frontends.mcp.doubles import SECONDS, Hosted, Talk
+
+ABLE: frozenset[Ability] = frozenset({"tools", "tasks"})
+
+
+def state(id: str, status: str = "working") -> TaskState:
+    members = {"taskId": raw(id), "status": raw(status)}
+    return TaskState(id, status, status == "completed", None, members)
+
+
+def hosted(*ids: str) -> Hosted:
+    """A hub whose link does not say where it is, so that tasks made nowhere are answered there."""
+    host = Hosted(ready(tool(), abilities=ABLE))
+    for id in ids:
+        host.hub.tasks.made(ANYONE, SERVER, None, state(id))
+    return host
+
+
+async def page(
+    host: Hosted, cursor: str | None = None, client_caps: ClientCapabilities = frozenset(), session: str = ""
+) -> Any:
+    pages = TaskPages(host.hub, ANYONE, EVERYTHING, client_caps=client_caps, session=session)
+    view = host.hub.snapshot.view(ANYONE.grants, EVERYTHING, client_caps)
+    async with asyncio.timeout(SECONDS):
+        result = await pages.page(view, cursor)
+    return None if result is None else msgspec.json.decode(result)
+
+
+async def test_anyone_is_listed_what_it_asked_for_in_the_same_conversation() -> None:
+    anybody = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
+    host = Hosted(ready(tool(), abilities=ABLE))
+    for session in ("one", "other", ""):
+        host.hub.tasks.made(anybody, SERVER, None, state(f"of {session}", "completed"), session=session)
+    view = host.hub.snapshot.view(anybody.grants, EVERYTHING)
+    for session, expected in (("one", [shown_id(anybody, SERVER, "of one")]), ("", [])):
+        result = await TaskPages(host.hub, anybody, EVERYTHING, session=session).page(view, None)
+        assert [task["taskId"] for task in msgspec.json.decode(result or b"")["tasks"]] == expected
+
+
+def listed(page: Any) -> list[tuple[str, str]]:
+    return [(task["taskId"], task["status"]) for task in page["tasks"]]
+
+
+def shown(id: str) -> str:
+    return shown_id(ANYONE, SERVER, id)
+
+
+def ending(host: Hosted, **outcomes: Outcome | str) -> None:
+    """Have each question about a task end so; a word is a status that is answered."""
+
+    def end(inflight: InFlight) -> None:
+        outcome = outcomes[inflight.name]
+        if isinstance(outcome, str):
+            CallWaiter(inflight).result(raw({"taskId": inflight.name, "status": outcome}))
+        else:
+            inflight.finish(outcome)
+
+    host.stage.link.at_once = end
+
+
+async def test_those_that_run_are_asked_about_and_those_that_ended_are_not() -> None:
+    host = hosted("1", "2")
+    host.hub.tasks.answered(ANYONE, SERVER, None, state("1", "completed"))
+    ending(host, **{"2": "input_required"})
+    found = await page(host, client_caps=frozenset({"roots"}), session="s")
+    assert listed(found) == [(shown("1"), "completed"), (shown("2"), "input_required")]
+    (asked,) = host.stage.link.sent
+    assert (asked.call.kind, asked.call.surface, asked.call.caller) == ("task", Surface("own", SERVER), ANYONE)
+    assert (asked.call.client_caps, asked.call.session) == (frozenset({"roots"}), "s")
+
+
+async def test_what_its_server_disowns_is_not_listed_and_what_it_does_not_answer_is() -> None:
+    host = hosted("gone", "late", "full", "odd")
+    ending(
+        host,
+        gone=ServerError(SERVER, -32602, "no such task"),
+        late=TimedOut(SERVER, 2.0, executed="unknown"),
+        full=Overloaded(SERVER, 1, 1),
+        odd=ServerError(SERVER, -32603, "a defect"),
+    )
+    found = await page(host)
+    assert listed(found) == [(shown(id), "working") for id in ("late", "full", "odd")]
+    assert [task.state.id for task in host.hub.tasks.of(ANYONE)] == ["late", "full", "odd"]
+
+
+async def test_what_another_conversation_asked_for_is_not_forgotten_for_it() -> None:
+    host = hosted()
+    host.hub.tasks.made(ANYONE, SERVER, None, state("1"), session="x")
+    ending(host, **{"1": ServerError(SERVER, -32602, "no such task")})
+    assert listed(await page(host, session="y")) == []
+    assert len(host.hub.tasks.of(ANYONE)) == 1
+    assert listed(await page(host, session="x")) == []
+    assert len(host.hub.tasks.of(ANYONE)) == 0
+
+
+async def test_a_server_that_says_nothing_is_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
+    host = hosted(*"123456")  # one more than the failures for which a server is given a rest
+    assert listed(await page(host)) == [(shown(id), "working") for id in "123456"]
+    assert [why for _, why in host.stage.link.withdrawn] == ["the list does not wait for it"] * 6
+    assert not host.stage.lane._breaker.wait(host.hub.now())
+
+
+async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys() -> None:
+    host, answers = hosted("1"), list[Reply]()
+
+    def ask(inflight: InFlight) -> None:
+        inflight.emit(Progress({}))
+        inflight.exchange.ask(Question("roots/list", raw({})), answers.append)
+        inflight.finish(Overloaded(SERVER, 1, 1))
+
+    host.stage.link.at_once = ask
+    assert len((await page(host))["tasks"]) == 1
+    assert answers == [NOT_ASKED]
+
+
+async def test_a_cursor_leads_to_the_next_page_and_to_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE_MAX", 2)
+    host = hosted("1", "2", "3", "4")
+    ending(host, **dict.fromkeys("1234", "working"))
+    first = await page(host)
+    host.hub.tasks.forget(host.hub.tasks.of(ANYONE)[1])
+    second = await page(host, first["nextCursor"])
+    assert [listed(found) for found in (first, second)] == [
+        [(shown("1"), "working"), (shown("2"), "working")],
+        [(shown("3"), "working"), (shown("4"), "working")],
+    ]
+    assert "nextCursor" not in second
+    for wrong in ("", "x", "é", "bnVsbA==", "WzFd", "MS41"):
+        assert await page(host, wrong) is None
+
+
+async def test_the_dialogue_lists_for_callers_of_the_earlier_era_that_can_have_tasks() -> None:
+    talk = Talk(hosted())
+    assert await talk.ask("tasks/list", id=1) == {"tasks": []}
+    assert await talk.ask("tasks/list", {"cursor": 7}, id=2) == -32602
+    assert await talk.ask("tasks/list", {"cursor": None}, id=3) == {"tasks": []}
+    assert await talk.ask_modern("tasks/list", id=4) == -32601
+    assert await Talk(Hosted()).ask("tasks/list") == -32601

@@ -1,0 +1,196 @@
+"""Telling modern callers how the tasks stand that they follow: asked of their servers until they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from isthmus.frontends.mcp import task_polls as module
+from isthmus.frontends.mcp.task_polls import TaskPolls
+from isthmus.frontends.mcp.tasks import shown_id
+from isthmus.model.callers import Caller
+from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.events import Progress
+from isthmus.model.faults import ServerError, TimedOut
+from isthmus.model.features import Ability
+from isthmus.model.names import ServerName
+from isthmus.model.outcomes import Result
+from isthmus.model.questions import NOT_ASKED, Question, Reply
+from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.tasks import EXTENSION, KNOWN
+from tests.hubs import META
+from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, tool
+from tests.unit.frontends.mcp.doubles import SECONDS, Hosted, Talk
+
+PROFILE = frozenset({KNOWN})
+STRANGER = Caller("stranger", ANYONE.tenant, ANYONE.grants)
+MINE = shown_id(ANYONE, SERVER, "t")
+CAPABILITIES: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION: {}}}}
+
+
+def hosted(ability: Ability = "task_handles") -> Hosted:
+    return Hosted(ready(tool(), abilities=frozenset({"tools", ability})))
+
+
+class Following:
+    """A subscription to one task, and what it was told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
+        monkeypatch.setattr(module, "POLL_SECONDS_MIN", 0.0)
+        self.host = hosted()
+        self.told: list[dict[str, Any]] = []
+        self.polls = TaskPolls(self.host.hub, ANYONE, EVERYTHING, PROFILE, self.tell)
+
+    async def begin(self) -> Following:
+        assert await self.polls.agree([MINE]) == (MINE,)
+        self.polls.start()
+        return self
+
+    def tell(self, members: Mapping[str, Payload]) -> None:
+        self.told.append({key: json.loads(bytes(value)) for key, value in members.items()})
+
+    @property
+    def asked(self) -> int:
+        return len(self.host.stage.link.sent)
+
+    def answer(self, **state: Any) -> None:
+        result = {"resultType": "complete", "taskId": "t", "status": "working", "_meta": {"x": 1}, **state}
+        self.host.last_call.finish(Result(raw(result), is_typed=True))
+
+    async def again(self, times: int) -> None:
+        """Wait until the server was asked so often."""
+        async with asyncio.timeout(SECONDS):
+            while self.asked < times:  # noqa: ASYNC110 - a link tells nobody
+                await asyncio.sleep(0)
+
+
+async def test_a_task_is_told_as_it_stands_and_whenever_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await Following(monkeypatch).begin()
+    one.answer()
+    await one.again(2)
+    one.answer()
+    await one.again(3)
+    one.answer(statusMessage="soon", pollIntervalMs=1)
+    await one.again(4)
+    one.answer(status="completed", result={"content": []})
+    assert one.told == [
+        {"taskId": MINE, "status": "working"},
+        {"taskId": MINE, "status": "working", "statusMessage": "soon", "pollIntervalMs": 1},
+        {"taskId": MINE, "status": "completed", "result": {"content": []}},
+    ]
+    asked = one.host.stage.link.sent[0].call
+    assert (asked.kind, asked.name, asked.surface, asked.client_caps) == ("task", "t", Surface("own", SERVER), PROFILE)
+    await nothing_more(one)
+
+
+async def nothing_more(one: Following) -> None:
+    """The server is not asked again, though the time for it has come."""
+    asked = one.asked
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert one.asked == asked
+
+
+async def test_a_server_that_cannot_answer_now_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await Following(monkeypatch).begin()
+    one.host.last_call.finish(TimedOut(SERVER, 1.0, executed="unknown"))
+    await one.again(2)
+    one.answer(taskId="another")
+    await one.again(3)
+    one.answer()
+    assert len(one.told) == 1
+
+
+async def test_a_task_that_its_server_forgot_is_not_asked_about_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await Following(monkeypatch).begin()
+    one.host.last_call.finish(ServerError(SERVER, -32602, "no such task"))
+    await nothing_more(one)
+    assert one.told == []
+
+
+async def test_who_has_left_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await Following(monkeypatch).begin()
+    one.answer()
+    one.polls.close()
+    await nothing_more(one)
+    other = await Following(monkeypatch).begin()
+    other.polls.close()
+    other.answer()
+    other.polls.start()
+    await nothing_more(other)
+    assert (len(one.told), other.told) == (1, [])
+
+
+async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, answers = await Following(monkeypatch).begin(), list[Reply]()
+    one.host.last_call.emit(Progress({}))
+    one.host.last_call.exchange.ask(Question("roots/list", raw({})), answers.append)
+    assert (answers, one.told) == ([NOT_ASKED], [])
+
+
+@pytest.mark.parametrize(
+    ("id", "ability"),
+    [
+        ("t", "task_handles"),
+        (shown_id(STRANGER, SERVER, "t"), "task_handles"),
+        (shown_id(ANYONE, ServerName("gone"), "t"), "task_handles"),
+        (MINE, "tasks"),
+    ],
+    ids=["made up", "a stranger's", "of a server that is gone", "of an earlier server"],
+)
+async def test_what_is_not_the_callers_to_follow_is_not_followed(id: str, ability: Ability) -> None:
+    host = hosted(ability)
+    assert await TaskPolls(host.hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None).agree([id]) == ()
+
+
+async def test_there_is_an_end_to_what_one_subscription_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLLOWED_MAX", 2)
+    ids = [shown_id(ANYONE, SERVER, own) for own in "abc"]
+    polls = TaskPolls(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
+    assert await polls.agree(ids) == tuple(ids[:2])
+
+
+async def test_what_is_named_beyond_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLLOWED_MAX", 2)
+    ids = iter(["made up", MINE, *(shown_id(ANYONE, SERVER, own) for own in "bcd")])
+    polls = TaskPolls(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
+    assert await polls.agree(ids) == (MINE,)
+    assert len(list(ids)) == 3
+
+
+async def test_a_server_says_within_limits_how_often_it_likes_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await Following(monkeypatch).begin()
+    monkeypatch.setattr(module, "POLL_SECONDS_MIN", 3600.0)
+    one.answer(pollIntervalMs=1)
+    await nothing_more(one)
+    one.polls.close()
+
+
+# -- over a conversation -------------------------------------------------------------------------------------------
+
+
+async def test_a_subscription_names_what_it_follows_and_marks_what_it_tells() -> None:
+    host = hosted()
+    talk = Talk(host)
+    wanted = {"notifications": {"taskIds": [MINE, "made up"]}, "_meta": {**META, **CAPABILITIES}}
+    talk.say("subscriptions/listen", wanted, id="s")
+    await talk.until(lambda: bool(host.stage.link.sent))
+    host.last_call.finish(Result(raw({"resultType": "complete", "taskId": "t", "status": "working"}), is_typed=True))
+    acknowledged, told = talk.told()
+    assert acknowledged["params"]["notifications"] == {"taskIds": [MINE]}
+    assert told["method"] == "notifications/tasks"
+    assert told["params"]["taskId"] == MINE
+    assert told["params"]["_meta"] == acknowledged["params"]["_meta"]
+    talk.say("notifications/cancelled", {"requestId": "s"})
+    assert not talk.conversation._streams
+
+
+async def test_who_does_not_know_the_extension_is_refused() -> None:
+    talk = Talk(hosted())
+    assert await talk.ask_modern("subscriptions/listen", {"notifications": {"taskIds": ["x"]}}) == -32021
+    assert await talk.ask_modern("subscriptions/listen", {"notifications": {"taskIds": "x"}}, id=2) == -32602

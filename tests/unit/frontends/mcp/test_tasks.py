@@ -1,0 +1,246 @@
+"""Ids of tasks as callers know them, and what becomes of calls about them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import View
+from isthmus.core.watch.tasks import Place, Tasks
+from isthmus.frontends.mcp.faults import Era
+from isthmus.frontends.mcp.tasks import (
+    aimed,
+    are_spoken,
+    asked_for,
+    is_seen,
+    own_id,
+    own_meta,
+    own_result,
+    shown,
+    shown_event,
+    shown_id,
+    shown_params,
+    status_message,
+)
+from isthmus.model.callers import Caller
+from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
+from isthmus.model.events import Progress
+from isthmus.model.faults import Draining
+from isthmus.model.features import Ability, Tool
+from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.outcomes import Result
+from isthmus.model.questions import Question
+from isthmus.model.tasks import TaskState
+from isthmus.wire.mcp.tasks import RELATED
+from tests.unit.core.doubles import ANYONE, raw
+
+OLD, NEW, PLAIN = ServerName("old"), ServerName("new"), ServerName("plain")
+STRANGER = Caller("stranger", ANYONE.tenant, ANYONE.grants)
+ABILITIES: dict[ServerName, Ability] = {OLD: "tasks", NEW: "task_handles", PLAIN: "tools"}
+
+
+def standing(server: ServerName, ability: Ability) -> ServerStatus:
+    slow = Tool.of(server, FeatureName("slow"), {})
+    return ServerStatus(server, "ready", tools=(slow,), abilities=frozenset({"tools", ability}))
+
+
+def view(surface: Surface = EVERYTHING) -> View:
+    standings = {server: standing(server, ability) for server, ability in ABILITIES.items()}
+    return Snapshot(1, standings, CheckCache(limit_bytes=4096)).view(ANYONE.grants, surface)
+
+
+def known() -> Tasks:
+    return Tasks(lambda: 0.0)
+
+
+def state(id: str, **more: Any) -> TaskState:
+    members = {"taskId": raw(id), "status": raw("working"), **{key: raw(value) for key, value in more.items()}}
+    return TaskState(id, "working", is_over=False, ttl_seconds=None, members=members)
+
+
+def call(name: str, kind: Kind = "task", surface: Surface = EVERYTHING, **extra: Any) -> Call:
+    return Call(ANYONE, surface, name, raw({}), kind=kind, extra={key: raw(value) for key, value in extra.items()})
+
+
+# -- ids -----------------------------------------------------------------------------------------------------------
+
+
+@given(own=st.text())
+def test_an_id_leads_back_to_what_it_stands_for(own: str) -> None:
+    assert own_id(ANYONE, shown_id(ANYONE, OLD, own)) == (OLD, own)
+
+
+def test_an_id_is_the_same_whenever_it_is_given_and_another_for_whatever_differs() -> None:
+    given_out = [
+        shown_id(ANYONE, OLD, "t"),
+        shown_id(ANYONE, OLD, "t"),
+        shown_id(STRANGER, OLD, "t"),
+        shown_id(ANYONE, NEW, "t"),
+        shown_id(ANYONE, OLD, "u"),
+    ]
+    assert len(set(given_out)) == 4
+
+
+@given(text=st.text())
+def test_what_was_never_given_out_stands_for_nothing(text: str) -> None:
+    assert own_id(ANYONE, text) is None
+
+
+def test_an_id_with_one_character_changed_stands_for_nothing() -> None:
+    shown_to_me = shown_id(ANYONE, OLD, "task-1")
+    for place in range(len(shown_to_me)):
+        for other in "A.=0é":
+            if shown_to_me[place] != other:
+                assert own_id(ANYONE, shown_to_me[:place] + other + shown_to_me[place + 1 :]) is None
+
+
+def test_an_id_is_of_no_use_to_anybody_else() -> None:
+    assert own_id(STRANGER, shown_id(ANYONE, OLD, "t")) is None
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "era", "is_spoken"),
+    [
+        ("tasks/get", "legacy", True),
+        ("tasks/result", "legacy", True),
+        ("tasks/update", "legacy", False),
+        ("tasks/get", "modern", True),
+        ("tasks/update", "modern", True),
+        ("tasks/result", "modern", False),
+    ],
+)
+def test_each_era_has_methods_of_its_own(method: str, era: Era, *, is_spoken: bool) -> None:
+    assert are_spoken(method, era, view()) is is_spoken
+    assert not are_spoken(method, era, view(Surface("own", PLAIN)))
+
+
+@pytest.mark.parametrize("surface", [EVERYTHING, Surface("own", OLD)])
+def test_a_call_about_a_task_goes_to_the_server_whose_it_is(surface: Surface) -> None:
+    found = aimed(call(shown_id(ANYONE, OLD, "t"), surface=surface), view(surface), known())
+    assert found is not None
+    assert (found.name, found.surface) == ("t", Surface("own", OLD))
+
+
+@pytest.mark.parametrize(
+    ("id", "surface"),
+    [
+        ("t", EVERYTHING),
+        (shown_id(STRANGER, OLD, "t"), EVERYTHING),
+        (shown_id(ANYONE, OLD, "t"), Surface("own", NEW)),
+        (shown_id(ANYONE, ServerName("gone"), "t"), EVERYTHING),
+    ],
+    ids=["plain", "a stranger's", "another server's", "of a server that is gone"],
+)
+def test_a_task_that_is_not_there_for_the_caller_leads_nowhere(id: str, surface: Surface) -> None:
+    assert aimed(call(id, surface=surface), view(surface), known()) is None
+
+
+def test_an_id_whose_server_gave_it_to_somebody_else_leads_nowhere() -> None:
+    tasks = known()
+    tasks.made(STRANGER, OLD, Place(), state("t"))
+    asked = call(shown_id(ANYONE, OLD, "t"))
+    assert aimed(asked, view(), tasks) is None
+    tasks.made(ANYONE, OLD, Place(), state("t"))
+    assert aimed(asked, view(), tasks) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "era", "is_asked"),
+    [
+        ("old.slow", "legacy", True),
+        ("old.slow", "modern", False),
+        ("new.slow", "legacy", False),
+        ("plain.slow", "legacy", False),
+        ("gone.slow", "legacy", False),
+    ],
+)
+def test_a_task_is_asked_for_only_where_that_is_known(name: str, era: Era, *, is_asked: bool) -> None:
+    asked = asked_for(call(name, "tool", task={"ttl": 1}, other=2), view(), era)
+    assert ("task" in asked.extra, "other" in asked.extra) == (is_asked, True)
+
+
+# -- what callers are told -----------------------------------------------------------------------------------------
+
+
+def test_a_result_names_the_task_as_its_caller_knows_it() -> None:
+    result = Result(raw({"task": {"taskId": "t"}}), task_of=OLD)
+    told = shown(result, call("old.slow", "tool"))
+    assert isinstance(told, Result)
+    assert json.loads(bytes(told.payload)) == {"task": {"taskId": shown_id(ANYONE, OLD, "t")}}
+
+
+def test_a_result_that_names_no_task_is_not_read() -> None:
+    result = Result(raw({"taskId": "t"}))
+    assert shown(result, call("old.slow", "tool")) is result
+    draining = Draining()
+    assert shown(draining, call("old.slow", "tool")) is draining
+
+
+def test_a_question_names_the_task_that_it_is_about() -> None:
+    params = raw({"message": "?", "_meta": {RELATED: {"taskId": "t"}}})
+    told = shown_params(Question("elicitation/create", params, OLD), call("old.slow", "tool"))
+    assert msgspec.json.decode(told)["_meta"] == {RELATED: {"taskId": shown_id(ANYONE, OLD, "t")}}
+    assert shown_params(Question("elicitation/create", params), call("old.slow", "tool")) is params
+
+
+def test_an_event_names_the_task_that_it_relates_to() -> None:
+    members = {"progress": raw(1), "_meta": raw({RELATED: {"taskId": "t"}, "x": 1})}
+    told = shown_event(Progress(members, OLD), ANYONE)
+    assert json.loads(bytes(told.members["_meta"])) == {RELATED: {"taskId": shown_id(ANYONE, OLD, "t")}, "x": 1}
+    plain = Progress(members)
+    assert shown_event(plain, ANYONE) is plain
+
+
+def test_what_a_caller_says_names_the_task_as_its_server_knows_it() -> None:
+    mine, anothers = ({RELATED: raw({"taskId": shown_id(who, OLD, "t")})} for who in (ANYONE, STRANGER))
+    assert json.loads(bytes(own_meta(mine, ANYONE)[RELATED])) == {"taskId": "t"}
+    assert own_meta({**anothers, "x": raw(1)}, ANYONE) == {"x": raw(1)}
+    plain = {"x": raw(1)}
+    assert own_meta(plain, ANYONE) == plain
+
+
+def test_what_a_caller_answers_does_too() -> None:
+    answer = raw({"action": "accept", "_meta": {RELATED: {"taskId": shown_id(ANYONE, OLD, "t")}}})
+    told = json.loads(bytes(own_result(answer, ANYONE)))
+    assert told == {"action": "accept", "_meta": {RELATED: {"taskId": "t"}}}
+    for plain in (raw({"action": "accept"}), raw([1]), raw({"_meta": 1})):
+        assert own_result(plain, ANYONE) is plain
+
+
+# -- tasks that are known ------------------------------------------------------------------------------------------
+
+
+def test_how_a_task_stands_is_said_under_its_callers_id() -> None:
+    tasks = known()
+    tasks.made(ANYONE, OLD, Place(), state("t", more=1))
+    (task,) = tasks.of(ANYONE)
+    message = json.loads(status_message(task, ANYONE))
+    assert message["method"] == "notifications/tasks/status"
+    assert message["params"] == {"taskId": shown_id(ANYONE, OLD, "t"), "status": "working", "more": 1}
+
+
+@pytest.mark.parametrize(
+    ("server", "surface", "is_so"),
+    [
+        (OLD, EVERYTHING, True),
+        (OLD, Surface("own", OLD), True),
+        (OLD, Surface("own", NEW), False),
+        (NEW, EVERYTHING, False),
+        (ServerName("gone"), EVERYTHING, False),
+    ],
+)
+def test_a_task_is_seen_where_it_can_be_asked_about(server: ServerName, surface: Surface, *, is_so: bool) -> None:
+    tasks = known()
+    tasks.made(ANYONE, server, Place(), state("t"))
+    (task,) = tasks.of(ANYONE)
+    assert is_seen(task, view(surface), surface) is is_so

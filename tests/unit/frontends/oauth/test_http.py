@@ -1,0 +1,162 @@
+"""Which path answers what, to whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.request_cycle import PEER, Message
+from isthmus.frontends.oauth.asking import BODY_BYTES_MAX
+from isthmus.frontends.oauth.documents import RESOURCE_PATH, SERVER_PATH, TOKEN_PATH, Trusted
+from isthmus.frontends.oauth.http import OauthHttp
+from tests.unit.frontends.mcp.doubles import Client
+
+BASE = "https://hub.example"
+FORM = (b"content-type", b"application/x-www-form-urlencoded")
+MINE = urlencode({"grant_type": "client_credentials", "client_id": "planner", "client_secret": "k3y"}).encode()
+
+
+TURNED_AWAY: list[tuple[str, int]] = []
+"""Of whom book was kept."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_yet() -> None:
+    TURNED_AWAY.clear()
+
+
+class Giver:
+    """Has one key to give tokens for."""
+
+    def __init__(self, *, has_keys: bool = True) -> None:
+        self.has_keys = has_keys
+
+    def token_for(self, name: str | None, key: str) -> str | None:
+        return "a-token" if (name, key) == ("planner", "k3y") else None
+
+    def gives_tokens(self) -> bool:
+        return self.has_keys
+
+
+class Reader(Client):
+    """A peer that keeps what it is answered, and whose body comes in pieces if it has any."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__()
+        self.told: tuple[int, bytes, bytes] = (0, b"", b"")
+        self._pieces = list(pieces)
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        self.told = (status, lines.lower(), body)
+
+    def take_body(self) -> bytes | None:
+        return self._pieces.pop() if len(self._pieces) == 1 else None
+
+    async def receive(self) -> Message:
+        piece = self._pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
+
+
+async def ask(
+    path: str,
+    *headers: tuple[bytes, bytes],
+    method: str = "GET",
+    body: Sequence[bytes] = (b"",),
+    base: str | None = BASE,
+    has_keys: bool = True,
+) -> tuple[int, bytes, Any]:
+    gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
+    gate.on_turned_away = lambda face, status: TURNED_AWAY.append((face, status))
+    corp = Trusted("https://login.example", (BASE,), ())
+    face = OauthHttp(gate, Giver(has_keys=has_keys), lambda _: base, lambda: (corp,))
+    assert face.is_at(path)
+    client = Reader(body)
+    given = [(b"host", b"localhost"), *headers]
+    scope = {"method": method, "path": path, "headers": given, "extensions": {PEER: client}}
+    await face.serve(scope, client.receive, _silent)
+    status, lines, said = client.told
+    return status, lines, json.loads(said) if said else None
+
+
+async def _silent(_: Message) -> None:
+    raise AssertionError("the peer is answered directly")
+
+
+async def test_documents_are_for_everybody() -> None:
+    status, lines, told = await ask(f"{RESOURCE_PATH}/mcp", (b"origin", b"https://page.example"))
+    assert status == 200
+    assert b"access-control-allow-origin: *" in lines
+    assert told["authorization_servers"] == ["https://login.example", BASE]
+    assert (await ask(SERVER_PATH))[2]["issuer"] == BASE
+    assert (await ask(SERVER_PATH, method="OPTIONS"))[0] == 204
+    assert (await ask(SERVER_PATH, method="POST"))[0] == 405
+
+
+@pytest.mark.parametrize("path", [RESOURCE_PATH, SERVER_PATH, TOKEN_PATH, "/oauth/authorize"])
+async def test_none_of_it_is_there_while_the_hub_is_open(path: str) -> None:
+    assert (await ask(path, base=None))[0] == 404
+
+
+async def test_where_nobody_has_a_key_there_are_only_issuers() -> None:
+    assert (await ask(RESOURCE_PATH, has_keys=False))[2]["authorization_servers"] == ["https://login.example"]
+    assert (await ask(SERVER_PATH, has_keys=False))[0] == 404
+    assert (await ask(TOKEN_PATH, FORM, method="POST", body=[MINE], has_keys=False))[0] == 404
+
+
+@pytest.mark.parametrize("body", [[MINE], [MINE[:9], MINE[9:]]])
+async def test_a_name_and_its_key_are_worth_a_token(body: list[bytes]) -> None:
+    status, lines, told = await ask(TOKEN_PATH, FORM, method="POST", body=body)
+    assert status == 200
+    assert told == {"access_token": "a-token", "token_type": "Bearer", "expires_in": 3600}
+    assert b"cache-control: no-store" in lines
+
+
+async def test_another_name_or_key_is_not() -> None:
+    status, lines, told = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE.replace(b"k3y", b"key")])
+    assert (status, told["error"]) == (401, "invalid_client")
+    assert b'www-authenticate: basic realm="isthmus"' in lines
+    assert b"cache-control: no-store" in lines
+    assert TURNED_AWAY == [("rest", 401)]
+
+
+async def test_a_token_for_somebody_else_is_not_given() -> None:
+    status, _, told = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=https%3A%2F%2Fbank.example"])
+    assert (status, told["error"]) == (400, "invalid_target")
+    status, _, told = await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=http%3A%2F%2F%5B"])
+    assert (status, told["error"]) == (400, "invalid_target"), "what is no address is nobody's"
+    assert (await ask(TOKEN_PATH, method="POST", body=[MINE]))[0] == 415
+    assert (await ask(TOKEN_PATH, FORM, method="POST", body=[MINE + b"&resource=https%3A%2F%2Fhub.example%2Fmcp"]))[
+        0
+    ] == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ([(b"content-length", str(BODY_BYTES_MAX + 1).encode())], [b""]),
+        ([(b"content-length", b"-1")], [b""]),
+        ([], [b"a" * (BODY_BYTES_MAX + 1)]),
+        ([], [b"a" * BODY_BYTES_MAX, b"a", b"a"]),
+    ],
+)
+async def test_a_body_has_its_bound(headers: list[tuple[bytes, bytes]], body: list[bytes]) -> None:
+    status, _, told = await ask(TOKEN_PATH, FORM, *headers, method="POST", body=body)
+    assert (status, told["error"]) == (413, "invalid_request")
+
+
+async def test_a_page_of_another_origin_gets_no_token() -> None:
+    status, _, told = await ask(TOKEN_PATH, FORM, (b"origin", b"https://evil.example"), method="POST", body=[MINE])
+    assert status == 403
+    assert "access_token" not in told
+
+
+async def test_tokens_are_posted_for_and_there_is_no_other_way() -> None:
+    assert (await ask(TOKEN_PATH))[0] == 405
+    status, _, told = await ask("/oauth/authorize")
+    assert (status, told["error"]) == (400, "unsupported_response_type")

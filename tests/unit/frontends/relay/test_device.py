@@ -1,0 +1,753 @@
+"""One device's conversation: answered once each, in order, under its own ids, whatever it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from isthmus.core.calls.inflight import InFlight
+from isthmus.frontends.relay.device import CALLS_MAX, PENDING_MAX
+from isthmus.frontends.relay.settings import RelaySettings
+from isthmus.model.events import Progress
+from isthmus.model.faults import Lost, ServerError
+from isthmus.model.outcomes import Result
+from isthmus.model.questions import Declined, Question
+from isthmus.model.relay import AgentRules
+from tests.unit.core.doubles import raw, tool
+from tests.unit.frontends.relay.doubles import KITCHEN, Room, Visit, answer, until
+
+GREETING = {
+    "protocolVersion": "2024-11-05",
+    "capabilities": {"sampling": {}},
+    "clientInfo": {"name": "Pot", "version": "9"},
+}
+
+
+def error_of(message: Any) -> Any:
+    assert "result" not in message, "a device takes anything with a result for a success"
+    return message["error"]
+
+
+# -- greeting and listing ----------------------------------------------------------------------------------------------
+
+
+async def test_a_greeting_is_genuine_and_holds_what_each_server_said() -> None:
+    room = Room()
+    room.sit("s1", "add")
+    room.sit("s2", "sub")
+    visit = Visit(room)
+    visit.send("initialize", GREETING, id=1)
+    result = visit.last["result"]
+    assert visit.last["id"] == 1
+    assert result["protocolVersion"] == "2024-11-05"
+    assert result["capabilities"] == {"tools": {"listChanged": True}}
+    assert result["serverInfo"] == {"name": "isthmus", "version": "1.2.3"}
+    said = {"protocolVersion": "2024-11-05", "serverInfo": {"name": "s1"}, "server_id": "s1"}
+    assert result["responses"][0] == said
+    assert [entry["server_id"] for entry in result["responses"]] == ["s1", "s2"]
+    assert (result["total_servers"], result["responded_servers"]) == (2, 2)
+    assert "missing" not in result
+    assert visit.line.shown().title == "Pot 9"
+
+
+async def test_a_version_that_nobody_speaks_is_answered_with_one_that_the_hub_does() -> None:
+    visit = Visit(Room())
+    visit.send("initialize", {**GREETING, "protocolVersion": "1999-01-01"}, id=1)
+    assert visit.last["result"]["protocolVersion"] == "2025-11-25"
+    visit.send("initialize", {}, id=2)
+    assert error_of(visit.last)["code"] == -32602
+
+
+async def test_tools_are_listed_as_their_servers_describe_them_with_whose_they_are() -> None:
+    room = Room()
+    room.sit(
+        "s1", tool("add", "kitchen_s1", description="adds", inputSchema={"type": "object"}, odd=[1], server_id="x")
+    )
+    room.sit("s2", "add")
+    listed = Visit(room).list_tools()
+    whole = {"name": "add", "description": "adds", "inputSchema": {"type": "object"}, "odd": [1], "server_id": "s1"}
+    assert listed["tools"][0] == whole
+    assert [entry["name"] for entry in listed["tools"]] == ["add", "s2.add"]
+    assert (listed["total_servers"], listed["responded_servers"]) == (2, 2)
+    assert listed.keys() == {"tools", "total_servers", "responded_servers"}
+
+
+async def test_with_no_server_the_device_is_ready_at_once_with_no_tools() -> None:
+    visit = Visit(Room())
+    visit.send("initialize", GREETING, id=1)
+    assert visit.list_tools() == {"tools": [], "total_servers": 0, "responded_servers": 0}
+    assert [message["id"] for message in visit.said] == [1, 2]
+
+
+async def test_a_device_is_greeted_at_once_and_its_list_waits_for_servers_that_are_just_arriving() -> None:
+    room = Room()
+    room.expect("s1")
+    visit = Visit(room)
+    visit.send("initialize", GREETING, id=1)
+    visit.send("notifications/initialized", {})
+    visit.send("tools/list", id=2)
+    (greeted,) = visit.said
+    assert (greeted["id"], greeted["result"]["responded_servers"]) == (1, 0)
+    room.arrive("s1", "add")
+    await until(lambda: len(visit.said) == 2)
+    listed = visit.last
+    assert (listed["id"], [entry["name"] for entry in listed["result"]["tools"]]) == (2, ["add"])
+
+
+async def test_a_greeting_behind_a_list_that_waits_is_not_given_before_it() -> None:
+    room = Room()
+    room.expect("s1")
+    visit = Visit(room)
+    visit.send("tools/list", id=2)
+    visit.send("initialize", GREETING, id=1)
+    assert visit.said == []
+
+
+async def test_who_does_not_arrive_in_time_is_named_and_holds_nobody_up() -> None:
+    room = Room()
+    room.sit("s1", "add")
+    room.expect("slow")
+    visit = Visit(room, RelaySettings(wait=0.02))
+    visit.send("initialize", GREETING, id=1)
+    visit.send("tools/list", id=2)
+    await until(lambda: len(visit.said) == 2)
+    for message in visit.said:
+        (missing,) = message["result"]["missing"]
+        assert missing["server_id"] == "slow"
+        assert missing["reason"]
+        assert (message["result"]["total_servers"], message["result"]["responded_servers"]) == (2, 1)
+
+
+async def test_an_answer_that_waits_is_dropped_when_a_call_uses_its_id() -> None:
+    room = Room()
+    room.sit("s0", "now")
+    room.expect("s1")
+    visit = Visit(room)
+    visit.send("tools/list", id=1)
+    visit.send("tools/list", id=2)
+    visit.call("now", id=1)
+    room.arrive("s1", "add")
+    await until(lambda: bool(visit.said))
+    assert [message["id"] for message in visit.said] == [2], "a late list would be taken for the call's result"
+
+
+@pytest.mark.parametrize("method", ["ping", "tools/list", "initialize", "custom/thing", "tasks/get"])
+async def test_an_answer_that_waits_is_given_before_anything_but_a_call_uses_its_id(method: str) -> None:
+    room = Room()
+    room.sit("s0", "now")
+    room.expect("s1")
+    visit = Visit(room)
+    visit.send("initialize", GREETING, id=1)
+    visit.send("tools/list", id=2)
+    visit.send(method, GREETING if method == "initialize" else None, id=2)
+    greeted, listed = visit.said[:2]
+    assert (greeted["id"], greeted["result"]["serverInfo"]["name"]) == (1, "isthmus")
+    assert (listed["id"], [entry["name"] for entry in listed["result"]["tools"]]) == (2, ["now"])
+    assert [absent["server_id"] for absent in listed["result"]["missing"]] == ["s1"]
+
+
+async def test_a_draining_device_goes_when_what_waited_is_answered_and_asks_nothing_more() -> None:
+    room = Room()
+    seat = room.sit("s0", "now")
+    room.expect("s1")
+    visit = Visit(room)
+    visit.send("tools/list", id=1)
+    visit.line.drain()
+    visit.send("custom/thing", id=1)
+    assert visit.wire.closed is not None
+    assert ([message["id"] for message in visit.said], seat.link.sent) == ([1], [])
+
+
+async def test_a_server_that_is_away_is_not_listed_and_is_named_with_the_reason() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    room.go_away(seat, "it is not connected: the cable was pulled")
+    listed = visit.list_tools()
+    assert listed["tools"] == []
+    assert listed["missing"] == [{"server_id": "s1", "reason": "it is not connected: the cable was pulled"}]
+    assert (listed["total_servers"], listed["responded_servers"]) == (1, 0)
+
+
+async def test_a_list_too_long_for_one_message_comes_in_pages_and_whole() -> None:
+    room = Room()
+    room.sit("s1", *(tool(f"t{number}", "kitchen_s1", description="x" * 500) for number in range(40)))
+    visit = Visit(room, RelaySettings(frame_bytes=4096))
+    names: list[str] = []
+    params: dict[str, Any] | None = None
+    for _ in range(40):
+        visit.send("tools/list", params, id=2)
+        assert len(visit.wire.frames[-1]) <= 4096
+        names += [entry["name"] for entry in visit.last["result"]["tools"]]
+        if "nextCursor" not in visit.last["result"]:
+            break
+        params = {"cursor": visit.last["result"]["nextCursor"]}
+    assert names == [f"t{number}" for number in range(40)]
+    room.relist(room.seats()[0], "other")
+    visit.send("tools/list", params, id=2)
+    assert [entry["name"] for entry in visit.last["result"]["tools"]] == ["other"], "an old cursor begins anew"
+    for nonsense in ("!", "", 7, "AAAA"):
+        visit.send("tools/list", {"cursor": nonsense}, id=2)
+        assert error_of(visit.last)["code"] == -32602
+    visit.send("tools/list", {"cursor": None}, id=2)
+    assert "result" in visit.last
+
+
+async def test_a_greeting_leaves_out_what_does_not_fit() -> None:
+    room = Room()
+    for number in range(10):
+        room.sit(f"s{number}").welcome = json.dumps({"instructions": "x" * 1000}).encode()
+    visit = Visit(room, RelaySettings(frame_bytes=4096))
+    visit.send("initialize", GREETING, id=1)
+    assert len(visit.wire.frames[-1]) <= 4096
+    assert visit.last["result"]["responses"] == [{"server_id": f"s{number}"} for number in range(10)]
+
+
+async def test_a_tool_too_long_to_be_listed_cannot_be_called() -> None:
+    room = Room()
+    room.sit("s1", "add", tool("huge", "kitchen_s1", description="x" * 4096))
+    visit = Visit(room, RelaySettings(frame_bytes=4096))
+    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add"]
+    visit.call("huge")
+    assert error_of(visit.last)["code"] == -32601
+
+
+async def test_a_device_that_reads_slowly_is_told_in_short_what_it_could_not_be_told() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room, RelaySettings(frame_bytes=4096))
+    visit.wire.unread_bytes = 8192
+    for id in (1, 2, 3):
+        visit.call("add", id=id)
+    short, long, again = seat.link.sent
+    short.finish(answer("x"))
+    assert visit.last["result"]
+    visit.wire.unread_bytes = 4 * 4096 - 3000
+    long.finish(answer("x" * 3000))
+    said = error_of(visit.last)
+    assert (visit.last["id"], said["code"], said["data"]["executed"]) == (2, -32002, "yes")
+    assert "未读应答过多: 13384 字节未读" in said["data"]["details"]
+    again.finish(answer("x" * 500))
+    assert visit.last["result"], "what is short is no burden"
+    visit.call("add", id=4)
+    said = error_of(visit.last)
+    assert (said["code"], said["data"]["executed"], len(seat.link.sent)) == (-32002, "no", 3)
+
+
+# -- calling -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", [b"0", b'""', b'"null"', b"1.5", b"1", b"123456789012345678901234567890", b'"\\u4e00"'])
+async def test_ids_come_back_as_they_were_written(id: bytes) -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.line.read(b'{"jsonrpc":"2.0","id":%b,"method":"tools/call","params":{"name":"add"}}\n' % id)
+    seat.call.finish(answer())
+    assert visit.wire.frames == [
+        b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (id, b'{"content": [{"type": "text", "text": "well"}]}')
+    ]
+
+
+async def test_a_call_reaches_its_server_by_the_tools_own_name() -> None:
+    room = Room()
+    room.sit("s1", "add")
+    seat = room.sit("s2", "add")
+    visit = Visit(room)
+    params = {
+        "name": "s2.add",
+        "arguments": {"a": 1},
+        "_meta": {"progressToken": "p", "x/y": 1, "io.modelcontextprotocol/related-task": {"taskId": "t"}},
+        "task": {"ttl": 1},
+        "requestState": "s",
+        "more": 2,
+    }
+    visit.send("tools/call", params, id=5)
+    call = seat.call.call
+    assert (seat.call.name, call.surface.server, bytes(call.arguments)) == ("add", "kitchen_s2", b'{"a": 1}')
+    assert (set(call.meta), set(call.extra), call.wants_progress) == ({"x/y"}, {"more"}, True)
+    assert (call.timeout, call.caller.name, call.caller.grants.allow) == (25.0, "relay:kitchen", ("agent:kitchen",))
+    seat.call.emit(Progress({"progress": raw(1)}))
+    assert visit.last["params"] == {"progressToken": "p", "progress": 1}
+    visit.wire.unread_bytes = 1_000_000
+    seat.call.emit(Progress({"progress": raw(2)}))
+    assert len(visit.said) == 1, "who reads slowly is spared"
+    seat.call.finish(answer())
+    assert visit.last["result"] == {"content": [{"type": "text", "text": "well"}]}
+
+
+async def test_progress_that_nobody_asked_for_is_not_told_and_questions_are_declined() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add")
+    seat.call.emit(Progress({"progress": raw(1)}))
+    replies: list[object] = []
+    seat.call.ask(Question("sampling/createMessage", raw({})), replies.append)
+    assert visit.said == []
+    (declined,) = replies
+    assert isinstance(declined, Declined)
+
+
+async def test_a_result_arrives_as_it_was() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add")
+    said = answer("7", structuredContent={"sum": 7}, _meta={"a": 1}, isError=False)
+    seat.call.finish(said)
+    assert visit.last["result"] == json.loads(bytes(said.payload))
+
+
+async def test_a_modern_servers_result_has_no_type_that_devices_do_not_know() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add")
+    seat.call.finish(answer(resultType="complete"))
+    assert visit.last["result"].keys() == {"content"}
+
+
+async def test_a_tool_that_says_no_is_a_result_whose_text_devices_find() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add")
+    seat.call.finish(answer("no milk", isError=True))
+    assert visit.last["result"]["isError"] is True
+    assert visit.last["result"]["error"] == visit.last["result"]["content"][0]["text"] == "no milk"
+
+
+async def test_a_servers_error_is_an_error() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=3)
+    seat.call.finish(ServerError(seat.server, -32000, "broken", raw([1])))
+    assert error_of(visit.last) == {"code": -32000, "message": "broken", "data": [1]}
+
+
+async def test_unknown_denied_and_nameless_tools_are_told_in_the_originals_words() -> None:
+    room = Room()
+    room.sit("s1", "add", "knife")
+    rules = AgentRules(deny=("kitchen_s1.knife",))
+    visit = Visit(room, RelaySettings(agents={KITCHEN: rules}))
+    for name in ("knife", "spoon"):
+        visit.call(name)
+        assert error_of(visit.last) == {"code": -32601, "message": f"工具 '{name}' 不存在"}
+    nameless: list[dict[str, Any]] = [{}, {"arguments": {}}, {"name": ""}, {"name": 7}, {"name": None}]
+    for params in nameless:
+        visit.send("tools/call", params, id=1)
+        assert error_of(visit.last) == {"code": -32602, "message": "缺少工具名称"}
+    visit.send("tools/call", {"name": "add", "arguments": [1]}, id=1)
+    assert error_of(visit.last)["code"] == -32602
+    assert [entry["name"] for entry in visit.list_tools()["tools"]] == ["add"], "callable is what is listed"
+
+
+async def test_null_arguments_are_none() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.send("tools/call", {"name": "add", "arguments": None}, id=1)
+    assert bytes(seat.call.call.arguments) == b"{}"
+
+
+async def test_a_call_to_who_is_away_fails_at_once_and_works_when_it_is_back() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    room.go_away(seat)
+    visit.call("add")
+    error = error_of(visit.last)
+    assert (error["code"], error["message"]) == (-32001, "工具端未连接")
+    assert (error["data"]["agent_id"], error["data"]["executed"]) == (KITCHEN, "no")
+    assert error["data"]["details"]
+    room.come_back(seat)
+    visit.call("add", id=2)
+    seat.call.finish(answer())
+    assert visit.last["id"] == 2
+    assert "result" in visit.last
+
+
+async def test_a_call_that_was_lost_says_whether_the_tool_may_have_run() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add")
+    seat.call.finish(Lost(seat.server, "gone", executed="unknown"))
+    error = error_of(visit.last)
+    assert (error["code"], error["message"], error["data"]["executed"]) == (-32002, "转发工具调用请求失败", "unknown")
+
+
+async def test_a_device_gets_a_plain_server_s_value_as_text_and_structure() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=4)
+    seat.call.finish(Result(msgspec.Raw(b'{"sum":5}'), is_bare=True))
+    assert visit.last["result"] == {
+        "content": [{"type": "text", "text": '{"sum":5}'}],
+        "structuredContent": {"sum": 5},
+        "isError": False,
+    }
+
+
+@pytest.mark.parametrize("size", [1024 * 1024, 5 * 1024 * 1024])
+async def test_a_result_too_long_for_a_device_becomes_an_error(size: int) -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=4)
+    seat.call.finish(answer("x" * size))
+    error = error_of(visit.last)
+    assert (visit.last["id"], error["code"], error["data"]["executed"]) == (4, -32002, "yes")
+    assert str(1024 * 1024) in error["data"]["details"]
+    assert all(len(frame) <= 1024 * 1024 for frame in visit.wire.frames)
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+async def test_nothing_is_made_of_a_result_that_is_too_long_for_a_device(*, is_typed: bool) -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=4)
+    crowd = b",".join(b'"%d":0' % number for number in range(200_000))
+    payload = b'{"resultType":"complete","isError":true,"content":[{"type":"text","text":"no"}],%b}' % crowd
+    tracemalloc.start()
+    try:
+        seat.call.finish(Result(msgspec.Raw(payload), is_error=True, is_typed=is_typed))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert error_of(visit.last)["code"] == -32002
+    assert peak < 3 * len(payload)
+
+
+async def test_an_id_too_long_to_be_repeated_is_refused_without_it() -> None:
+    visit = Visit(Room(), RelaySettings(frame_bytes=4096))
+    visit.call("add", id="x" * 5000)
+    visit.line.read(b'{"jsonrpc":"1.0","id":"%b","method":"ping"}' % (b"x" * 5000))
+    for message in visit.said:
+        assert message["id"] is None
+        assert error_of(message)["code"] == -32600
+
+
+async def test_a_text_that_does_not_fit_twice_stays_where_it_was() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add")
+    seat.call.finish(answer("x" * 600_000, isError=True))
+    assert visit.last["result"].keys() == {"content", "isError"}
+
+
+async def test_a_device_may_not_have_everything_it_asks_kept_without_end() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    for number in range(4):
+        visit.call("add", id=number, text="x" * 4_100_000)
+    visit.send("custom/thing", {"text": "x" * 4_100_000}, id=5)
+    visit.call("add", id=6, text="x" * 4_100_000)
+    assert [(message["id"], error_of(message)["code"]) for message in visit.said] == [(5, -32002), (6, -32002)]
+    for inflight in seat.link.sent:
+        inflight.finish(answer())
+    visit.send("custom/thing", {"text": "x" * 4_100_000}, id=7)
+    seat.link.sent[-1].finish(answer())
+    assert "result" in visit.last
+    assert visit.line._held_bytes == 0
+
+
+async def test_a_device_has_so_many_calls_at_once_and_no_more() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    for number in range(CALLS_MAX + 1):
+        visit.call("add", id=number)
+    assert visit.last["id"] == CALLS_MAX
+    assert error_of(visit.last)["code"] == -32002
+    seat.link.sent[0].finish(answer())
+    visit.call("add", id=1000)
+    assert len(visit.said) == 2
+    for number in range(1, CALLS_MAX + 1):
+        seat.link.sent[number].finish(answer())
+    assert sorted(message["id"] for message in visit.said) == [*range(CALLS_MAX + 1), 1000]
+
+
+async def test_one_device_leaves_most_of_a_server_to_others() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    greedy, other = Visit(room), Visit(room)
+    for number in range(CALLS_MAX // 2):
+        greedy.call("add", id=number)
+    for number in range(CALLS_MAX // 2):
+        greedy.send("custom/thing", id=100 + number)
+    assert len(seat.link.sent) == room.hub.limits.max_calls // 4
+    other.call("add", id=1)
+    seat.link.sent[-1].finish(answer("mine"))
+    assert other.last["result"]["content"][0]["text"] == "mine"
+
+
+async def test_a_call_that_found_no_slot_in_time_is_told_that_the_server_is_busy() -> None:
+    room = Room()
+    room.sit("s1", "add")
+    for _ in range(4):
+        greedy = Visit(room)
+        for number in range(room.hub.limits.max_calls // 4):
+            greedy.call("add", id=number)
+    visit = Visit(room)
+    visit.call("add", id=1)
+    started = [each for each in room.hub.deadlines.everything() if isinstance(each, InFlight)]
+    (unsent,) = [inflight for inflight in started if inflight.link is None]
+    unsent.expire()
+    error = error_of(visit.last)
+    assert (error["code"], error["data"]["reason"], error["data"]["executed"]) == (-32002, "overloaded", "no")
+
+
+async def test_a_device_withdraws_a_call() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=7)
+    visit.send("notifications/cancelled", {"requestId": 8})
+    assert not seat.link.withdrawn
+    visit.send("notifications/cancelled", {"requestId": 7})
+    assert [entry[0] for entry in seat.link.withdrawn] == [seat.call]
+    assert (visit.last["id"], error_of(visit.last)["code"]) == (7, -32002)
+
+
+async def test_when_the_device_leaves_its_calls_are_cancelled_at_their_servers() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=1)
+    visit.send("prompts/list", id=2)
+    room.expect("s2")
+    visit.send("tools/list", id=3)
+    visit.line.ended("it closed the WebSocket")
+    assert len(seat.link.withdrawn) == 2
+    assert visit.left == [visit.line]
+    room.arrive("s2", "sub")
+    await until(lambda: not room.hub.running())
+    assert visit.said == []
+
+
+# -- everything else ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "id"),
+    [
+        (b"hello", -32700, None),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping"', -32700, None),
+        (b"[]", -32600, None),
+        (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', -32600, None),
+        (b"7", -32600, None),
+        (b"null", -32600, None),
+        (b'"text"', -32600, None),
+        (b'{"id":1,"method":"ping"}', -32600, 1),
+        (b'{"jsonrpc":"2.0","id":1}', -32600, 1),
+        (b'{"jsonrpc":"2.0","id":[],"method":"ping"}', -32600, None),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":[]}', -32602, 1),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","name":"b"}}', -32600, 1),
+        (b'{"jsonrpc":"2.0","id":1,"method":"x","params":%b}' % (b'{"a":' * 80 + b"1" + b"}" * 80), -32600, 1),
+        (b"\xff\xfe", -32700, None),
+        (b"", -32700, None),
+    ],
+)
+async def test_what_is_no_message_is_told_so_and_the_next_is_answered(text: bytes, code: int, id: int | None) -> None:
+    visit = Visit(Room())
+    visit.line.read(text)
+    assert visit.last["id"] == id
+    assert error_of(visit.last)["code"] == code
+    visit.send("ping", id=9)
+    assert visit.last == {
+        "jsonrpc": "2.0",
+        "id": 9,
+        "result": {"responses": [], "total_servers": 0, "responded_servers": 0},
+    }
+
+
+NAMES = st.sampled_from(["jsonrpc", "id", "method", "params", "name", "arguments", "cursor", "_meta", "requestId", "x"])
+WORDS = st.sampled_from(["2.0", "tools/call", "tools/list", "initialize", "ping", "custom/thing", "add", "1"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=5),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.binary(max_size=40) | VALUES.map(lambda value: json.dumps(value).encode()), max_size=6))
+def test_whatever_comes_each_message_has_at_most_one_answer_and_the_device_stays(texts: list[bytes]) -> None:
+    async def say_all() -> None:
+        room = Room()
+        room.sit("s1", "add").link.at_once = lambda inflight: inflight.finish(answer())
+        visit = Visit(room)
+        for number, text in enumerate(texts):
+            visit.line.read(text)
+            assert len(visit.said) <= number + 1
+        assert all(("result" in message) != ("error" in message) for message in visit.said)
+        visit.send("ping", id="last")
+        assert visit.last["id"] == "last"
+
+    with capture_logs() as logs:
+        asyncio.run(say_all())
+    assert not logs, "nothing that comes is a defect"
+
+
+async def test_a_binary_message_is_told_to_be_none() -> None:
+    visit = Visit(Room())
+    assert visit.wire.on_binary is not None
+    visit.wire.on_binary(b'{"jsonrpc":"2.0","id":1,"method":"ping"}')
+    assert error_of(visit.last)["code"] == -32600
+    assert visit.wire.closed is None
+
+
+async def test_a_ping_is_answered_by_the_hub_for_everybody_who_is_here() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.send("ping", id=4)
+    assert visit.last["result"] == {"responses": [{"server_id": "s1"}], "total_servers": 1, "responded_servers": 1}
+    assert not seat.link.sent
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "tasks/get",
+        "tasks/list",
+        "logging/setLevel",
+        "resources/subscribe",
+        "resources/unsubscribe",
+        "subscriptions/listen",
+        "server/discover",
+        "sampling/createMessage",
+        "elicitation/create",
+        "roots/list",
+        "notifications/cancelled",
+        "Tools/Call",
+        "INITIALIZE",
+        "logging/setlevel",
+        "Tasks/get",
+        "no spaces",
+        "x" * 200,
+    ],
+)
+async def test_methods_that_are_not_a_devices_to_ask_reach_no_server(method: str) -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.send(method, {}, id=1)
+    assert error_of(visit.last)["code"] == -32601
+    assert not seat.link.sent
+
+
+async def test_notifications_and_answers_are_taken_silently() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.send("notifications/initialized", {})
+    visit.send("notifications/anything")
+    visit.line.read(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+    visit.line.read(b'{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}')
+    assert visit.said == []
+    assert not seat.link.sent
+
+
+async def test_only_so_many_answers_wait_for_servers() -> None:
+    room = Room()
+    room.expect("s1")
+    visit = Visit(room)
+    for number in range(PENDING_MAX + 1):
+        visit.send("tools/list", id=number)
+    (refused,) = visit.said
+    assert (refused["id"], error_of(refused)["code"]) == (PENDING_MAX, -32002)
+
+
+async def test_a_device_that_listens_is_told_that_its_tools_changed_and_not_too_often() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    deaf, visit = Visit(room), Visit(room)
+    visit.send("notifications/initialized", {})
+    room.relist(seat, "sub")
+    room.relist(seat, "mul")
+    await until(lambda: bool(visit.said))
+    assert visit.said == [{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}]
+    room.go_away(seat)
+    room.come_back(seat)
+    room.relist(seat, "mul")
+    assert visit.agent._timer is not None
+    visit.agent._look()
+    assert len(visit.said) == 1, "the list is what it was"
+    assert deaf.said == []
+
+
+async def test_a_drained_device_is_let_go_at_once_or_when_its_last_answer_is_given() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    idle, busy = Visit(room), Visit(room)
+    busy.call("add", id=1)
+    for visit in (idle, busy):
+        visit.line.drain()
+    assert idle.wire.closed == (1012, "the hub is restarting")
+    assert not busy.left
+    seat.call.finish(answer())
+    assert busy.last["id"] == 1
+    assert busy.wire.closed == (1012, "the hub is restarting")
+    assert (idle.left, busy.left) == ([idle.line], [busy.line])
+
+
+async def test_a_device_that_asks_on_while_it_is_drained_is_still_answered() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.send("custom/thing", id=1)
+    visit.line.drain()
+    visit.call("add", id=1)
+    assert not visit.left
+    seat.link.sent[-1].finish(answer())
+    assert [message["id"] for message in visit.said] == [1]
+    assert visit.left == [visit.line]
+
+
+async def test_a_defect_costs_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    visit = Visit(Room())
+
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(visit.agent, "table", broken)
+    visit.call("add", id=1)
+    error = error_of(visit.last)
+    assert (visit.last["id"], error["code"]) == (1, -32603)
+    assert error["data"]["incident"]
+    visit.send("tools/list", id=2)
+    assert (visit.last["id"], error_of(visit.last)["code"]) == (2, -32603)
+    visit.send("ping", id=3)
+    assert "result" in visit.last
+
+
+async def test_a_device_is_shown_with_what_it_does() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=1)
+    shown = visit.line.shown()
+    assert (shown.agent, shown.since, shown.client, shown.calls, shown.answered) == (
+        KITCHEN,
+        100.0,
+        "192.0.2.7:4711",
+        1,
+        0,
+    )
+    seat.call.finish(answer())
+    assert (visit.line.shown().calls, visit.line.shown().answered) == (0, 1)

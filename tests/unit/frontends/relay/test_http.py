@@ -1,0 +1,405 @@
+"""The relay's door: who may open a WebSocket, who gets it, and the documents beside them. Over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from structlog.testing import capture_logs
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
+
+from isthmus.core.background import BackgroundTasks
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.upgrade import Opening
+from isthmus.frontends.relay.http import RelayHttp
+from isthmus.frontends.relay.settings import RelaySettings
+from isthmus.model.callers import Caller
+from isthmus.model.names import ServerName
+from isthmus.model.relay import AgentRules, Claim, DialledServer
+from isthmus.transport.websocket import AcceptedSocket, Hearer
+from tests.hubs import TRUSTED
+from tests.unit.frontends.http.visiting import opened
+from tests.unit.frontends.relay.doubles import KITCHEN, ME, SECONDS, Room, answer, until
+
+KEY = "the relay's own key"
+TOKENS = {
+    "both": Claim(KITCHEN),
+    "server": Claim(KITCHEN, role="server"),
+    "device": Claim(KITCHEN, role="device", id="d1"),
+    "a+b": Claim(KITCHEN, id="plus"),
+}
+
+
+class Ring:
+    """Tokens that are known by heart."""
+
+    def __init__(self) -> None:
+        self.revoked: set[str] = set()
+
+    def read(self, token: str) -> Claim | str:
+        return TOKENS.get(token.replace(" ", "+"), "token解密失败") if token else "缺少token参数"
+
+    def is_key(self, text: str) -> bool:
+        return text == KEY
+
+    def is_valid(self, claim: Claim) -> bool:
+        return claim.id not in self.revoked
+
+
+class Hears:
+    """A server's socket that answers what it hears."""
+
+    def __init__(self, socket: AcceptedSocket, said: str) -> None:
+        self.socket = socket
+        self.said = said
+
+    def read(self, text: bytes) -> None:
+        self.socket.send(self.said.encode() + b" " + text)
+
+    def flush(self) -> None:
+        pass
+
+    def ended(self, reason: str) -> None:
+        pass
+
+
+class Hall:
+    """Takes sockets of servers and says whose they are."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.full: str | None = None
+        self.asked: list[tuple[str, int, int]] = []
+
+    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> Hearer:
+        return Hears(socket, f"{claim.key} {server_id}")
+
+    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
+        return Hears(socket, f"{claim.key} mux")
+
+    def roster(self, agent: str) -> Room:
+        assert agent == self.room.agent
+        return self.room
+
+    def servers(self) -> tuple[DialledServer, ...]:
+        return (DialledServer(KITCHEN, "s1", ServerName("kitchen_s1"), "ready", 1.0, ("add",)),)
+
+    def connections(self) -> int:
+        return 3
+
+    def connections_of(self, agent: str) -> int:
+        return 3
+
+    def room_for(self, agent: str, others: int, others_of_agent: int) -> str | None:
+        self.asked.append((agent, others, others_of_agent))
+        return self.full
+
+
+def nobody(_: object) -> Caller | None:
+    return None
+
+
+class House:
+    """The face behind an open door."""
+
+    def __init__(self, room: Room, crew: BackgroundTasks, settings: RelaySettings) -> None:
+        self.room = room
+        self.ring = Ring()
+        self.hall = Hall(room)
+        gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), nobody)
+        self.face = RelayHttp(room.hub, crew, gate, self.ring, self.hall, settings, ME, now=lambda: 7.0)
+        self.port = 0
+
+    def http(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=SECONDS, verify=TRUSTED)
+
+    @asynccontextmanager
+    async def socket(self, path: str, **more: Any) -> AsyncIterator[ClientConnection]:
+        url = f"ws://127.0.0.1:{self.port}{path}"
+        async with connect(url, open_timeout=SECONDS, proxy=None, **more) as socket, asyncio.timeout(SECONDS):
+            yield socket
+
+    async def turned_away(self, path: str, **more: Any) -> tuple[int, str]:
+        """With which code and words a socket was closed as soon as it was open."""
+        async with self.socket(path, **more) as socket:
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert closed.value.rcvd is not None
+            return closed.value.rcvd.code, closed.value.rcvd.reason
+
+
+@asynccontextmanager
+async def housed(settings: RelaySettings | None = None) -> AsyncIterator[House]:
+    crew = BackgroundTasks()
+    house = House(Room(), crew, settings or RelaySettings())
+    async with opened(house.face.serve) as (door, port):
+        door.offer_sockets(house.face.upgrade)
+        house.port = port
+        yield house
+    await crew.aclose()
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with housed() as house:
+        yield house
+
+
+async def ask(socket: ClientConnection, method: str, params: Any = None, id: Any = 1) -> Any:
+    message = {"jsonrpc": "2.0", "id": id, "method": method}
+    await socket.send(json.dumps(message if params is None else {**message, "params": params}))
+    return json.loads(await socket.recv())
+
+
+# -- plain HTTP --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_documents_of_the_original(house: House) -> None:
+    async with house.http() as http:
+        for path in ("/mcp_endpoint/", "/mcp_endpoint"):
+            index = await http.get(path)
+            assert index.json()["result"] == {"message": "MCP Endpoint Server", "version": "1.2.3", "status": "running"}
+            assert (index.headers["content-type"], index.headers["cache-control"]) == ("application/json", "no-store")
+        health = await http.get("/mcp_endpoint/health", params={"key": KEY})
+        assert (health.status_code, health.json()["result"]["status"]) == (200, "success")
+        assert health.json()["result"]["connections"]["total_connections"] == 3
+        for wrong in ("", "?key=", "?key=wrong", f"?key={KEY}&key={KEY}", "?" + "&".join("a=1" for _ in range(20))):
+            refused = await http.get(f"/mcp_endpoint/health{wrong}")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (200, -32004)
+            assert "success" not in refused.text
+        head = await http.head("/mcp_endpoint/health", params={"key": KEY})
+        assert (head.status_code, head.content) == (200, b"")
+
+
+async def test_what_is_no_plain_path_says_what_it_is(house: House) -> None:
+    async with house.http() as http:
+        for path in ("/mcp_endpoint/mcp/", "/mcp_endpoint/call", "/mcp_endpoint/call/?token=both"):
+            told = await http.get(path)
+            assert told.status_code == 426
+            assert "WebSocket" in told.json()["error"]
+        assert (await http.get("/mcp_endpoint/else")).status_code == 404
+        assert (await http.post("/mcp_endpoint/")).status_code == 405
+        assert (await http.get("/mcp_endpoint/", headers={"host": "evil.test"})).status_code == 421
+    assert house.face.is_at("/mcp_endpoint/else")
+    assert not house.face.is_at("/mcp_endpoints")
+    assert not house.face.is_at("/")
+
+
+# -- opening -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["mcp", "call"])
+@pytest.mark.parametrize(
+    ("query", "reason"), [("", "缺少token参数"), ("?token=", "缺少token参数"), ("?token=forged", "token解密失败")]
+)
+async def test_a_bad_token_opens_a_socket_and_has_it_closed(house: House, end: str, query: str, reason: str) -> None:
+    with capture_logs() as logs:
+        assert await house.turned_away(f"/mcp_endpoint/{end}/{query}") == (1008, reason)
+    assert "forged" not in str(logs)
+    assert any(entry.get("reason") == reason for entry in logs)
+
+
+async def test_who_knocks_without_end_does_not_fill_the_log(house: House) -> None:
+    with capture_logs() as logs:
+        for _ in range(25):
+            assert await house.turned_away("/mcp_endpoint/call/") == (1008, "缺少token参数")
+    assert len([entry for entry in logs if "reason" in entry]) == 20
+
+
+async def test_a_token_of_the_other_role_opens_nothing(house: House) -> None:
+    assert await house.turned_away("/mcp_endpoint/mcp/?token=device") == (1008, "token角色不符")
+    assert await house.turned_away("/mcp_endpoint/call/?token=server") == (1008, "token角色不符")
+    assert house.face.devices() == ()
+
+
+async def test_an_address_of_endless_parameters_opens_nothing(house: House) -> None:
+    code, _ = await house.turned_away("/mcp_endpoint/call/?token=both&" + "&".join("a=1" for _ in range(20)))
+    assert code == 1008
+
+
+async def test_two_different_tokens_open_nothing(house: House) -> None:
+    code, reason = await house.turned_away(
+        "/mcp_endpoint/call/?token=device", additional_headers={"authorization": "Bearer both"}
+    )
+    assert code == 1008
+    assert "both" not in reason
+
+
+@pytest.mark.parametrize("path", ["/mcp_endpoint/call/?token=a+b", "/mcp_endpoint/call?token=a%2Bb"])
+async def test_a_token_with_a_plus_sign_opens_in_either_spelling(house: House, path: str) -> None:
+    async with house.socket(path) as socket:
+        assert (await ask(socket, "ping"))["id"] == 1
+
+
+async def test_a_token_may_come_in_a_header_or_as_a_subprotocol(house: House) -> None:
+    async with house.socket("/mcp_endpoint/call/", additional_headers={"authorization": "Bearer device"}) as socket:
+        assert socket.subprotocol is None
+        assert (await ask(socket, "ping"))["id"] == 1
+    offered = [Subprotocol("isthmus.relay.v1"), Subprotocol("isthmus.bearer.device")]
+    async with house.socket("/mcp_endpoint/call/", subprotocols=offered) as socket:
+        assert socket.subprotocol == "isthmus.relay.v1"
+        assert (await ask(socket, "ping"))["id"] == 1
+
+
+async def test_a_servers_socket_is_handed_on_with_its_claim_and_its_id(house: House) -> None:
+    for path, said in (("?token=server", "None"), ("?token=both&server_id=calc%20one", "calc one")):
+        async with house.socket(f"/mcp_endpoint/mcp/{path}") as socket:
+            await socket.send("hello")
+            assert await socket.recv() == f"{KITCHEN} {said} hello"
+    offered = [Subprotocol("mcp"), Subprotocol("isthmus.mux.v1")]
+    async with house.socket("/mcp_endpoint/mcp/?token=server", subprotocols=offered) as socket:
+        assert socket.subprotocol == "isthmus.mux.v1"
+        await socket.send("hello")
+        assert await socket.recv() == f"{KITCHEN} mux hello"
+
+
+async def test_a_server_id_that_cannot_be_is_refused(house: House) -> None:
+    for bad in ("", "%0A", "x" * 65):
+        code, reason = await house.turned_away(f"/mcp_endpoint/mcp/?token=server&server_id={bad}")
+        assert (code, "server_id" in reason) == (1008, True)
+
+
+async def test_when_there_is_no_room_it_is_said_why(house: House) -> None:
+    async with house.socket("/mcp_endpoint/call/?token=both") as socket:
+        await ask(socket, "ping")
+        house.hall.full = "as many as it may have"
+        assert await house.turned_away("/mcp_endpoint/call/?token=both") == (1013, "as many as it may have")
+        assert await house.turned_away("/mcp_endpoint/mcp/?token=both") == (1013, "as many as it may have")
+        assert house.hall.asked[-1] == (KITCHEN, 1, 1)
+
+
+async def test_a_page_elsewhere_and_a_path_that_is_not_there_open_nothing(house: House) -> None:
+    cases: list[tuple[str, dict[str, str], int]] = [
+        ("/mcp_endpoint/call/?token=both", {"origin": "https://evil.test"}, 403),
+        ("/mcp_endpoint/other/?token=both", {}, 404),
+        ("/mcp", {}, 404),
+    ]
+    for path, headers, status in cases:
+        with pytest.raises(InvalidStatus) as refused:
+            async with house.socket(path, additional_headers=headers):
+                pass
+        assert refused.value.response.status_code == status
+
+
+async def test_servers_may_send_more_than_devices(house: House) -> None:
+    limits = house.room.hub.limits
+    for end, limit_bytes in (("mcp", limits.reply_bytes), ("call", limits.request_bytes)):
+        scope = {"path": f"/mcp_endpoint/{end}/", "headers": [(b"host", b"localhost")]}
+        opening = house.face.upgrade(scope | {"query_string": b"token=both"})
+        assert isinstance(opening, Opening)
+        assert (opening.limit_bytes, opening.group) == (limit_bytes, KITCHEN)
+        refused = house.face.upgrade(scope | {"query_string": b""})
+        assert isinstance(refused, Opening)
+        assert (refused.limit_bytes, refused.group) == (1024, None)
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_device_calls_over_its_socket_and_is_shown(house: House) -> None:
+    seat = house.room.sit("s1", "add")
+    seat.link.at_once = lambda inflight: inflight.finish(answer("3"))
+    async with house.socket("/mcp_endpoint/call/?token=device") as socket:
+        called = await ask(socket, "tools/call", {"name": "add"}, id=0)
+        assert called == {"jsonrpc": "2.0", "id": 0, "result": {"content": [{"type": "text", "text": "3"}]}}
+        (device,) = house.face.devices()
+        assert (device.agent, device.since, device.answered) == (KITCHEN, 7.0, 1)
+        assert device.client
+        await socket.send(b"\x00\x01")
+        assert json.loads(await socket.recv())["error"]["code"] == -32600
+        assert (await ask(socket, "ping"))["id"] == 1
+    await until(house.face.is_idle)
+    assert house.room.watchers == 0, "an agent without devices is forgotten"
+
+
+async def test_devices_of_one_agent_do_not_answer_for_each_other(house: House) -> None:
+    seat = house.room.sit("s1", "add")
+    async with (
+        house.socket("/mcp_endpoint/call/?token=both") as one,
+        house.socket("/mcp_endpoint/call/?token=both") as two,
+    ):
+        await one.send('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add"}}')
+        await until(lambda: len(seat.link.sent) == 1)
+        await two.send('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add"}}')
+        await until(lambda: len(seat.link.sent) == 2)
+        seat.link.sent[1].finish(answer("two"))
+        seat.link.sent[0].finish(answer("one"))
+        assert json.loads(await one.recv())["result"]["content"][0]["text"] == "one"
+        assert json.loads(await two.recv())["result"]["content"][0]["text"] == "two"
+
+
+async def test_a_device_whose_token_is_good_no_more_is_cut(house: House) -> None:
+    async with (
+        house.socket("/mcp_endpoint/call/?token=device") as cut,
+        house.socket("/mcp_endpoint/call/?token=both") as kept,
+    ):
+        await ask(cut, "ping")
+        await ask(kept, "ping")
+        house.ring.revoked.add("d1")
+        house.face.recheck()
+        with pytest.raises(ConnectionClosed) as closed:
+            await cut.recv()
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "token已失效")
+        assert (await ask(kept, "ping"))["id"] == 1
+        assert len(house.face.devices()) == 1
+
+
+async def test_other_settings_hold_for_devices_that_are_connected(house: House) -> None:
+    house.room.sit("clock", "now", is_own=False)
+    async with house.socket("/mcp_endpoint/call/?token=device") as socket:
+        assert (await ask(socket, "tools/list"))["result"]["tools"] == []
+        house.face.change(RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))}), house.ring)
+        assert [entry["name"] for entry in (await ask(socket, "tools/list"))["result"]["tools"]] == ["now"]
+
+
+async def test_draining_lets_each_device_finish_and_then_says_goodbye_once(house: House) -> None:
+    seat = house.room.sit("s1", "add")
+    async with (
+        house.socket("/mcp_endpoint/call/?token=both") as idle,
+        house.socket("/mcp_endpoint/call/?token=both") as busy,
+    ):
+        await ask(idle, "ping")
+        await busy.send('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add"}}')
+        await until(lambda: bool(seat.link.sent))
+        house.face.end_streams()
+        with pytest.raises(ConnectionClosed) as closed:
+            await idle.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+        assert not house.face.is_idle()
+        seat.call.finish(answer("done"))
+        assert json.loads(await busy.recv())["result"]["content"][0]["text"] == "done"
+        with pytest.raises(ConnectionClosed) as closed:
+            await busy.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+    await house.face.until_idle()
+    assert house.face.is_idle()
+    with pytest.raises(InvalidStatus) as refused:
+        async with house.socket("/mcp_endpoint/call/?token=both"):
+            pass
+    assert refused.value.response.status_code == 503
+
+
+async def test_a_list_waits_for_configured_servers_that_are_only_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with housed(RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))})) as house:
+        is_started = asyncio.Event()
+        monkeypatch.setattr(house.room.hub, "is_settling", lambda: not is_started.is_set())
+        monkeypatch.setattr(house.room.hub, "settle", lambda _: is_started.wait())
+        async with house.socket("/mcp_endpoint/call/?token=device") as socket:
+            await socket.send('{"jsonrpc":"2.0","id":1,"method":"tools/list"}')
+            await socket.send('{"jsonrpc":"2.0","id":2,"method":"ping"}')
+            assert json.loads(await socket.recv())["id"] == 2
+            house.room.sit("clock", "now", is_own=False)
+            is_started.set()
+            listed = json.loads(await socket.recv())
+            assert [entry["name"] for entry in listed["result"]["tools"]] == ["now"]

@@ -1,0 +1,102 @@
+"""Every failure has its status and says whether the tool ran."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from isthmus.frontends.http.auth import Denied
+from isthmus.frontends.rest.faults import FAULTS, REFUSALS, denial, problem_of, refusal
+from isthmus.model import faults
+from isthmus.model.faults import Fault, ServerError, leaves
+from isthmus.model.names import ServerName
+from tests.unit.core.doubles import raw
+
+FILES = ServerName("files")
+
+TOLD: list[tuple[Fault, int, str]] = [
+    (faults.BadArguments("files.read", "no"), 400, "no"),
+    (faults.UnknownTool("files.read"), 404, "no"),
+    (faults.UnknownPrompt("files.read"), 404, "no"),
+    (faults.UnknownResource("x:y"), 404, "no"),
+    (faults.Unanswered(FILES, "nobody answered"), 504, "unknown"),
+    (faults.BadState(), 400, "unknown"),
+    (faults.UnknownTask(), 404, "no"),
+    (faults.TaskEnded("completed"), 409, "no"),
+    (faults.NotWritten("The disk is full"), 503, "no"),
+    (faults.TooManySubscriptions(1000), 429, "no"),
+    (faults.TargetRefused("not there"), 403, "no"),
+    (faults.TooManyTargets(64), 429, "no"),
+    (faults.TooManyCalls("acme", 200), 429, "no"),
+    (faults.Cancelled("enough", executed="unknown", server=FILES), 504, "unknown"),
+    (faults.NotConnected(FILES, "gone"), 503, "no"),
+    (faults.Overloaded(FILES, 64, 256), 429, "no"),
+    (faults.BreakerOpen(FILES, 2.5), 503, "no"),
+    (ServerError(FILES, -32000, "no"), 502, "yes"),
+    (faults.BadReply(FILES, "no"), 502, "unknown"),
+    (faults.Lost(FILES, "gone", executed="no"), 503, "no"),
+    (faults.Lost(FILES, "gone", executed="unknown"), 504, "unknown"),
+    (faults.TimedOut(FILES, 30.0, executed="unknown"), 504, "unknown"),
+    (faults.Draining(), 503, "no"),
+    (faults.Bug("1f2e"), 500, "unknown"),
+]
+
+
+def test_every_fault_a_call_can_end_in_has_a_row() -> None:
+    assert set(FAULTS) == set(leaves())
+    assert {type(fault) for fault, _, _ in TOLD} == set(leaves())
+
+
+def test_no_reason_stands_for_two_things() -> None:
+    reasons = [*(fault.reason for fault in FAULTS), *REFUSALS]
+    assert len(set(reasons)) == len(reasons)
+
+
+@pytest.mark.parametrize(("fault", "status", "executed"), TOLD, ids=lambda value: getattr(value, "reason", None))
+def test_a_fault_is_told_with_its_status_and_whether_the_tool_ran(fault: Fault, status: int, executed: str) -> None:
+    problem = problem_of(fault)
+    told = json.loads(problem.body())
+    assert problem.kind.status == told["status"] == status
+    assert told["executed"] == executed
+    assert told["type"] == f"urn:isthmus:problem:{fault.reason}"
+    assert (told["detail"], told["reason"], told.get("server")) == (fault.message, fault.reason, fault.server)
+    assert told["title"]
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (2.5, b"3"), (4.0, b"4")])
+def test_when_to_try_again_is_also_a_header_in_whole_seconds(seconds: float, header: bytes) -> None:
+    problem = problem_of(faults.BreakerOpen(FILES, seconds))
+    assert json.loads(problem.body())["retryAfter"] == seconds
+    assert b"retry-after: %b\r\n" % header in problem.lines()
+    assert b"content-type: application/problem+json\r\n" in problem.lines()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ServerError(FILES, 1, "oh"), {"code": 1, "message": "oh"}),
+        (
+            ServerError(FILES, 1, "oh", raw({"executed": "no", "status": 200})),
+            {"code": 1, "message": "oh", "data": {"executed": "no", "status": 200}},
+        ),
+    ],
+)
+def test_a_servers_own_error_is_kept_apart_and_cannot_speak_for_the_hub(
+    error: ServerError, told: dict[str, Any]
+) -> None:
+    problem = json.loads(problem_of(error).body())
+    assert problem["error"] == told
+    assert (problem["executed"], problem["status"]) == ("yes", 502)
+
+
+@pytest.mark.parametrize(("status", "reason"), [(400, "bad_request"), (401, "unauthenticated"), (403, "forbidden")])
+def test_who_does_not_come_in_is_told_why(status: int, reason: str) -> None:
+    problem = denial(Denied(status, "No.", ((b"www-authenticate", b"Bearer"),)))
+    assert (problem.kind.status, problem.reason, problem.detail) == (status, reason, "No.")
+    assert b"www-authenticate: Bearer\r\n" in problem.lines()
+
+
+def test_a_refusal_never_ran() -> None:
+    assert all(json.loads(refusal(reason, "x").body())["executed"] == "no" for reason in REFUSALS)

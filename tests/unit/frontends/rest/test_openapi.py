@@ -1,0 +1,74 @@
+"""The document says what the router does, no more and no less."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from isthmus.frontends.rest.http import TELLERS
+from isthmus.frontends.rest.openapi import document
+from isthmus.frontends.rest.operations import OPERATIONS
+from isthmus.model.faults import leaves
+
+DOCUMENT: dict[str, Any] = json.loads(document())
+PAGE = (Path(__file__).parents[4] / "docs" / "rest.md").read_text()
+
+
+def described() -> dict[tuple[str, str], dict[str, Any]]:
+    return {
+        (method.upper(), path): operation
+        for path, methods in DOCUMENT["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+def references(value: Any) -> Iterator[str]:
+    match value:
+        case {"$ref": str(reference)}:
+            yield reference
+        case dict():
+            for member in value.values():
+                yield from references(member)
+        case list():
+            for member in value:
+                yield from references(member)
+        case _:
+            pass
+
+
+def test_it_describes_every_operation_and_nothing_else() -> None:
+    assert described().keys() == {(operation.method, operation.path) for operation in OPERATIONS}
+
+
+def test_it_has_the_parameters_that_are_read() -> None:
+    for operation in OPERATIONS:
+        told = described()[operation.method, operation.path]
+        names = {(field["name"], field["in"]) for field in told["parameters"]}
+        wanted = {(parameter.name, "query") for parameter in operation.query}
+        assert names == wanted | ({(operation.parameter, "path")} if operation.parameter else set())
+        assert ("requestBody" in told) == (operation.body is not None)
+        assert ("text/event-stream" in told["responses"]["200"]["content"]) == operation.is_call
+
+
+def test_every_reference_leads_somewhere() -> None:
+    shapes = {f"#/components/schemas/{name}" for name in DOCUMENT["components"]["schemas"]}
+    assert set(references(DOCUMENT)) == shapes
+
+
+def test_problems_name_every_reason() -> None:
+    reasons = DOCUMENT["components"]["schemas"]["Problem"]["properties"]["reason"]["enum"]
+    assert {leaf.reason for leaf in leaves()} < set(reasons)
+
+
+def test_every_operation_that_is_no_call_has_somebody_to_answer_it() -> None:
+    assert set(TELLERS) == {operation.id for operation in OPERATIONS if not operation.is_call}
+
+
+def test_the_page_has_a_row_for_every_operation_and_every_reason() -> None:
+    rows = set(re.findall(r"^\| `(GET|POST|DELETE)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
+    assert rows == {(operation.method, operation.path) for operation in OPERATIONS}
+    reasons = DOCUMENT["components"]["schemas"]["Problem"]["properties"]["reason"]["enum"]
+    assert [reason for reason in reasons if f"`{reason}`" not in PAGE] == []

@@ -1,0 +1,800 @@
+"""Keepers: what they do with a link that lives, changes, falls silent or dies. The links are small doubles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from isthmus.core.ports.announcer import Follower
+from isthmus.model.events import Log
+from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
+from isthmus.upstream import pace as paces
+from isthmus.upstream import reconnector as module
+from isthmus.upstream.known_lists import KnownLists
+from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
+from isthmus.upstream.listing import Listing
+from isthmus.upstream.pool import Pool
+from isthmus.upstream.settings import HttpSettings, NamedSettings, StdioSettings
+from isthmus.upstream.supervisor import Supervisor
+from isthmus.wire.mcp.capabilities import Capabilities
+from tests.unit.core.doubles import ANYONE, call, raw, tool
+from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
+
+ADDRESS = HttpSettings("http://localhost/mcp")
+ANNOUNCING = msgspec.convert({"tools": {"listChanged": True}}, Capabilities)
+
+
+@pytest.fixture
+async def kept() -> AsyncIterator[Kept]:
+    made = Kept()
+    yield made
+    await made.aclose()
+
+
+async def test_a_server_is_ready_once_it_was_greeted_and_listed(kept: Kept) -> None:
+    kept.keep()
+    assert kept.standing.state == "starting"
+    await kept.until(lambda: kept.standing.state == "ready")
+    assert [tool.name for tool in kept.standing.tools] == ["read"]
+    assert (kept.standing.era, kept.standing.carrier) == ("2026-07-28", "script")
+    assert "subscribe" in kept.standing.abilities
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_announced_change_is_listed_once_however_often_it_is_announced(kept: Kept) -> None:
+    link = await kept.ready()
+    link.names.append("write")
+    for _ in range(1000):
+        link.on_changed("tools")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
+
+
+async def test_a_change_that_is_announced_while_a_server_is_listed_for_the_first_time_is_not_lost(kept: Kept) -> None:
+    def hasty(link: Scripted) -> None:
+        listing = link.list_features
+
+        async def list_and_change(*given: Any) -> Listing:
+            listed = await listing(*given)
+            if len(link.listings) == 1:
+                link.names.append("write")
+                link.on_changed("tools")
+            return listed
+
+        link.list_features = list_and_change  # type: ignore[method-assign, assignment]
+
+    kept.prepare = hasty
+    link = await kept.ready()
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
+
+
+async def test_a_link_that_is_lost_while_its_list_is_looked_at_is_not_taken_up(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be long, and is looked at a little at a time."""
+    states: list[str] = []
+
+    async def lose(_features: Any) -> None:
+        kept.refuse("it is gone")
+        kept.links[0].die("it fell")
+        kept.hub.watch(lambda: states.append(kept.standing.state))
+
+    monkeypatch.setattr(kept.hub.review, "prepare", lose)
+    kept.keep()
+    await kept.until(lambda: kept.standing.reason is not None and "gone" in kept.standing.reason)
+    assert "ready" not in states
+
+
+async def test_a_server_that_says_when_it_tells_is_listed_then_and_once(kept: Kept) -> None:
+    asked: list[int] = []
+
+    def told(link: Scripted) -> None:
+        def listen() -> None:
+            asked.append(len(link.listings))
+            link._expect_hearing()
+            link._heard()
+
+        link.capabilities = ANNOUNCING
+        link.listen = listen  # type: ignore[method-assign]
+
+    kept.prepare = told
+    link = await kept.ready()
+    link.on_changed("prompts")
+    await kept.until(lambda: len(link.listings) == 2)
+    assert (asked, link.listings[1]) == ([0], {"prompts"})
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_a_server_that_says_late_that_it_tells_is_listed_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
+) -> None:
+    monkeypatch.setattr(module, "HEARING_SECONDS", 0.0)
+
+    def slow(link: Scripted) -> None:
+        link.capabilities = ANNOUNCING
+        link.listen = link._expect_hearing  # type: ignore[method-assign]
+
+    kept.prepare = slow
+    link = await kept.ready()
+    assert len(link.listings) == 1
+    link._heard(BadReply(NAME, "no such stream") if is_refused else None)
+    await asyncio.sleep(0)
+    link.on_changed("prompts")
+    await kept.until(lambda: len(link.listings) == 2)
+    assert link.listings[1] == ({"prompts"} if is_refused else {"tools", "prompts", "resources"})
+
+
+async def test_a_change_that_nobody_announces_is_found_by_looking(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PING_SECONDS", 0.005)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.01)
+    link = await kept.ready()
+    link.names.append("write")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+
+
+async def test_a_list_is_asked_for_when_its_server_says_that_it_goes_stale(kept: Kept) -> None:
+    def brief(link: Scripted) -> None:
+        link.ttl_seconds = {"tools": 0.01, "prompts": 3000.0, "resources": 3000.0}
+
+    kept.prepare = brief
+    link = await kept.ready()
+    link.names.append("write")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"),
+    [
+        ({}, 60.0),
+        ({"tools": 5.0, "prompts": 500.0, "resources": 500.0}, 5.0),
+        ({"tools": 500.0, "prompts": 500.0, "resources": 500.0}, 500.0),
+        ({"tools": 500.0}, 60.0),  # of the others it says nothing
+        ({"tools": 1e9, "prompts": 1e9, "resources": 1e9}, 3600.0),
+    ],
+)
+async def test_lists_hold_as_long_as_their_server_says_and_others_a_minute(
+    kept: Kept, ttl: dict[str, float], seconds: float
+) -> None:
+    def holding(link: Scripted) -> None:
+        link.ttl_seconds = ttl  # type: ignore[assignment]
+
+    kept.prepare = holding
+    before = kept.hub.now()
+    await kept.ready()
+    await kept.until(lambda: kept.supervisor.keepers[NAME]._due > 0)
+    due = kept.supervisor.keepers[NAME]._due
+    assert before + seconds <= due <= kept.hub.now() + seconds
+
+
+@pytest.mark.parametrize("refusal", [BadReply(NAME, "nonsense"), ServerError(NAME, -32603, "broken")])
+async def test_a_list_that_cannot_be_given_now_costs_neither_the_link_nor_what_was_known(
+    kept: Kept, refusal: BadReply | ServerError
+) -> None:
+    link = await kept.ready()
+    link.list_refusal = refusal
+    link.on_changed("tools")
+    await kept.until(lambda: len(link.listings) == 2)
+    assert [tool.name for tool in kept.standing.tools] == ["read"]
+    assert (kept.standing.state, link.pings) == ("ready", 0)
+
+
+async def test_a_list_that_finds_nobody_is_asked_for_again_once_the_server_answers(kept: Kept) -> None:
+    link = await kept.ready()
+    link.list_refusal = NotConnected(NAME, "nobody there")
+    link.names.append("write")
+    link.on_changed("tools")
+    await kept.until(lambda: len(link.listings) == 2)
+    link.list_refusal = None
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    assert link.pings == 1
+
+
+async def test_a_server_without_a_first_list_is_not_ready(kept: Kept) -> None:
+    def listless(link: Scripted) -> None:
+        link.list_refusal = BadReply(NAME, "nonsense")
+
+    kept.prepare = listless
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "nonsense"
+
+
+# -- silence, doubt and loss ---------------------------------------------------------------------------------------
+
+
+async def test_an_idle_server_that_does_not_answer_a_ping_is_tried_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PING_SECONDS", 0.005)
+    link = await kept.ready()
+    await kept.until(lambda: link.pings > 0)
+    link.is_silent = True
+    await kept.until(lambda: len(kept.links) > 1 and kept.standing.state == "ready")
+    assert link.is_closed
+
+
+async def test_a_doubt_has_the_server_asked_and_one_with_calls_is_left_to_them(kept: Kept) -> None:
+    link = await kept.ready()
+    running, _ = kept.start()
+    link.is_silent = True
+    link.on_doubt()
+    await kept.until(lambda: link.pings == 1)
+    assert (kept.standing.state, running.outcome) == ("ready", None)
+    finish(running)
+    link.is_silent = False
+
+
+async def test_a_lost_server_keeps_its_tools_and_says_why(kept: Kept) -> None:
+    link = await kept.ready()
+    kept.refuse("no such command hunter22")
+    link.die("killed by signal 9")
+    assert (kept.standing.state, kept.standing.reason) == ("retrying", "killed by signal 9")
+    assert [tool.name for tool in kept.standing.tools] == ["read"]
+    await kept.until(lambda: kept.standing.reason == "no such command ***")
+    fault = kept.start()[1].fault
+    assert isinstance(fault, NotConnected)
+    assert fault.why == "no such command ***"
+    kept.refuse(None)
+    await kept.until(lambda: kept.standing.state == "ready")
+
+
+async def test_a_server_that_died_of_the_probe_is_greeted_the_earlier_way_next(kept: Kept) -> None:
+    def fragile(link: Scripted) -> None:
+        link.dies_of_probe = True
+
+    kept.prepare = fragile
+    await kept.ready()
+    assert [link.greeted_as for link in kept.links] == [["auto"], ["legacy"]]
+
+
+async def test_an_era_that_was_found_out_is_remembered_and_one_that_is_configured_is_kept_to(kept: Kept) -> None:
+    link = await kept.ready()
+    link.die("gone")
+    await kept.until(lambda: len(kept.links) == 2 and kept.standing.state == "ready")
+    assert kept.links[1].greeted_as == ["modern"]
+    kept.supervisor.change(settings(StdioSettings("server", era="legacy")))
+    await kept.until(lambda: len(kept.links) == 3)
+    await kept.until(lambda: kept.links[2].greeted_as == ["legacy"])
+
+
+async def test_a_defect_in_a_keeper_is_shown_and_costs_only_its_server(kept: Kept) -> None:
+    def broken(link: Scripted) -> None:
+        raise ZeroDivisionError("a defect")
+
+    kept.prepare = broken
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "stopped")
+    assert "a defect" in (kept.standing.reason or "")
+
+
+async def test_calls_do_not_wait_for_a_server_whose_keeper_has_a_defect(kept: Kept) -> None:
+    """They waited because its list is known from an earlier run."""
+    lists = KnownLists(MemoryLists())
+    lists.keep(settings(), Listing((tool("read"),)), frozenset({"tools"}))
+    connecting = asyncio.Event()
+
+    async def broken(*_: Any) -> BaseLink:
+        await connecting.wait()
+        raise ZeroDivisionError("a defect")
+
+    Supervisor(kept.hub, kept.crew, broken, lists).add(settings())
+    await kept.until(lambda: kept.standing.is_recalled)
+    held, _ = kept.start()
+    assert held.outcome is None
+    connecting.set()
+    await kept.until(lambda: kept.standing.state == "stopped")
+    for outcome in (held.outcome, kept.start()[0].outcome):
+        assert isinstance(outcome, NotConnected)
+        assert "a defect in the hub" in str(outcome)
+
+
+class MemoryLists:
+    """See `known_lists.ListStore`."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, bytes] = {}
+
+    async def read(self, key: str) -> bytes | None:
+        return self._bodies.get(key)
+
+    def write(self, key: str, body: bytes) -> None:
+        self._bodies[key] = body
+
+
+# -- carriers ------------------------------------------------------------------------------------------------------
+
+
+def speaks(*carriers: str) -> Callable[[Scripted], None]:
+    def prepare(link: Scripted) -> None:
+        if link.by not in carriers:
+            link.refusal = WrongCarrier(f"it does not speak {link.by}")
+
+    return prepare
+
+
+async def test_the_next_carrier_is_tried_when_a_server_does_not_speak_the_first_and_remembered(kept: Kept) -> None:
+    kept.prepare = speaks("sse")
+    link = await kept.ready(reach=ADDRESS)
+    assert [made.by for made in kept.links] == ["http", "sse"]
+    assert kept.links[0].is_closed
+    link.die("gone")
+    await kept.until(lambda: len(kept.links) > 2 and kept.standing.state == "ready")
+    assert {made.by for made in kept.links[2:]} == {"sse"}
+
+
+async def test_a_carrier_that_does_not_work_any_more_is_forgotten(kept: Kept) -> None:
+    kept.prepare = speaks("sse")
+    link = await kept.ready(reach=ADDRESS)
+    kept.prepare = speaks("http")
+    link.die("moved")
+    await kept.until(lambda: kept.standing.state == "ready" and kept.links[-1].by == "http")
+    assert [made.by for made in kept.links] == ["http", "sse", "sse", "http"]
+
+
+async def test_a_server_that_speaks_no_carrier_says_what_each_said(kept: Kept) -> None:
+    kept.prepare = speaks()
+    kept.keep(reach=ADDRESS)
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "it does not speak http; it does not speak sse"
+
+
+async def test_another_failure_tries_no_other_carrier(kept: Kept) -> None:
+    def refusing(link: Scripted) -> None:
+        link.refusal = ConnectFailed("HTTP 401")
+
+    kept.prepare = refusing
+    kept.keep(reach=ADDRESS)
+    await kept.until(lambda: len(kept.links) >= 2)
+    assert {made.by for made in kept.links} == {"http"}
+    assert kept.standing.reason == "HTTP 401"
+
+
+@pytest.mark.parametrize("carrier", ["http", "sse"])
+async def test_a_configured_carrier_is_the_only_one_tried(kept: Kept, carrier: str) -> None:
+    kept.prepare = speaks()
+    kept.keep(reach=HttpSettings("http://localhost/mcp", carrier=carrier))  # type: ignore[arg-type]
+    await kept.until(lambda: len(kept.links) >= 2)
+    assert {made.by for made in kept.links} == {carrier}
+
+
+NAMED = NamedSettings("http://h/mcp", ways=(("http", "http://h/mcp"), ("sse", "http://h/sse"), ("rpc", "http://h/m")))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ServerError(NAME, -32601, "no such method"),
+        BadReply(NAME, "HTTP 500"),
+        ConnectFailed("it refused to initialize"),
+        NotConnected(NAME, "it answered HTTP 406", status=406),
+    ],
+)
+async def test_who_is_at_an_address_that_a_caller_named_is_tried_in_every_way(kept: Kept, answer: Exception) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = None if link.by == "rpc" else answer
+
+    kept.prepare = prepare
+    link = await kept.ready(reach=NAMED)
+    assert [made.by for made in kept.links] == ["http", "sse", "rpc"]
+    link.die("gone")
+    await kept.until(lambda: len(kept.links) > 3 and kept.standing.state == "ready")
+    assert {made.by for made in kept.links[3:]} == {"rpc"}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        NotConnected(NAME, "connection refused"),
+        NotConnected(NAME, "it answered HTTP 401", status=401),
+        Lost(NAME, "it hung up", executed="unknown"),
+    ],
+)
+async def test_where_nobody_is_or_credentials_are_wanted_there_is_only_one_attempt(
+    kept: Kept, failure: Exception
+) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = failure
+
+    kept.prepare = prepare
+    kept.keep(reach=NAMED)
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert {made.by for made in kept.links} == {"http"}
+
+
+PLACE = "https://a.example/in"
+
+
+def shut() -> ConnectFailed:
+    failed = ConnectFailed("it answered HTTP 401")
+    failed.login, failed.status = PLACE, 401
+    return failed
+
+
+@pytest.mark.parametrize("failure", [shut(), NotConnected(NAME, "it answered HTTP 401", status=401, login=PLACE)])
+async def test_where_one_has_to_log_in_before_the_first_word_is_told_to_who_calls(
+    kept: Kept, failure: Exception
+) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = failure
+
+    kept.prepare = prepare
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "login")
+    assert kept.hub.lanes[NAME].absence().login == PLACE
+
+
+async def test_a_server_that_wants_a_login_is_tried_again_only_when_something_has_changed(kept: Kept) -> None:
+    def prepare(link: Scripted) -> None:
+        link.refusal = NotConnected(NAME, "it answered HTTP 401", status=401)
+
+    kept.prepare = prepare
+    kept.keep()
+    kept.supervisor.keepers[NAME]._backoff.next = lambda chance: 0.0  # type: ignore[method-assign]
+    await kept.until(lambda: kept.standing.state == "login")
+    kept.hub.lanes[NAME].absence()  # somebody calls, too soon after the last look
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(kept.links) == 1
+    kept.prepare = lambda _link: None
+    kept.supervisor.renew(NAME, None)
+    await kept.until(lambda: kept.standing.state == "ready")
+    assert len(kept.links) == 2
+
+
+async def test_who_calls_a_server_that_wants_a_login_has_it_looked_at_once_more(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOGIN_LOOK_SECONDS", 0.0)
+
+    def prepare(link: Scripted) -> None:
+        link.refusal = NotConnected(NAME, "it answered HTTP 401", status=401)
+
+    kept.prepare = prepare
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "login")
+    kept.prepare = lambda _link: None
+    kept.hub.lanes[NAME].absence()
+    await kept.until(lambda: kept.standing.state == "ready")
+
+
+async def test_a_token_that_can_be_renewed_is_no_reason_to_wait_for_a_login(kept: Kept) -> None:
+    def prepare(link: Scripted) -> None:
+        link.on_refused = lambda: True
+        link.refusal = NotConnected(NAME, "it answered HTTP 401", status=401) if len(kept.links) < 1 else None
+
+    kept.prepare = prepare
+    await kept.ready()
+    assert len(kept.links) == 2
+
+
+async def test_a_link_whose_token_was_refused_is_given_up_and_the_server_asked_for(kept: Kept) -> None:
+    link = await kept.ready()
+    link.login_words = lambda: "it wants a login: run isthmus login files"
+    link.ping_fault = NotConnected(NAME, "it answered HTTP 401", status=401)
+    kept.supervisor.renew(NAME, None)
+    await kept.until(lambda: kept.standing.state == "login")
+    assert kept.standing.reason == "it wants a login: run isthmus login files (it answered HTTP 401)"
+
+
+async def test_who_answers_in_no_way_is_told_of_with_all_answers(kept: Kept) -> None:
+    kept.prepare = speaks()
+    kept.keep(reach=NAMED)
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "it does not speak http; it does not speak sse; it does not speak rpc"
+
+
+async def test_what_cannot_even_be_dialled_by_a_carrier_is_tried_by_the_next(kept: Kept) -> None:
+    kept.refusal = WrongCarrier("no")
+    kept.keep(reach=ADDRESS)
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert kept.standing.reason == "no; no"
+
+
+# -- what callers want beside their calls --------------------------------------------------------------------------
+
+
+async def test_a_server_of_the_earlier_era_is_told_how_much_to_log(kept: Kept) -> None:
+    def earlier(link: Scripted) -> None:
+        link.is_modern = False
+
+    kept.prepare = earlier
+    kept.hub.levels.want("somebody", "warning")
+    link = await kept.ready()
+    await kept.until(lambda: link.asked == [("logging/setLevel", {"level": "warning"})])
+    kept.hub.levels.want("another", "debug")
+    await kept.until(lambda: link.asked[1:] == [("logging/setLevel", {"level": "debug"})])
+    link.on_renewed()
+    await kept.until(lambda: link.asked[2:] == [("logging/setLevel", {"level": "debug"})])
+
+
+async def test_a_level_is_asked_for_on_the_links_of_callers_too_and_again_where_it_was_forgotten(kept: Kept) -> None:
+    kept.prepare = lambda link: setattr(link, "is_modern", False)
+    await kept.ready(isolation="caller")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    own = kept.links[1]
+    kept.hub.levels.call("info")
+    assert own.asked == [("logging/setLevel", {"level": "info"})], "before anything that is sent next"
+    await kept.until(lambda: len(kept.crew) == 1)
+    own.on_renewed()
+    await kept.until(lambda: own.asked == [("logging/setLevel", {"level": "info"})] * 2)
+    finish(inflight)
+
+
+async def test_a_change_that_is_announced_on_a_callers_link_has_everybodys_list_looked_at(kept: Kept) -> None:
+    base = await kept.ready(isolation="caller")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    base.names.append("write")
+    kept.links[1].on_changed("tools")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    finish(inflight)
+
+
+@pytest.mark.parametrize("is_modern", [True, False])
+async def test_a_server_that_cannot_be_told_is_not(kept: Kept, *, is_modern: bool) -> None:
+    def unable(link: Scripted) -> None:
+        link.is_modern = is_modern
+        link.can = link.can - {"logging"} if not is_modern else link.can
+
+    kept.prepare = unable
+    kept.hub.levels.want("somebody", "warning")
+    link = await kept.ready()
+    await kept.until(lambda: len(kept.crew) == 1)
+    assert link.asked == []
+
+
+async def test_what_is_followed_is_asked_for_again_after_a_loss_and_a_refusal_is_no_harm(kept: Kept) -> None:
+    def earlier(link: Scripted) -> None:
+        link.is_modern = False
+
+    def refusing(link: Scripted) -> None:
+        earlier(link)
+        link.refuses.add("resources/subscribe")
+
+    kept.prepare = earlier
+    link = await kept.ready()
+    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: None) is None
+    kept.prepare = refusing
+    link.die("gone")
+    assert isinstance(await kept.hub.subscriptions.add((NAME, "file:///y"), lambda: None), NotConnected)
+    await kept.until(lambda: len(kept.links) == 2 and kept.standing.state == "ready")
+    await kept.until(lambda: kept.links[1].asked == [("resources/subscribe", {"uri": "file:///x"})])
+    assert kept.standing.state == "ready"
+
+
+async def test_an_update_is_told_and_makes_the_hub_forget_what_it_kept(kept: Kept) -> None:
+    link = await kept.ready()
+    told: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    forgotten: list[tuple[str, str | None]] = []
+    kept.hub.recall.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
+    link.on_updated("file:///x")
+    assert (told, forgotten) == (["told"], [(NAME, "file:///x")])
+
+
+async def test_a_line_that_is_no_callers_is_the_operators_without_secrets_and_not_for_ever(kept: Kept) -> None:
+    link = await kept.ready()
+    for number in range(150):
+        link.on_log(Log("error", {"data": raw(f"{number} hunter22 " + "x" * 1000)}))
+    heard = kept.hub.lanes[NAME].heard
+    assert len(heard) == 100
+    assert heard[-1].level == "error"
+    assert heard[-1].text.startswith('"149 *** xxx')
+    assert len(heard[-1].text) == 500
+
+
+# -- links that are not shared -------------------------------------------------------------------------------------
+
+
+async def test_a_server_with_a_link_for_each_caller_is_listed_on_one_of_its_own(kept: Kept) -> None:
+    own = await kept.ready(isolation="caller")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2)
+    await kept.until(lambda: kept.links[1].sent == [inflight])
+    assert own.sent == []
+    assert kept.links[1].greeted_as == ["modern"]
+    finish(inflight)
+    assert kept.hub.running() == 0
+
+
+async def test_a_link_for_a_caller_logs_as_much_as_is_wanted_and_one_that_cannot_be_greeted_is_closed(
+    kept: Kept,
+) -> None:
+    def earlier(link: Scripted) -> None:
+        link.is_modern = False
+        if len(kept.links) == 2:
+            link.refusal = Lost(NAME, "hunter22 is wrong", executed="no")
+
+    kept.prepare = earlier
+    kept.hub.levels.want("somebody", "info")
+    await kept.ready(isolation="call")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    assert kept.links[1].asked == [("logging/setLevel", {"level": "info"})]
+    refused, listener = kept.start()
+    await kept.until(lambda: refused.outcome is not None)
+    assert kept.links[2].is_closed
+    assert isinstance(listener.fault, NotConnected)
+    assert listener.fault.why == "*** is wrong"
+    finish(inflight)
+    await kept.until(lambda: kept.links[1].is_closed)
+
+
+async def test_calls_on_single_callers_links_end_for_the_pool_though_the_server_has_come_to_need_none(
+    kept: Kept,
+) -> None:
+    def earlier_at_first(link: Scripted) -> None:
+        link.is_modern = len(kept.links) > 2
+        link.refusal = Lost(NAME, "another starts in its place", executed="no") if len(kept.links) == 2 else None
+
+    kept.prepare = earlier_at_first
+    first, asked = await kept.ready(), call(client_caps=frozenset({"roots"}))
+    before, _ = kept.start(asked)
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [before])
+    first.die("gone")
+    await kept.until(lambda: len(kept.links) == 4 and kept.standing.state == "ready")
+    after, _ = kept.start(asked)
+    finish(before)
+    pool = kept.hub.lanes[NAME].pool
+    assert isinstance(pool, Pool)
+    assert (kept.links[3].sent, pool._of) == ([after], {})
+    finish(after)
+
+
+async def test_a_change_of_how_many_calls_there_may_be_is_one_of_how_many_links(kept: Kept) -> None:
+    await kept.ready(isolation="call", max_calls=1, max_queued=0)
+    one, _ = kept.start()
+    assert kept.start()[1].fault.reason == "overloaded"
+    kept.supervisor.change(settings(isolation="call", max_calls=2, max_queued=0))
+    two, _ = kept.start()
+    await kept.until(lambda: [link.sent for link in kept.links[1:]] == [[one], [two]])
+    finish(one)
+    finish(two)
+
+
+async def test_links_of_callers_are_closed_with_the_server(kept: Kept) -> None:
+    await kept.ready(isolation="caller")
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    finish(inflight)
+    assert not kept.links[1].is_closed
+    kept.supervisor.remove(NAME)
+    await kept.until(lambda: all(link.is_closed for link in kept.links) and len(kept.crew) == 0)
+
+
+async def test_after_a_loss_who_follows_a_resource_is_told_once(kept: Kept) -> None:
+    link = await kept.ready()
+    told: list[str] = []
+    for uri in ("file:///x", "file:///x/y"):
+        assert await kept.hub.subscriptions.add((NAME, uri), lambda uri=uri: told.append(uri)) is None  # type: ignore[misc]
+    assert told == []
+    link.die("gone")
+    await kept.until(lambda: len(kept.links) == 2 and len(told) == 2)
+    assert sorted(told) == ["file:///x", "file:///x/y"]
+    assert kept.links[1]._jointly.wanted == {"file:///x", "file:///x/y"}
+
+
+async def test_a_server_that_forgot_what_it_was_asked_is_asked_again_and_who_follows_is_told_once(kept: Kept) -> None:
+    kept.prepare = lambda link: setattr(link, "is_modern", False)
+    link = await kept.ready()
+    told: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    link.on_renewed()
+    await kept.until(lambda: told == ["told"])
+    assert [method for method, _ in link.asked] == ["resources/subscribe"] * 2
+
+
+async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_keeper_has_none(kept: Kept) -> None:
+    common = await kept.ready(isolation="caller")
+    told: list[str] = []
+    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Follower(ANYONE)) is None
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
+    assert kept.links[1]._jointly.wanted == {"file:///x"}
+    common.on_updated("file:///x")
+    assert told == []
+    kept.refuse("away")
+    common.die("gone")
+    kept.links[1].on_updated("file:///x")
+    assert told == ["told"]
+    finish(inflight)
+
+
+async def test_after_a_change_of_the_server_who_follows_hears_from_the_new_links(kept: Kept) -> None:
+    await kept.ready(isolation="shared")
+    told: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Follower(ANYONE))
+    kept.supervisor.change(settings(isolation="caller"))
+    await kept.until(lambda: told == ["told"])  # what it knew may be out of date
+    inflight, _ = kept.start()
+    await kept.until(lambda: len(kept.links) == 3 and kept.links[2].sent == [inflight])
+    kept.links[2].on_updated("file:///x")
+    kept.links[1].on_updated("file:///x")
+    assert told == ["told"] * 2
+    finish(inflight)
+
+
+async def test_after_a_gap_everything_is_looked_at_and_who_follows_is_told_once(kept: Kept) -> None:
+    link = await kept.ready()
+    told: list[str] = []
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
+    link.names.append("write")
+    link.on_gap()
+    assert told == ["told"]
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+    assert link.listings[1] == {"tools", "prompts", "resources"}
+
+
+async def test_the_first_announcement_after_a_look_of_the_hubs_own_is_followed_at_once(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
+    link = await kept.ready()
+    keeper = kept.supervisor.keepers[NAME]
+    keeper._due = 0.0
+    keeper._wake()  # it looks when its time has come
+    await kept.until(lambda: len(link.listings) == 2)
+    link.names.append("write")
+    link.on_changed("tools")
+    await kept.until(lambda: len(kept.standing.tools) == 2)
+
+
+async def test_a_list_that_changes_does_not_wait_for_another_that_changed_before(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
+    link = await kept.ready()
+    link.on_changed("tools")
+    await kept.until(lambda: len(link.listings) == 2)
+    link.on_changed("tools")  # which rests now
+    link.on_changed("prompts")
+    await kept.until(lambda: len(link.listings) == 3)
+    assert link.listings[1:] == [{"tools"}, {"prompts"}]
+
+
+# -- hubs as servers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"), [(0, "it is this hub itself"), (1, "it leads back to this hub"), (7, "it leads back to this hub")]
+)
+async def test_a_hub_that_leads_back_to_this_one_is_not_listed(kept: Kept, steps: int, why: str) -> None:
+    kept.prepare = lambda link: setattr(link, "hubs", {kept.hub.id: steps})
+    kept.keep()
+    await kept.until(lambda: kept.standing.state == "retrying")
+    assert (kept.standing.reason, kept.standing.tools, kept.standing.hubs) == (why, (), {})
+    assert kept.links[0].listings == []
+
+
+@pytest.mark.parametrize(("steps", "notes"), [(6, 0), (7, 1), (100, 1)])
+async def test_more_than_eight_hubs_in_a_row_are_noted_and_cost_nothing(kept: Kept, steps: int, notes: int) -> None:
+    kept.prepare = lambda link: setattr(link, "hubs", {"near": 0, "far": steps})
+    kept.keep()
+    await kept.until(lambda: kept.standing.state != "starting")
+    assert kept.standing.state == "ready"
+    assert len([note for note in kept.standing.notes if "more than 8 hubs in a row" in note]) == notes
+
+
+async def test_a_hub_is_looked_at_before_it_is_listed_again_and_given_up_if_it_has_come_to_lead_back(
+    kept: Kept,
+) -> None:
+    kept.prepare = lambda link: setattr(link, "hubs", {"another": 0})
+    link = await kept.ready()
+    assert kept.standing.hubs == {"another": 0}
+    link.answers["server/discover"] = {
+        "supportedVersions": ["2026-07-28"],
+        "_meta": {"isthmus/hubs": {"another": 0, kept.hub.id: 1}},
+    }
+    kept.refuse("away")
+    link.on_changed("tools")
+    await kept.until(lambda: link.is_closed)
+    assert (kept.standing.tools, kept.standing.hubs, kept.standing.abilities) == ((), {}, frozenset())
+    assert len(link.listings) == 1
