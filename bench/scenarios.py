@@ -98,13 +98,13 @@ def find_caller() -> Iterator[Work]:
 @scenario
 def compile_view() -> Iterator[Work]:
     """The table of one permission set over ten servers with ten tools each, as after every `list_changed`."""
-    standings = {}
+    server_statuses = {}
     for server in (SERVER, *(ServerName(f"server-{number}") for number in range(9))):
         tools = tuple(Tool.of(server, FeatureName(f"tool_{number}"), DEFINITION) for number in range(10))
-        standings[server] = ServerStatus(server, "ready", tools=tools, is_settled=True)
+        server_statuses[server] = ServerStatus(server, "ready", tools=tools, is_settled=True)
     checks = CheckCache(limit_bytes=Limits().schema_bytes)
     everything = Grants(allow=("*",))
-    yield lambda: Snapshot(1, standings, checks).view(everything, EVERYTHING)
+    yield lambda: Snapshot(1, server_statuses, checks).view(everything, EVERYTHING)
 
 
 class Silent:
@@ -166,10 +166,10 @@ def core_call() -> Iterator[Work]:
 async def hub_with_instant_server() -> Hub:
     """Return a hub with one server, attached and ready."""
     hub = Hub(Limits(), Silent())
-    lane = ServerQueue(SERVER, hub.limits)
+    server_queue = ServerQueue(SERVER, hub.limits)
     tools = (Tool.of(SERVER, FeatureName("echo"), DEFINITION),)
-    hub.open_lane(lane, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
-    lane.attach(Instant())
+    hub.open_server_queue(server_queue, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
+    server_queue.attach(Instant())
     return hub
 
 

@@ -104,7 +104,7 @@ class Scene:
             set_up = await self.owner.post("/a2a", json=envelope("CreateTaskPushNotificationConfig", push))
             assert "result" in set_up.json(), set_up.text
 
-    async def standing(self) -> list[Any]:
+    async def server_status(self) -> list[Any]:
         """All that the owner knows of its tasks."""
         asked = [("GetTask", "id"), ("ListTaskPushNotificationConfigs", "taskId")]
         bodies = [envelope(method, {name: task}) for task in self.tasks.values() for method, name in asked]
@@ -132,7 +132,7 @@ def seen(answer: httpx2.Response, task: str) -> tuple[int, str, str]:
     ("generation", "method"), [(generation, method) for generation, methods in RPC.items() for method in methods]
 )
 async def test_to_others_a_task_is_as_one_that_never_was(scene: Scene, generation: str, method: str) -> None:
-    before = await scene.standing()
+    before = await scene.server_status()
 
     async def asked(task: str, accept: str) -> tuple[int, str, str]:
         body = envelope(method, about(task, RPC[generation][method]))
@@ -142,13 +142,13 @@ async def test_to_others_a_task_is_as_one_that_never_was(scene: Scene, generatio
         unknown = await asked(NOBODY, accept)
         assert '"error"' in unknown[2], unknown
         assert [await asked(task, accept) for task in scene.tasks.values()] == [unknown] * len(scene.tasks)
-    assert await scene.standing() == before
+    assert await scene.server_status() == before
 
 
 @pytest.mark.parametrize("prefix", ["", "v1/"])
 @pytest.mark.parametrize("line", PLAIN)
 async def test_nor_is_there_one_by_a_path(scene: Scene, prefix: str, line: str) -> None:
-    before = await scene.standing()
+    before = await scene.server_status()
 
     async def asked(task: str) -> tuple[int, str, str]:
         verb, path = line.format(task).split(" ")
@@ -160,7 +160,7 @@ async def test_nor_is_there_one_by_a_path(scene: Scene, prefix: str, line: str) 
     unknown = await asked(NOBODY)
     assert unknown[0] == 404, unknown
     assert [await asked(task) for task in scene.tasks.values()] == [unknown] * len(scene.tasks)
-    assert await scene.standing() == before
+    assert await scene.server_status() == before
 
 
 async def test_nor_in_any_list(scene: Scene) -> None:

@@ -212,7 +212,7 @@ class InProcess:
 
     def state(self, server: str) -> str:
         """How a server stands."""
-        return self.running.hub.snapshot.standings[ServerName(server)].state
+        return self.running.hub.snapshot.server_statuses[ServerName(server)].state
 
     async def ready(self, *servers: str) -> None:
         """Wait until these servers are there."""

@@ -102,16 +102,16 @@ def offsets(size: int) -> range:
     return range(0, size + STEP, STEP)
 
 
-def verdict(lanes: Iterable[Lane], ledger: Ledger) -> list[str]:
+def verdict(server_queues: Iterable[Lane], ledger: Ledger) -> list[str]:
     """Everything that was not honest, and everybody who waited too long to hear of a cut."""
-    history = [record for lane in lanes for record in lane.history]
+    history = [record for server_queue in server_queues for record in server_queue.history]
     late = [record for record in history if record.ended is None or record.ended - record.started > PROMPT_SECONDS]
     return [str(violation) for violation in judge(history, ledger.ran())] + [f"LATE {record}" for record in late]
 
 
-def count(lanes: Iterable[Lane]) -> dict[str | None, int]:
+def count(server_queues: Iterable[Lane]) -> dict[str | None, int]:
     """How many calls were told what."""
-    told = [record.told for lane in lanes for record in lane.history]
+    told = [record.told for server_queue in server_queues for record in server_queue.history]
     return {word: told.count(word) for word in set(told)}
 
 
@@ -140,48 +140,50 @@ async def test_http_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledger
         }
         hub = await stack.enter_async_context(serving(tmp_path, servers, limits=BREAKER_OFF))
         caller = await stack.enter_async_context(Caller(hub.port))
-        lanes = {name: Lane(caller, name, kind.mode) for name, (kind, _, _) in wires.items()}
-        await asyncio.gather(*(sweep_http(lanes[name], proxy, ending) for name, (_, ending, proxy) in wires.items()))
+        server_queues = {name: Lane(caller, name, kind.mode) for name, (kind, _, _) in wires.items()}
+        await asyncio.gather(
+            *(sweep_http(server_queues[name], proxy, ending) for name, (_, ending, proxy) in wires.items())
+        )
 
-        assert verdict(lanes.values(), ledger) == []
-        told = count(lanes.values())
+        assert verdict(server_queues.values(), ledger) == []
+        told = count(server_queues.values())
         assert sum(told.values()) > 2000
         # The hub's own requests share the wire and are hit now and then; nearly always it is the call's bytes.
-        armed = [record.told for lane in lanes.values() for record in lane.armed]
+        armed = [record.told for server_queue in server_queues.values() for record in server_queue.armed]
         assert armed.count("unknown") > 0.8 * len(armed)
         # Each kind of honesty was called for: answers, losses, and what provably never left.
         assert min(told.get("ok", 0), told.get("unknown", 0)) > 500
-        assert told.get("no", 0) >= len(lanes)
+        assert told.get("no", 0) >= len(server_queues)
 
 
-async def sweep_http(lane: Lane, proxy: ChaosProxy, ending: Ending) -> None:
+async def sweep_http(server_queue: Lane, proxy: ChaosProxy, ending: Ending) -> None:
     """Cut requests and answers, one at a time and several, then refuse connections altogether."""
-    await lane.pay_well()
+    await server_queue.pay_well()
     cut = proxy.reset_after if ending == "reset" else proxy.close_after
     for way in WAYS:
-        await lane.pay_well()
+        await server_queue.pay_well()
         await proxy.clear()
-        await lane.pay_well()
+        await server_queue.pay_well()
         for offset in offsets(proxy.passed[way]):
-            await lane.pay_well()
+            await server_queue.pay_well()
             cut(offset, way)
-            lane.armed.append(await lane.pay())
-            await lane.pay_well()
+            server_queue.armed.append(await server_queue.pay())
+            await server_queue.pay_well()
             await proxy.clear()
             if offset % EVERY_BYTES == 0:
                 # Several at once, on kept connections and on new ones, each of which is cut by itself.
                 cut(offset, way, every=True)
-                await asyncio.gather(*(lane.pay() for _ in range(ABREAST)))
+                await asyncio.gather(*(server_queue.pay() for _ in range(ABREAST)))
                 await proxy.clear()
     proxy.refuse()
 
     async def is_refused() -> bool:
         # A kept connection may still be written to before its end is seen; after that there is none.
-        return (await lane.pay()).told == "no"
+        return (await server_queue.pay()).told == "no"
 
-    await eventually(is_refused, f"{lane.name} is told that nothing left")
+    await eventually(is_refused, f"{server_queue.name} is told that nothing left")
     await proxy.clear()
-    await lane.pay_well()
+    await server_queue.pay_well()
 
 
 # -- between hub and server, over stdio --------------------------------------------------------------------------------
@@ -203,16 +205,16 @@ async def test_stdio_cut_anywhere_is_told_honestly(tmp_path: Path, ledger: Ledge
         for name, (era, order) in names.items()
     }
     async with serving(tmp_path, entries, limits=BREAKER_OFF) as hub, Caller(hub.port) as caller:
-        lanes = {name: Lane(caller, name, "") for name in names}
+        server_queues = {name: Lane(caller, name, "") for name in names}
         await asyncio.gather(
             *(
-                sweep_stdio(lanes[name], order, list(cuts_of(era))[int(name[-1]) :: PIPES])
+                sweep_stdio(server_queues[name], order, list(cuts_of(era))[int(name[-1]) :: PIPES])
                 for name, (era, order) in names.items()
             )
         )
 
-        assert verdict(lanes.values(), ledger) == []
-        told = count(lanes.values())
+        assert verdict(server_queues.values(), ledger) == []
+        told = count(server_queues.values())
         assert min(told.get("ok", 0), told.get("unknown", 0)) > 100
 
 
@@ -229,13 +231,13 @@ def cuts_of(era: Era) -> Iterator[tuple[int, Direction, stdio_cut.How]]:
                 yield offset + 1, way, how  # the wrapper counts a cut down to nothing: there is none before the first
 
 
-async def sweep_stdio(lane: Lane, order: Path, cuts: Sequence[tuple[int, Direction, stdio_cut.How]]) -> None:
+async def sweep_stdio(server_queue: Lane, order: Path, cuts: Sequence[tuple[int, Direction, stdio_cut.How]]) -> None:
     for after, way, how in cuts:
-        await lane.pay_well()
+        await server_queue.pay_well()
         stdio_cut.arm(order, after, way, how)
-        await asyncio.gather(*(lane.pay() for _ in range(PAIR)))
+        await asyncio.gather(*(server_queue.pay() for _ in range(PAIR)))
     disarm(order)
-    await lane.pay_well()
+    await server_queue.pay_well()
 
 
 def disarm(order: Path) -> None:
@@ -274,16 +276,16 @@ async def test_a_caller_that_breaks_off_anywhere_harms_nobody(
         Caller(proxy.port, era=era) as breaking,
         Caller(hub.port) as other,
     ):
-        lanes = [Lane(breaking, name, "") for name in servers]
+        server_queues = [Lane(breaking, name, "") for name in servers]
         neighbour: list[Record] = []
-        for lane in lanes:
-            await lane.pay_well()
+        for server_queue in server_queues:
+            await server_queue.pay_well()
         descriptors = open_descriptors(hub.pid)
         async with steady(other, "over_stdio.pay", neighbour):
-            for lane, way, ending in itertools.product(lanes, WAYS, ENDINGS):
-                await break_off(lane, proxy, way, proxy.reset_after if ending == "reset" else proxy.close_after)
+            for server_queue, way, ending in itertools.product(server_queues, WAYS, ENDINGS):
+                await break_off(server_queue, proxy, way, proxy.reset_after if ending == "reset" else proxy.close_after)
 
-        records = [record for lane in lanes for record in lane.history]
+        records = [record for server_queue in server_queues for record in server_queue.history]
         assert judge([*records, *neighbour], ledger.ran()) == []
         assert proxy.cuts > 100
         assert {record.told for record in neighbour} == {"ok"}
@@ -292,15 +294,17 @@ async def test_a_caller_that_breaks_off_anywhere_harms_nobody(
         assert not complaints(hub)
 
 
-async def break_off(lane: Lane, proxy: ChaosProxy, way: Direction, cut: Callable[[int, Direction], None]) -> None:
-    await lane.pay_well()
+async def break_off(
+    server_queue: Lane, proxy: ChaosProxy, way: Direction, cut: Callable[[int, Direction], None]
+) -> None:
+    await server_queue.pay_well()
     await proxy.clear()
-    await lane.pay_well()
+    await server_queue.pay_well()
     for offset in offsets(proxy.passed[way]):
         cut(offset, way)
-        await lane.pay()
+        await server_queue.pay()
         await proxy.clear()
-    await lane.pay_well()
+    await server_queue.pay_well()
 
 
 def complaints(hub: HubProcess) -> list[str]:

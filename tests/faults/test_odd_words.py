@@ -76,7 +76,7 @@ async def test_a_cancellation_read_together_with_its_call_is_honoured(tmp_path: 
     async with Held() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         await hub.ready("a")
         said: list[bytes] = []
-        face = McpStdio(hub.running.dialogue(), LOCAL, hub.running.surface, hub.running.crew, said.append)
+        face = McpStdio(hub.running.dialogue(), LOCAL, hub.running.surface, hub.running.background, said.append)
         call = line(id=1, method="tools/call", params={"name": "a.t", "arguments": {}})
 
         face.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
@@ -96,7 +96,7 @@ class Sleepy(Held):
 async def test_a_call_that_waits_for_a_starting_server_can_be_withdrawn(tmp_path: Path) -> None:
     async with Sleepy() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         said: list[bytes] = []
-        face = McpStdio(hub.running.dialogue(), LOCAL, hub.running.surface, hub.running.crew, said.append)
+        face = McpStdio(hub.running.dialogue(), LOCAL, hub.running.surface, hub.running.background, said.append)
         call = line(id=1, method="tools/call", params={"name": "a.t", "arguments": {}})
 
         face.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
@@ -158,7 +158,7 @@ async def test_a_tool_described_at_too_great_a_length_is_left_out_alone(tmp_path
 
         names = [entry["name"] for entry in listing(hub)["tools"]]
         assert [name for name in names if name.startswith("a.")] == ["a.before", "a.after"]
-        [note] = hub.running.hub.snapshot.standings[ServerName("a")].notes
+        [note] = hub.running.hub.snapshot.server_statuses[ServerName("a")].notes
         assert "'huge' left out" in note
 
 

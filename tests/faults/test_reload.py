@@ -153,10 +153,10 @@ async def test_reloads_leave_no_task_lane_process_or_descriptor(tmp_path: Path, 
         hub = running.hub
 
         def is_settled() -> bool:
-            return all(standing.is_settled for standing in hub.snapshot.standings.values())
+            return all(server_status.is_settled for server_status in hub.snapshot.server_statuses.values())
 
         def held() -> tuple[int, int, int, int]:
-            return len(running.crew), len(children() - others), len(descriptors()), len(asyncio.all_tasks())
+            return len(running.background), len(children() - others), len(descriptors()), len(asyncio.all_tasks())
 
         await eventually(is_settled, "every server was tried", within=RELOAD_SECONDS)
         before = held()
@@ -171,8 +171,8 @@ async def test_reloads_leave_no_task_lane_process_or_descriptor(tmp_path: Path, 
         await eventually(lambda: all(listener.ends for listener in listeners), "every call has ended")
         assert {type(listener.ends[0]) for listener in listeners} == {Result}
         await eventually(lambda: held() == before, f"as much as before, {before}", within=20.0)
-        assert set(hub.lanes) == {"builtin", "changed", "new-25", "broken"}
-        assert set(running.supervisor.keepers) == {"changed", "new-25", "broken"}
+        assert set(hub.server_queues) == {"builtin", "changed", "new-25", "broken"}
+        assert set(running.supervisor.reconnectors) == {"changed", "new-25", "broken"}
 
 
 def start(running: RunningHub, nonce: str) -> Listener:

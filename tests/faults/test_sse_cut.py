@@ -95,19 +95,23 @@ def _record(nonce: str, listener: Listener, started: float, ended: float) -> Rec
 
 @asynccontextmanager
 async def wired(kind: Kind, port: int) -> AsyncIterator[Wire]:
-    crew, credentials, egress = BackgroundTasks("test"), StaticCredentials({}), Egress()
+    background, credentials, egress = BackgroundTasks("test"), StaticCredentials({}), Egress()
 
     def make() -> BaseLink:
         if kind == "websocket":
             url = f"ws://127.0.0.1:{port}/mcp"
-            return SocketLink(SERVER, ME, LIMITS, url=url, credentials=credentials, egress=egress, crew=crew)
+            return SocketLink(
+                SERVER, ME, LIMITS, url=url, credentials=credentials, egress=egress, background=background
+            )
         url = f"http://127.0.0.1:{port}/sse"
-        return SseLink(SERVER, ME, LIMITS, url=url, credentials=credentials, egress=egress, crew=crew, max_calls=8)
+        return SseLink(
+            SERVER, ME, LIMITS, url=url, credentials=credentials, egress=egress, background=background, max_calls=8
+        )
 
     wire = Wire(make)
     yield wire
     await wire.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 @pytest.mark.parametrize("ending", ["reset", "close"])

@@ -92,12 +92,12 @@ class Knowing(ClientExtension):
             (self._folder / "release-x").touch()
         while True:
             params = About(task_id=created.task_id)
-            standing = await context.session.send_request(Get(params=params), Standing)
-            self.seen.append(standing.status)
-            if standing.result is not None:
-                return CallToolResult.model_validate(standing.result)
-            if standing.asked:
-                answers = {key: {"action": "accept", "content": {"ok": True}} for key in standing.asked}
+            server_status = await context.session.send_request(Get(params=params), Standing)
+            self.seen.append(server_status.status)
+            if server_status.result is not None:
+                return CallToolResult.model_validate(server_status.result)
+            if server_status.asked:
+                answers = {key: {"action": "accept", "content": {"ok": True}} for key in server_status.asked}
                 update = Update(params=Answers(task_id=created.task_id, answers=answers))
                 await context.session.send_request(update, Acknowledged)
             await asyncio.sleep(0.01)

@@ -51,8 +51,8 @@ def snapshot(pairs: Iterable[Pair]) -> Snapshot:
     tools: dict[ServerName, tuple[Tool, ...]] = {}
     for server, name in pairs:
         tools[server] = (*tools.get(server, ()), Tool.of(server, name, {}))
-    standings = {server: ServerStatus(server, "ready", tools=found) for server, found in tools.items()}
-    return Snapshot(1, standings, CheckCache(limit_bytes=1024))
+    server_statuses = {server: ServerStatus(server, "ready", tools=found) for server, found in tools.items()}
+    return Snapshot(1, server_statuses, CheckCache(limit_bytes=1024))
 
 
 @given(PAIRS)

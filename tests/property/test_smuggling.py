@@ -132,11 +132,13 @@ class Bench:
         self.hub = Hub(Limits(), Counters())
         self.dialogue = Dialogue(self.hub, ME)
         for server in ("files", "web"):
-            lane = ServerQueue(ServerName(server), self.hub.limits)
-            lane.attach(self.link)
+            server_queue = ServerQueue(ServerName(server), self.hub.limits)
+            server_queue.attach(self.link)
             names = [name.partition(".")[2] for name in NAMES if name.startswith(server)]
             tools = tuple(Tool.of(ServerName(server), FeatureName(name), {}) for name in names)
-            self.hub.open_lane(lane, ServerStatus(ServerName(server), "ready", tools=tools, is_settled=True))
+            self.hub.open_server_queue(
+                server_queue, ServerStatus(ServerName(server), "ready", tools=tools, is_settled=True)
+            )
 
     def feed(self, body: bytes, claims: modern.Claims | None = None) -> tuple[Sent, ...]:
         """Take a body, with what its headers claim, as the face does; what was sent because of it."""

@@ -41,7 +41,7 @@ GRANTS = st.builds(
 ASKED = st.one_of(TEXTS, st.tuples(SERVERS, TEXTS).map(lambda pair: qualified(*pair)))
 
 
-def standing(server: ServerName, uris: Iterable[str], claims: Iterable[str]) -> ServerStatus:
+def server_status(server: ServerName, uris: Iterable[str], claims: Iterable[str]) -> ServerStatus:
     resources = tuple(Resource.of(server, FeatureName(uri), {}) for uri in uris)
     templates = tuple(Template.of(server, FeatureName(claim), {}) for claim in claims)
     return ServerStatus(server, "ready", resources=resources, templates=templates, abilities=ABLE, is_settled=True)
@@ -50,8 +50,8 @@ def standing(server: ServerName, uris: Iterable[str], claims: Iterable[str]) -> 
 def view(
     hub: dict[ServerName, tuple[list[str], list[str]]], grants: Grants = ALL, surface: Surface = EVERYTHING
 ) -> View:
-    standings = {server: standing(server, *offer) for server, offer in hub.items()}
-    return Snapshot(1, standings, CheckCache(limit_bytes=1024)).view(grants, surface)
+    server_statuses = {server: server_status(server, *offer) for server, offer in hub.items()}
+    return Snapshot(1, server_statuses, CheckCache(limit_bytes=1024)).view(grants, surface)
 
 
 def found(seen: View, uri: str) -> tuple[str, str] | None:

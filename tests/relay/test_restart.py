@@ -68,11 +68,11 @@ async def test_tasks_that_were_not_sent_outlast_the_hub_and_run_once(tmp_path: P
         second = await ask_for_task(caller, "second")
         third = await agent.begin("robot_arm.echo", text="third")
         if how == "terminated":  # who stands and waits is not kept
-            standing = asyncio.ensure_future(agent.ask("SendMessage", run("robot_arm.echo", text="fourth")))
+            server_status = asyncio.ensure_future(agent.ask("SendMessage", run("robot_arm.echo", text="fourth")))
             following = asyncio.ensure_future(caller.ask("tasks/result", {"taskId": second}))
             await eventually(lambda: has_another(agent), "it is there")
             hub.terminate()
-            assert (await standing)["task"]["status"]["state"] == "TASK_STATE_SUBMITTED"
+            assert (await server_status)["task"]["status"]["state"] == "TASK_STATE_SUBMITTED"
             assert (await following)["error"]["data"]["executed"] == "no"
     async with ending("killed", config) as hub, Agent(hub) as agent, Caller(hub, 0) as caller:
         assert await agent.state(first) == "TASK_STATE_SUBMITTED"

@@ -124,10 +124,10 @@ async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
     opened = await open_audit(configuration, journal)
     assert opened is not None
     hub = Hub(Limits(), opened.audit.over(Counters()))
-    lane = ServerQueue(SERVER, hub.limits)
-    lane.attach(Bank(Line(folder / f"{LEDGER}{beside}"), chance))
+    server_queue = ServerQueue(SERVER, hub.limits)
+    server_queue.attach(Bank(Line(folder / f"{LEDGER}{beside}"), chance))
     tools = (Tool.of(SERVER, FeatureName("pay"), {}),)
-    hub.open_lane(lane, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
+    hub.open_server_queue(server_queue, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
     engine = Engine(hub, journal, time.time)
     told = Line(folder / f"{TOLD}{beside}")
 

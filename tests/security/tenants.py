@@ -112,7 +112,7 @@ class World:
         running = self.running
         gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
         self.mcp = McpHttp(running.dialogue(), gate)
-        self.sse = McpSse(running.dialogue(), gate, running.crew, EVERYTHING, "")
+        self.sse = McpSse(running.dialogue(), gate, running.background, EVERYTHING, "")
         self.rest = RestHttp(running.hub, gate)
         pushing = Pushing(running.tasks, Post(), lambda _: False)
         settings = running.configuration.a2a

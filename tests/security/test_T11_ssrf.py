@@ -59,8 +59,8 @@ async def test_a_name_of_a_private_network_is_not_even_looked_up(name: str) -> N
 
 
 async def test_what_is_said_does_not_tell_an_open_port_from_a_closed_one(deaf_port: int) -> None:
-    crew = BackgroundTasks("courier")
-    courier = HttpCourier(Egress(), crew, lambda _: False)
+    background = BackgroundTasks("courier")
+    courier = HttpCourier(Egress(), background, lambda _: False)
     with Sink() as sink, dialled() as whom:
         texts = {
             (await courier.carry(f"http://127.0.0.1:{port}/", {}, b"", is_trusted=True)).reason
@@ -70,4 +70,4 @@ async def test_what_is_said_does_not_tell_an_open_port_from_a_closed_one(deaf_po
     assert len(texts) == 2, "one text for each of the two who say it"
     assert whom == []
     await courier.aclose()
-    await crew.aclose()
+    await background.aclose()

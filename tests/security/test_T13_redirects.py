@@ -60,9 +60,9 @@ class Chain(Scripted):
 
 @asynccontextmanager
 async def links() -> AsyncIterator[Links]:
-    crew = BackgroundTasks("links")
-    yield Links(Limits(connect_seconds=2.0), {}, crew, Tasks(lambda: 0.0))
-    await crew.aclose()
+    background = BackgroundTasks("links")
+    yield Links(Limits(connect_seconds=2.0), {}, background, Tasks(lambda: 0.0))
+    await background.aclose()
 
 
 async def fails(made: Links, reach: Reach, carrier: Carrier) -> str:
@@ -118,9 +118,9 @@ async def test_a_card_is_where_it_is_said_to_be() -> None:
 
 @pytest.mark.parametrize("status", STATUSES)
 async def test_a_document_of_a_login_is_where_it_is_said_to_be(status: int) -> None:
-    crew = BackgroundTasks("fetches")
+    background = BackgroundTasks("fetches")
     with Sink() as sink:
         async with Away(status, f"http://127.0.0.1:{sink.port}/") as server:
-            fetched = await Fetcher(Egress(), crew, lambda _: True).get("it", url_of(server), HEADERS)
+            fetched = await Fetcher(Egress(), background, lambda _: True).get("it", url_of(server), HEADERS)
             assert (fetched.status, len(server.heard)) == (status, 1)
-    await crew.aclose()
+    await background.aclose()

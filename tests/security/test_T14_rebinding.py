@@ -77,11 +77,11 @@ async def ask(client: HttpClient) -> Recorder:
 
 
 async def test_who_is_dialled_is_who_was_checked_however_often_a_name_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    crew, names = BackgroundTasks("calls"), Names({"rebinding.example": TURNS})
+    background, names = BackgroundTasks("calls"), Names({"rebinding.example": TURNS})
     with Sink() as sink:
         async with public(sink.port, monkeypatch) as server:
             origin = Origin("http", "rebinding.example", sink.port)
-            client = HttpClient(origin, Egress(resolver=names), crew, is_configured=False, limit=4)
+            client = HttpClient(origin, Egress(resolver=names), background, is_configured=False, limit=4)
             answered = refused = 0
             with dialled() as whom:
                 for _ in range(CALLS):
@@ -90,7 +90,7 @@ async def test_who_is_dialled_is_who_was_checked_however_often_a_name_changes(mo
                     refused += sum(answer.lost is not None for answer in answers)
             await client.aclose()
         assert sink.heard() == []
-    await crew.aclose()
+    await background.aclose()
     assert set(whom) == {f"{ALLOWED}:{sink.port}"}
     assert answered == server.requests > server.connections > 0, "connections were used again"
     assert refused > 0, "and some calls met a name that had changed"

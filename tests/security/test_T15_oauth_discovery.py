@@ -211,7 +211,7 @@ async def test_a_running_hub_asks_nobody_about_a_login_that_nobody_wanted(tmp_pa
             server.challenge = f'Bearer resource_metadata="http://127.0.0.1:{sink.port}/x", scope="a"'
             async with hub_of(tmp_path, {"s": server.entry}) as hub:
                 await eventually(lambda: hub.state("s") == "login", "the server wants a login")
-                reason = hub.running.hub.snapshot.standings[ServerName("s")].reason
+                reason = hub.running.hub.snapshot.server_statuses[ServerName("s")].reason
             own = server.url.split(":")[2].removesuffix("/mcp")
         assert reason is not None
         assert "run isthmus login s" in reason

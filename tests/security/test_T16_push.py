@@ -33,11 +33,11 @@ from tests.unit.core.tasks.test_outbox import BUSY, sending
 @asynccontextmanager
 async def couriers(egress: Egress) -> AsyncIterator[HttpCourier]:
     """A courier to whom nothing private is allowed."""
-    crew = BackgroundTasks("courier")
-    courier = HttpCourier(egress, crew, lambda _: False)
+    background = BackgroundTasks("courier")
+    courier = HttpCourier(egress, background, lambda _: False)
     yield courier
     await courier.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_what_is_sent_goes_to_the_address_that_was_looked_at() -> None:
@@ -88,8 +88,8 @@ async def test_after_five_attempts_a_delivery_is_parked() -> None:
 async def test_what_the_operator_does_not_list_any_more_is_sent_nothing_more() -> None:
     """Not by the connection that is still there either."""
     listed = True
-    crew = BackgroundTasks("courier")
-    courier = HttpCourier(Egress(), crew, lambda _: listed)
+    background = BackgroundTasks("courier")
+    courier = HttpCourier(Egress(), background, lambda _: listed)
     async with Receiver() as receiver:
         for path in ("/one", "/two"):
             assert (await courier.carry(receiver.url(path), {}, b"{}", is_trusted=True)).status == 200
@@ -97,4 +97,4 @@ async def test_what_the_operator_does_not_list_any_more_is_sent_nothing_more() -
         refused = await courier.carry(receiver.url("/three"), {}, b"{}", is_trusted=True)
         assert (refused.is_refused, [each.path for each in receiver.posted]) == (True, ["/one", "/two"])
         await courier.aclose()
-    await crew.aclose()
+    await background.aclose()

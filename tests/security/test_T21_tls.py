@@ -217,10 +217,10 @@ def test_a_file_that_names_no_authority_costs_its_server(tmp_path: Path, content
 
 
 async def test_an_authority_is_of_its_server_alone() -> None:
-    crew = BackgroundTasks("links")
-    links = Links(Limits(), {}, crew, Tasks(lambda: 0.0))
+    background = BackgroundTasks("links")
+    links = Links(Limits(), {}, background, Tasks(lambda: 0.0))
     reach = HttpSettings("https://server.example/mcp")
     plain, own = ServerSettings(ServerName("a"), reach), ServerSettings(ServerName("b"), reach, ca=pem(trustme.CA()))
     assert links._egress_to(plain) is links.egress
     assert links._egress_to(own) is not links.egress
-    await crew.aclose()
+    await background.aclose()

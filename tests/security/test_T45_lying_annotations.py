@@ -60,9 +60,9 @@ async def test_a_call_that_may_have_run_is_not_repeated_whatever_its_tool_is_sai
 @pytest.mark.parametrize("is_trusted", [True, False])
 async def test_only_a_trusted_server_may_have_an_answer_given_twice(*, is_trusted: bool) -> None:
     desk = Desk()
-    standing = desk.stage.hub.snapshot.standings[ServerName("files")]
+    server_status = desk.stage.hub.snapshot.server_statuses[ServerName("files")]
     rules = Rules(is_trusted=True) if is_trusted else NO_RULES
-    desk.stage.hub.publish(msgspec.structs.replace(standing, rules=rules))
+    desk.stage.hub.publish(msgspec.structs.replace(server_status, rules=rules))
     state = desk.required(name="files.look").state
     visits = [desk.visit("files.look", state=state) for _ in range(3)]
     assert [is_refused(visit) for visit in visits if visit.ends] == ([] if is_trusted else [True, True])

@@ -77,7 +77,7 @@ async def test_a_stream_that_never_ends_ends_at_the_deadline(
         assert isinstance(outcome, TimedOut)
         assert outcome.executed == "unknown"
         assert limits.get("hard_seconds", TIMEOUT) <= asyncio.get_running_loop().time() - began < TIMEOUT + 5
-        assert hub.running.hub.lanes[ServerName("a")].running == 0
+        assert hub.running.hub.server_queues[ServerName("a")].running == 0
         await asyncio.wait_for(server.ended.wait(), 10)  # and the server is let go
 
 
@@ -93,7 +93,7 @@ async def test_an_event_of_gigabytes_ends_where_it_becomes_too_long(tmp_path: Pa
         await asyncio.wait_for(server.ended.wait(), 10)
         assert server.sent < 64 * REPLY_BYTES
         assert resident_bytes(os.getpid()) - before < 64 << 20
-        await eventually(lambda: hub.running.hub.lanes[ServerName("a")].running == 0, "its slot is free")
+        await eventually(lambda: hub.running.hub.server_queues[ServerName("a")].running == 0, "its slot is free")
 
 
 def test_no_call_takes_longer_than_an_hour_unless_the_operator_says_so() -> None:

@@ -50,9 +50,9 @@ async def test_a_list_that_goes_on_for_ever_is_read_for_a_while(tmp_path: Path, 
     async with Turning(is_new=is_new) as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         await hub.ready("a")
         assert server.count("tools/list") == pages
-        standing = hub.running.hub.snapshot.standings[ServerName("a")]
-        assert [each.name for each in standing.tools] == ["t"]
-        assert standing.notes
+        server_status = hub.running.hub.snapshot.server_statuses[ServerName("a")]
+        assert [each.name for each in server_status.tools] == ["t"]
+        assert server_status.notes
 
 
 class Asking(Scripted):
@@ -102,12 +102,12 @@ def test_a_hub_behind_others_is_known_too() -> None:
 
 
 async def test_hubs_start_each_other_eight_times(tmp_path: Path) -> None:
-    crew = BackgroundTasks()
+    background = BackgroundTasks()
     server = ServerSettings(ServerName("a"), StdioSettings("/bin/cat"))
-    links = Links(Limits(), {HOPS_VARIABLE: str(HOPS_MAX)}, crew, Tasks(asyncio.get_running_loop().time))
+    links = Links(Limits(), {HOPS_VARIABLE: str(HOPS_MAX)}, background, Tasks(asyncio.get_running_loop().time))
     try:
         with pytest.raises(ConnectFailed, match=f"{HOPS_MAX} hubs have started each other"):
             await links.connect(server, "auto")
     finally:
-        await crew.aclose()
+        await background.aclose()
     assert (HOPS_MAX, hops_in({HOPS_VARIABLE: "7"}), hops_in({HOPS_VARIABLE: "9" * 99})) == (8, 7, 0)

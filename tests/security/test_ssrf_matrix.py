@@ -346,13 +346,13 @@ async def test_no_server_leads_the_hub_elsewhere(way: str) -> None:
     with Sink() as sink, resolving() as egress:
         urls = vectors(sink.port)
         async with Pointing(urls) as server:
-            crew = BackgroundTasks("links")
-            links = Links(Limits(connect_seconds=2.0), {}, crew, Tasks(lambda: 0.0), egress)
+            background = BackgroundTasks("links")
+            links = Links(Limits(connect_seconds=2.0), {}, background, Tasks(lambda: 0.0), egress)
             port = int(at(server).rpartition(":")[2])
             with dialled() as whom:
                 for number in range(len(urls)):
                     await point(links, way, number, port)
-            await crew.aclose()
+            await background.aclose()
         assert set(whom) == {f"127.0.0.1:{port}"}
         assert len(server.heard) >= len(urls)
 
@@ -360,24 +360,24 @@ async def test_no_server_leads_the_hub_elsewhere(way: str) -> None:
 async def test_a_socket_that_is_sent_elsewhere_does_not_go_there() -> None:
     with Sink() as sink, resolving() as egress:
         async with Pointing([f"ws://127.0.0.1:{sink.port}/"]) as server:
-            crew = BackgroundTasks("links")
-            links = Links(Limits(connect_seconds=2.0), {}, crew, Tasks(lambda: 0.0), egress)
+            background = BackgroundTasks("links")
+            links = Links(Limits(connect_seconds=2.0), {}, background, Tasks(lambda: 0.0), egress)
             port = int(at(server).rpartition(":")[2])
             settings = ServerSettings(ServerName("s"), SocketSettings(f"ws://{AWAY}:{port}/redirect/0"))
             with dialled() as whom, pytest.raises(ConnectFailed, match="307"):
                 await links.connect(settings, "auto")
-            await crew.aclose()
+            await background.aclose()
         assert whom == [f"127.0.0.1:{port}"]
 
 
 async def test_no_document_of_a_login_is_fetched_where_it_must_not_be() -> None:
     """All that a login fetches goes by one `Fetcher`; whatever named the address, its rules are the same."""
-    crew = BackgroundTasks("fetches")
+    background = BackgroundTasks("fetches")
     with Sink() as sink, resolving() as egress, dialled() as whom:
-        fetcher = Fetcher(egress, crew, lambda _: False)
+        fetcher = Fetcher(egress, background, lambda _: False)
         for url in (each.replace("http://", "https://") for each in vectors(sink.port)):
             for fetch in (fetcher.get("it", url), fetcher.post("it", url, {}, {}), fetcher.post_json("it", url, b"")):
                 with pytest.raises((UrlRefused, FetchFailed)):
                     await fetch
         assert whom == []
-    await crew.aclose()
+    await background.aclose()

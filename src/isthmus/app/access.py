@@ -39,7 +39,7 @@ class Access:
         self.identities = Identities(configuration, is_insecure=is_insecure)
         self._configuration = configuration
         self._is_insecure = is_insecure
-        self._gate: Authenticator | None = None
+        self._auth: Authenticator | None = None
         self._running: RunningHub | None = None
         self._faces: Sequence[SessionFace] = ()
         self._known: frozenset[Caller] = frozenset()
@@ -55,9 +55,9 @@ class Access:
         self.identities.knows_more = self.identities.knows_more or bool(verifiers)
         self.identities.decide()
         self._tell()
-        self._gate = Authenticator(_guard(self._configuration.hub), self.identities.identify)
-        self._gate.brake.per_minute = self._configuration.hub.limits.wrong_keys_per_minute
-        return self._gate
+        self._auth = Authenticator(_guard(self._configuration.hub), self.identities.identify)
+        self._auth.failed_auth_limit.per_minute = self._configuration.hub.limits.wrong_keys_per_minute
+        return self._auth
 
     def follow(self, running: RunningHub, faces: Sequence[SessionFace]) -> None:
         """Look after who is known from now on, and have these faces let go of who is not any more."""
@@ -65,9 +65,11 @@ class Access:
         self._known = self.identities.callers()
         running.callers = self.identities
         running.know_tenants(self._known)
-        if self._gate is not None:
-            self._gate.brake.on_told = lambda address, count: running.note(GUESSED, address=address, refused=count)
-        running.crew.spawn("keys", self.identities.run(self.let_go))
+        if self._auth is not None:
+            self._auth.failed_auth_limit.on_told = lambda address, count: running.note(
+                GUESSED, address=address, refused=count
+            )
+        running.background.spawn("keys", self.identities.run(self.let_go))
 
     def change(self, configuration: Configuration) -> None:
         """Let in whom a new configuration names, and nobody else, from now on; log as it says.
@@ -81,9 +83,9 @@ class Access:
         _log_as(self._configuration.hub, configuration.hub)
         take()
         self._configuration = configuration
-        if self._gate is not None:
-            self._gate.change(guard, self.identities.identify)
-            self._gate.brake.per_minute = configuration.hub.limits.wrong_keys_per_minute
+        if self._auth is not None:
+            self._auth.change(guard, self.identities.identify)
+            self._auth.failed_auth_limit.per_minute = configuration.hub.limits.wrong_keys_per_minute
         self.let_go()
 
     def let_go(self) -> None:

@@ -81,9 +81,9 @@ class AuditLog:
         self._seals = seals
         self._keys: dict[str, tuple[State, Caller]] = {}
 
-    def attach(self, running: RunningHub, gate: Authenticator, identities: Identities, pins: DefinitionPins) -> None:
+    def attach(self, running: RunningHub, auth: Authenticator, identities: Identities, pins: DefinitionPins) -> None:
         """Hear of whatever is not a call at a hub that serves, and have old records taken away."""
-        gate.on_turned_away = self.audit.turned_away
+        auth.on_turned_away = self.audit.turned_away
         self._keys = states_of(identities.keys, time.time())
         identities.on_keys = self._compare_keys
         self.follow(running, pins)
@@ -96,9 +96,9 @@ class AuditLog:
         def keep() -> float:
             return running.configuration.audit.keep
 
-        running.crew.spawn("audit retention", self.retain(keep))
+        running.background.spawn("audit retention", self.retain(keep))
         state = Path(running.configuration.hub.state)
-        running.crew.spawn("retention of other audit logs", keep_idle_seats_short(state, keep))
+        running.background.spawn("retention of other audit logs", keep_idle_seats_short(state, keep))
 
     def tasks_lost(self, lost: Iterable[Record]) -> None:
         """These tasks were on their way when the hub before was killed: have each of them end in the log, too."""
@@ -215,16 +215,16 @@ async def _opened(
     seals = Seals(state, keys, seat=number)
     try:
         scribe = Scribe(keys.digesting)
-        standing = await ledger.open_log(Notary(scribe, seals))
-        if vouched is None and standing.head == START:
+        server_status = await ledger.open_log(Notary(scribe, seals))
+        if vouched is None and server_status.head == START:
             seals.begin()
-        loose = await _left_open(configuration, journal, ledger, standing)
+        loose = await _left_open(configuration, journal, ledger, server_status)
     except BaseException:
         seals.close()
         raise
     opened = AuditLog(ledger, scribe, seals, mode)
     opened.closed = frozenset(loose)
-    _tell_of_start(opened, standing, vouched, keys)
+    _tell_of_start(opened, server_status, vouched, keys)
     for record in loose.values():
         opened.audit.add(record)
     files = opened.digest_of(configuration.files)
@@ -234,46 +234,46 @@ async def _opened(
 
 
 async def _left_open(
-    configuration: Configuration, journal: OpenJournal, ledger: Ledger, standing: Standing
+    configuration: Configuration, journal: OpenJournal, ledger: Ledger, server_status: Standing
 ) -> Mapping[str, Written]:
     """What closes the calls that the hub before left open, if it did not come to its end."""
-    if _is_clean(standing):
+    if _is_clean(server_status):
         return {}
     try:
-        return await loose_ends(ledger, journal, standing, configuration.hub.limits.hard_seconds)
+        return await loose_ends(ledger, journal, server_status, configuration.hub.limits.hard_seconds)
     except OSError as error:  # no reason to go without a log
         log.error("calls that the hub before left open in the audit log stay so", reason=str(error))
         return {}
 
 
-def _is_clean(standing: Standing) -> bool:
-    return standing.last is None or f'"event":"{STOPPED}"'.encode() in standing.last
+def _is_clean(server_status: Standing) -> bool:
+    return server_status.last is None or f'"event":"{STOPPED}"'.encode() in server_status.last
 
 
-def _tell_of_start(opened: AuditLog, standing: Standing, vouched: Seal | None, keys: Keys) -> None:
+def _tell_of_start(opened: AuditLog, server_status: Standing, vouched: Seal | None, keys: Keys) -> None:
     """Write what the log looks like before anything is added to it."""
-    if (why := _cut(standing, vouched, keys)) is not None:
+    if (why := _cut(server_status, vouched, keys)) is not None:
         log.error("the audit log is not as it was left", why=why)
         opened.audit.note(CUT, why=why)
     # The chain can be gone on with by whoever can write to the store, and from here on that would be vouched for.
-    unsigned = 0 if vouched is None else max(0, standing.head.number - vouched.point.number)
-    if not _is_clean(standing):
+    unsigned = 0 if vouched is None else max(0, server_status.head.number - vouched.point.number)
+    if not _is_clean(server_status):
         log.warning("the hub before this one did not come to its end: its last records may be missing")
-        opened.audit.note(UNCLEAN, after=standing.head.number, lost=len(opened.closed), unsigned=unsigned)
+        opened.audit.note(UNCLEAN, after=server_status.head.number, lost=len(opened.closed), unsigned=unsigned)
     elif unsigned:
         log.error("the audit log ends in good order, with records that no hub signed", records=unsigned)
-        opened.audit.note(UNSIGNED, after=standing.head.number - unsigned, records=unsigned)
+        opened.audit.note(UNSIGNED, after=server_status.head.number - unsigned, records=unsigned)
 
 
-def _cut(standing: Standing, vouched: Seal | None, keys: Keys) -> str | None:
+def _cut(server_status: Standing, vouched: Seal | None, keys: Keys) -> str | None:
     """What is missing of the log, as far as its end shows that."""
-    number = standing.head.number
+    number = server_status.head.number
     if vouched is None:
         return "there was no checkpoint beside it" if number else None
     if not keys.is_signed(signed_text("checkpoint", vouched.point, vouched.at), vouched.signature):
         return "its checkpoint was not signed by the hub's key"
     if vouched.point.number > number:
         return f"the log ended with record {number}, and its checkpoint vouched for {vouched.point.number}"
-    if vouched.point.number == number and vouched.point != standing.head:
+    if vouched.point.number == number and vouched.point != server_status.head:
         return f"record {number} was another one than its checkpoint vouched for"
     return None

@@ -25,7 +25,9 @@ ROWS_AT_ONCE = 1_000
 TASKS_AT_ONCE = 100
 
 
-async def loose_ends(ledger: Ledger, journal: Journal, standing: Standing, call_seconds: float) -> dict[str, Written]:
+async def loose_ends(
+    ledger: Ledger, journal: Journal, server_status: Standing, call_seconds: float
+) -> dict[str, Written]:
     """What began within the time that a call may take before the log's last record, and has not ended.
 
     Returned are the records that close these calls, by what each is known by. A task that waits is no open end, though
@@ -34,7 +36,7 @@ async def loose_ends(ledger: Ledger, journal: Journal, standing: Standing, call_
     if not isinstance(ledger, ReadableLedger):
         return {}
     ends = Ends()
-    after = await _begin_of(ledger, standing, call_seconds + SLACK_SECONDS)
+    after = await _begin_of(ledger, server_status, call_seconds + SLACK_SECONDS)
     while rows := await ledger.log_rows(after=after, limit=ROWS_AT_ONCE):
         for row in rows:
             ends.take(row)
@@ -45,10 +47,10 @@ async def loose_ends(ledger: Ledger, journal: Journal, standing: Standing, call_
     return {id: record for id, record in made.items() if record is not None}
 
 
-async def _begin_of(ledger: ReadableLedger, standing: Standing, seconds: float) -> int:
+async def _begin_of(ledger: ReadableLedger, server_status: Standing, seconds: float) -> int:
     """The number before the first record of so many seconds: looked for by halves, as a log may have millions."""
-    low = 0 if standing.anchor is None else standing.anchor.point.number
-    high = standing.head.number
+    low = 0 if server_status.anchor is None else server_status.anchor.point.number
+    high = server_status.head.number
     last = await _after(ledger, high - 1)
     while last is not None and high - low > ROWS_AT_ONCE:
         middle = (low + high) // 2

@@ -57,7 +57,7 @@ class DefinitionPins:
         self._modes = _modes_of(configuration)
         self.tell: Tell = _nobody
         self._hub: Hub | None = None
-        self._crew: BackgroundTasks | None = None
+        self._background: BackgroundTasks | None = None
         self._worker = ThreadPoolExecutor(1, "definitions")
         self._unwritten: list[Sighting] = []
         self._unkept: list[tuple[Sighting, Seen]] = []
@@ -70,13 +70,13 @@ class DefinitionPins:
             self._looked_up_to = self._file.heard()
         self.pins = Pins(known, self._mode_of, self._seen, waiting)
 
-    def attach(self, hub: Hub, crew: BackgroundTasks) -> None:
+    def attach(self, hub: Hub, background: BackgroundTasks) -> None:
         """Review what this hub's servers list; before any of them is added."""
-        self._hub, self._crew = hub, crew
+        self._hub, self._background = hub, background
         hub.review.pins = self.pins
         hub.review.on_left_out = self._left_out
         if self._file is not None:
-            crew.spawn("approvals", self._look_for_approvals())
+            background.spawn("approvals", self._look_for_approvals())
 
     def change(self, configuration: Configuration) -> None:
         """Go by another configuration."""
@@ -85,12 +85,12 @@ class DefinitionPins:
         if before == (configuration.hub.pin, self._modes):
             return
         self._open_late()
-        for server in list(self._hub.lanes) if self._hub is not None else ():
+        for server in list(self._hub.server_queues) if self._hub is not None else ():
             self._review_again(server)
 
     def _open_late(self) -> None:
         """Use the file that was not wanted, or not to be had, when the hub started."""
-        if self._file is not None or self._crew is None:
+        if self._file is not None or self._background is None:
             return
         try:
             self._file, known, _ = _opened(self._configuration, is_lasting=self._is_lasting)
@@ -100,7 +100,7 @@ class DefinitionPins:
         if self._file is not None:
             self.pins.learn(known)
             self._looked_up_to = self._file.heard()
-            self._crew.spawn("approvals", self._look_for_approvals())
+            self._background.spawn("approvals", self._look_for_approvals())
 
     async def aclose(self) -> None:
         """Write what is waiting, and let the file go."""

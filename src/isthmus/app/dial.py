@@ -63,7 +63,7 @@ class ServerShown(msgspec.Struct, frozen=True):
     """How a local server stands."""
 
     server_id: str
-    standing: ServerStatus
+    server_status: ServerStatus
     hub_name: str | None
     """What it is called in the hub, once that is known."""
     running: int
@@ -116,7 +116,7 @@ class Dialler:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.running.hub.watch(self._look)
         for offer in plan.offers:
-            self.running.hub.lanes[offer.name].grace = GRACE_SECONDS
+            self.running.hub.server_queues[offer.name].grace = GRACE_SECONDS
 
     # -- what connections ask of it ------------------------------------------------------------------------------------
 
@@ -141,9 +141,9 @@ class Dialler:
 
     def waits(self, offer: Offer, seconds: float) -> None:
         """Calls wait here for a server that is being started again as long as they would in the hub, or longer."""
-        lane = self.running.hub.lanes[offer.name]
-        if lane.grace != (grace := max(GRACE_SECONDS, seconds)):
-            lane.grace = grace
+        server_queue = self.running.hub.server_queues[offer.name]
+        if server_queue.grace != (grace := max(GRACE_SECONDS, seconds)):
+            server_queue.grace = grace
 
     def changed(self) -> None:
         """There is something else to show."""
@@ -156,18 +156,18 @@ class Dialler:
 
     def _server_shown(self, offer: Offer) -> ServerShown:
         hub, counts = self.running.hub, self.running.counters.servers.get(offer.name)
-        lane = hub.lanes[offer.name]
+        server_queue = hub.server_queues[offer.name]
         answered = 0 if counts is None else counts.calls
-        standing = hub.snapshot.standings[offer.name]
+        server_status = hub.snapshot.server_statuses[offer.name]
         refusal = next((told for line in self._lines if (told := line.refusal(offer)) is not None), None)
-        running = lane.running + lane.queued
-        return ServerShown(offer.server_id, standing, self._names.get(offer), running, answered, refusal)
+        running = server_queue.running + server_queue.queued
+        return ServerShown(offer.server_id, server_status, self._names.get(offer), running, answered, refusal)
 
     def _look(self) -> None:
         """A server came, went or changed: one that is there for the first time can be offered."""
-        standings = self.running.hub.snapshot.standings
+        server_statuses = self.running.hub.snapshot.server_statuses
         for offer, event in self._ready.items():
-            if standings[offer.name].state == "ready":
+            if server_statuses[offer.name].state == "ready":
                 event.set()
                 if not self._first.done():
                     self._first.set_result(offer)
@@ -206,7 +206,7 @@ class Dialler:
             self._spawn("connection to the hub", self._share_one())
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        self._keeping.append(self.running.crew.spawn(name, work, on_crash=self._finish))
+        self._keeping.append(self.running.background.spawn(name, work, on_crash=self._finish))
 
     def _one_each(self, offers: Iterable[Offer]) -> None:
         for offer in offers:

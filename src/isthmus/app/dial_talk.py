@@ -181,7 +181,7 @@ class Talk:
             dialogue,
             self._caller,
             Surface("canonical") if offer.beside else Surface("own", offer.name),
-            running.crew,
+            running.background,
             self._say,
             wire.is_crowded,
             session=f"hub of {offer.name}",

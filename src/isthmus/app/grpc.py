@@ -42,7 +42,7 @@ def _is_there(name: str, find: Callable[[str], object]) -> bool:
         return False
 
 
-async def open_grpc(running: RunningHub, agent: A2aHttp, gate: Authenticator) -> Service | None:
+async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) -> Service | None:
     """Speak gRPC as well, and have the card say so; None where that is not configured.
 
     Raises:
@@ -55,7 +55,7 @@ async def open_grpc(running: RunningHub, agent: A2aHttp, gate: Authenticator) ->
 
     limits = hub.limits
     settings = GrpcSettings(hub.host, port, limits.request_bytes, limits.lag_seconds, connections=limits.connections)
-    service = A2aGrpc(agent, gate, running.crew, settings)
+    service = A2aGrpc(agent, auth, running.background, settings)
     bound = await service.open()
     service.bases = grpc_bases(hub.public_url, hub.host, bound)
     agent.speak_grpc(grpc_address(hub.public_url, bound))

@@ -56,7 +56,7 @@ NAMED = ServerName("#")
 class Watching(Protocol):
     """Watches how definitions change: `app.definitions`."""
 
-    def attach(self, hub: Hub, crew: BackgroundTasks) -> None:
+    def attach(self, hub: Hub, background: BackgroundTasks) -> None:
         """Review what this hub's servers list; before any of them is added."""
 
     def change(self, configuration: Configuration) -> None:
@@ -86,45 +86,45 @@ class RunningHub:
         self.configuration = configuration
         self.callers: Container[Caller] = ()
         """Everybody whom a face lets in now; whoever has faces says so."""
-        self.crew = BackgroundTasks()
+        self.background = BackgroundTasks()
         self.counters = Counters()
         self.audit = audit
         self.hub = Hub(configuration.hub.limits, self._recorder(self.counters))
         self.hub.narrowing = narrowing_of(configuration)
-        self.hub.validation = ValidationWorker(self.crew, environment)
+        self.hub.validation = ValidationWorker(self.background, environment)
         self.know_tenants()
         self.pins = pins
         if pins is not None:
-            pins.attach(self.hub, self.crew)
+            pins.attach(self.hub, self.background)
         self.surface = Surface(configuration.hub.names)
         self._comebacks = Comebacks(ProcessSealer(), configuration.hub.limits)
         egress = Egress()
         vault = Vault(Path(configuration.hub.state), configuration.credentials)
-        self.logins = Logins(vault, egress, self.crew)
+        self.logins = Logins(vault, egress, self.background)
         self._links = Links(
-            configuration.hub.limits, environment, self.crew, self.hub.tasks, egress, client_caps, self.logins
+            configuration.hub.limits, environment, self.background, self.hub.tasks, egress, client_caps, self.logins
         )
         known = None if lists is None else KnownLists(lists, client_caps)
-        self.supervisor = Supervisor(self.hub, self.crew, self._links.connect, known)
+        self.supervisor = Supervisor(self.hub, self.background, self._links.connect, known)
         self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()
-        self.tasks = Engine(self.hub, self.journal, time.time, self.crew, self._keep_bytes)
+        self.tasks = Engine(self.hub, self.journal, time.time, self.background, self._keep_bytes)
         self._kept = KeptTasks(
             self.hub,
             self.tasks,
             self.journal,
-            self.crew,
+            self.background,
             lambda: self.configuration.tasks,
             lambda: self.configuration.a2a.keep,
             time.time,
         )
         modules = marked_modules(configuration)
         own = builtin_tools(self.journal, time.time)
-        self.functions = HubFunctions(self.hub, self.crew, own, is_settled=not modules)
+        self.functions = HubFunctions(self.hub, self.background, own, is_settled=not modules)
         if modules:
-            self.crew.spawn("import of tools", import_tools(modules, self.functions))
+            self.background.spawn("import of tools", import_tools(modules, self.functions))
         self.targets = self._targets(environment)
-        self.dialins = DialIns(self.hub, self.crew, ME, configuration.relay.dialin, journal=self.journal)
+        self.dialins = DialIns(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
 
@@ -153,11 +153,11 @@ class RunningHub:
         annex.id = self.hub.id  # who names this hub itself is told so
         annex.tenants = self.hub.tenants
         annex.validation = self.hub.validation
-        self._annex_links = Links(self.hub.limits, environment, self.crew, annex.tasks, self._links.egress)
-        keeping = Supervisor(annex, self.crew, self._annex_links.connect)
+        self._annex_links = Links(self.hub.limits, environment, self.background, annex.tasks, self._links.egress)
+        keeping = Supervisor(annex, self.background, self._annex_links.connect)
         settings = self.configuration.targets
         configured = lambda: self.configuration.servers  # noqa: E731
-        return Targets(self.hub, annex, keeping, self.crew, self._links.egress, settings, configured)
+        return Targets(self.hub, annex, keeping, self.background, self._links.egress, settings, configured)
 
     def know_tenants(self, callers: Iterable[Caller] = ()) -> None:
         """Count the calls of tenants from now on, if there are several: of these callers and as configured."""
@@ -175,8 +175,8 @@ class RunningHub:
     def share_links(self) -> None:
         """All calls are one program's from now on: each server has one link, and no other for who can be asked."""
         self._links.are_shared = True
-        for keeper in self.supervisor.keepers.values():
-            keeper.share_link()
+        for reconnector in self.supervisor.reconnectors.values():
+            reconnector.share_link()
 
     def apply(self, configuration: Configuration) -> Difference:
         """Take another configuration: servers come, change and go, and nobody else notices.
@@ -227,4 +227,4 @@ class RunningHub:
             await self.supervisor.aclose()
         finally:
             self.functions.close()
-            await self.crew.aclose()
+            await self.background.aclose()

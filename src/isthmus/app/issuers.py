@@ -44,10 +44,10 @@ class IssuerKeys:
     """Fetches the keys of a hub's issuers for as long as it runs."""
 
     def __init__(
-        self, egress: Egress, crew: BackgroundTasks, *, fresh: float = FRESH_SECONDS, pause: float = PAUSE_SECONDS
+        self, egress: Egress, background: BackgroundTasks, *, fresh: float = FRESH_SECONDS, pause: float = PAUSE_SECONDS
     ) -> None:
         self._egress = egress
-        self._crew = crew
+        self._background = background
         self._fresh = fresh
         self._pause = pause
         self._tasks: dict[Issuer, asyncio.Task[None]] = {}
@@ -58,7 +58,7 @@ class IssuerKeys:
             self._tasks.pop(gone).cancel()
         for issuer in issuers:
             if issuer not in self._tasks:
-                self._tasks[issuer] = self._crew.spawn(f"keys of {issuer.settings.name}", self._keep(issuer))
+                self._tasks[issuer] = self._background.spawn(f"keys of {issuer.settings.name}", self._keep(issuer))
 
     async def _keep(self, issuer: Issuer) -> None:
         wanted = asyncio.Event()
@@ -75,7 +75,7 @@ class IssuerKeys:
         """Fetch the keys once; return whether that succeeded. What goes wrong is told once, and when it is over."""
         name = issuer.settings.name
         try:
-            keys = await fetch_keys(issuer.settings, self._egress, self._crew)
+            keys = await fetch_keys(issuer.settings, self._egress, self._background)
         except KeysNotFound as error:
             if str(error) != issuer.trouble:
                 log.warning("the keys of an issuer cannot be fetched", issuer=name, reason=str(error))
@@ -90,7 +90,7 @@ class IssuerKeys:
         return True
 
 
-async def fetch_keys(settings: IssuerSettings, egress: Egress, crew: BackgroundTasks) -> KeySet:
+async def fetch_keys(settings: IssuerSettings, egress: Egress, background: BackgroundTasks) -> KeySet:
     """The keys that an issuer publishes now.
 
     Raises:
@@ -100,7 +100,7 @@ async def fetch_keys(settings: IssuerSettings, egress: Egress, crew: BackgroundT
         named = {parse_url(url)[0] for url in (settings.issuer, settings.jwks) if url is not None}
     except ValueError as error:
         raise KeysNotFound(f"its address cannot be used: {error}") from error
-    fetcher = Fetcher(egress, crew, named.__contains__)
+    fetcher = Fetcher(egress, background, named.__contains__)
     try:
         place = settings.jwks or await _find_keys(settings.issuer, fetcher)
         answer = await fetcher.get("its set of keys", place)

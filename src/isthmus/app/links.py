@@ -60,7 +60,7 @@ class Links:
         self,
         limits: Limits,
         environment: Mapping[str, str],
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         tasks: Tasks,
         egress: Egress | None = None,
         client_caps: ClientCapabilities | None = None,
@@ -77,7 +77,7 @@ class Links:
         """Everybody who calls is one program: nobody needs a link of its own to be asked something."""
         self._tasks = tasks
         self._environment = environment
-        self._crew = crew
+        self._background = background
         self._egress = egress or Egress()
         self._guarded = Guarded(self._egress)
         self._given = GivenTasks()
@@ -171,7 +171,7 @@ class Links:
             url=reach.url,
             credentials=credentials,
             egress=self._egress_to(settings),
-            crew=self._crew,
+            background=self._background,
             max_calls=settings.max_calls,
         )
         link.user_headers = UserHeaders(reach.user_headers)
@@ -191,7 +191,7 @@ class Links:
                 reach=RpcSettings(url),
                 credentials=credentials,
                 egress=egress,
-                crew=self._crew,
+                background=self._background,
                 max_calls=most,
             )
             plain.places = others
@@ -205,7 +205,7 @@ class Links:
             url=url,
             credentials=credentials,
             egress=egress,
-            crew=self._crew,
+            background=self._background,
             max_calls=most,
         )
         link.stays = True
@@ -220,7 +220,7 @@ class Links:
             url=reach.url,
             credentials=credentials,
             egress=self._egress_to(settings),
-            crew=self._crew,
+            background=self._background,
         )
 
     def _rpc(self, settings: ServerSettings, reach: RpcSettings, credentials: Credentials) -> RpcLink:
@@ -231,7 +231,7 @@ class Links:
             reach=reach,
             credentials=credentials,
             egress=self._egress_to(settings),
-            crew=self._crew,
+            background=self._background,
             max_calls=settings.max_calls,
         )
 
@@ -243,14 +243,16 @@ class Links:
             reach=reach,
             credentials=credentials,
             egress=self._egress_to(settings),
-            crew=self._crew,
+            background=self._background,
             max_calls=settings.max_calls,
         )
         link.given = self._given
         return link
 
     def _python(self, settings: ServerSettings, reach: PythonSettings) -> PythonLink:
-        return PythonLink(settings.name, ME, self.limits, reach=reach, crew=self._crew, max_calls=settings.max_calls)
+        return PythonLink(
+            settings.name, ME, self.limits, reach=reach, background=self._background, max_calls=settings.max_calls
+        )
 
 
 def _shown(settings: ServerSettings) -> StaticCredentials:

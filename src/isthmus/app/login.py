@@ -72,9 +72,9 @@ async def log_in(wanted: Wanted, vault: Vault, show: Callable[[Shown], None], eg
         LoginFailed: nothing did.
     """
     url, settings = _terms(wanted)
-    crew = BackgroundTasks("login")
+    background = BackgroundTasks("login")
     try:
-        fetcher = fetcher_for(egress or Egress(), crew, url, settings, wanted.server.ca)
+        fetcher = fetcher_for(egress or Egress(), background, url, settings, wanted.server.ca)
         kept = await _Visit(wanted, fetcher, url, settings, _known(vault, wanted.slot)).made(show)
         vault.put(wanted.slot, msgspec.json.encode(kept))
     except (DiscoveryFailed, UrlRefused, FetchFailed, NoClient, LoginRefused, VaultDamaged) as failed:
@@ -86,7 +86,7 @@ async def log_in(wanted: Wanted, vault: Vault, show: Callable[[Shown], None], eg
     except OSError as error:
         raise LoginFailed(f"the login cannot be kept: {error.strerror}") from error
     finally:
-        await crew.aclose()
+        await background.aclose()
     return kept
 
 

@@ -67,13 +67,13 @@ class Tokens:
         identities.verifiers += [self._own, self]
         self.change(configuration)
 
-    def open(self, gate: Authenticator, crew: BackgroundTasks, egress: Egress) -> OauthHttp:
+    def open(self, auth: Authenticator, background: BackgroundTasks, egress: Egress) -> OauthHttp:
         """Begin to fetch keys, have the gate say where tokens are to be had, and return the face that gives them."""
-        self._keys = IssuerKeys(egress, crew)
+        self._keys = IssuerKeys(egress, background)
         self._keys.follow(tuple(self._issuers))
-        gate.refuse = Challenges(self.address, self._explain, self._proof_algorithms).refuse
-        gate.prove = self.prove
-        return OauthHttp(gate, self, self.address, self._trusted, PROOF_ALGORITHMS)
+        auth.refuse = Challenges(self.address, self._explain, self._proof_algorithms).refuse
+        auth.prove = self.prove
+        return OauthHttp(auth, self, self.address, self._trusted, PROOF_ALGORITHMS)
 
     def listen_at(self, port: int) -> None:
         """The hub's own address is known now."""

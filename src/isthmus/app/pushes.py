@@ -34,12 +34,12 @@ class Pushes:
         With `identities`, who is gone by what they say is sent nothing more.
         """
         self._running = running
-        self._courier = HttpCourier(Egress(), running.crew, self._is_listed)
+        self._courier = HttpCourier(Egress(), running.background, self._is_listed)
         chance = random.random  # noqa: S311 - spread, not secrecy
         state = Path(running.configuration.hub.state)
         self.pushing = Pushing(running.tasks, self._courier, _trusts, _sealer(state), PushSigner(state))
         self._outbox = Outbox(
-            running.tasks, running.journal, self._courier, self._letters, running.crew, time.time, chance
+            running.tasks, running.journal, self._courier, self._letters, running.background, time.time, chance
         )
         if identities is not None:
             self._outbox.judge = Owners(identities).judge
@@ -52,7 +52,7 @@ class Pushes:
 
     def start(self) -> None:
         """Send what is due, from before and from now on."""
-        self._running.crew.spawn("outbox", self._outbox.run())
+        self._running.background.spawn("outbox", self._outbox.run())
 
     def close(self) -> None:
         """Begin nothing more; what is due is sent by the next hub that has the same state."""

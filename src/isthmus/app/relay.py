@@ -33,7 +33,7 @@ RECHECK_SECONDS = 0.5
 class Relay:
     """What `[relay]` says, at work. Its servers are the hub's to close; its devices are the face's."""
 
-    def __init__(self, running: RunningHub, gate: Authenticator) -> None:
+    def __init__(self, running: RunningHub, auth: Authenticator) -> None:
         """Raises: ConfigError if the key in the state folder is none."""
         self._running = running
         state = self._state = Path(running.configuration.hub.state)
@@ -41,8 +41,8 @@ class Relay:
         self._revocations = Revocations(state, running.configuration.relay.tokens.revoked)
         self._tokens = self._read_with(running.configuration)
         settings = _face_of(running.configuration)
-        self.face = RelayHttp(running.hub, running.crew, gate, self._tokens, running.dialins, settings, ME)
-        self._collector = CrowdCollector(lambda: len(running.hub.lanes))
+        self.face = RelayHttp(running.hub, running.background, auth, self._tokens, running.dialins, settings, ME)
+        self._collector = CrowdCollector(lambda: len(running.hub.server_queues))
 
     def _read_with(self, configuration: Configuration) -> Tokens:
         settings = configuration.relay.tokens
@@ -66,7 +66,7 @@ class Relay:
         """Remember who dialled in before, and look after tokens from now on."""
         await self._running.dialins.recall()
         self._running.dialins.on_come = self._collector.joined
-        self._running.crew.spawn("tokens of the relay", self._look_after())
+        self._running.background.spawn("tokens of the relay", self._look_after())
 
     async def _look_after(self) -> None:
         while True:

@@ -92,8 +92,8 @@ class Reloader:
     def start(self) -> None:
         """Watch the files from now on."""
         watch = Watch(self._files, self._asked.set)
-        self._tasks.append(self._running.crew.spawn("watch of the configuration", watch.run()))
-        self._tasks.append(self._running.crew.spawn("reload", self._reload_when_asked()))
+        self._tasks.append(self._running.background.spawn("watch of the configuration", watch.run()))
+        self._tasks.append(self._running.background.spawn("reload", self._reload_when_asked()))
 
     def stop(self) -> None:
         """Take no more changes: a hub that goes away starts nothing."""

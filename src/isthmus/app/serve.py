@@ -180,7 +180,7 @@ async def serve(
     settings = configuration.hub
     access = Access(configuration, is_insecure=is_insecure)
     tokens = Tokens(configuration, access.identities)
-    gate = access.open(verifiers_of(configuration))
+    auth = access.open(verifiers_of(configuration))
     signals = Signals()
     pins = DefinitionPins(configuration)
     lists = ListFiles(Path(settings.state))
@@ -193,29 +193,29 @@ async def serve(
     grpc: Service | None = None
     try:
         if books is not None:
-            books.attach(running, gate, access.identities, pins)
+            books.attach(running, auth, access.identities, pins)
         await _recover(running, access.identities, books)
-        mcp = McpHttp(running.dialogue(), gate)
-        sse = McpSse(running.dialogue(), gate, running.crew, running.surface, _path_of(settings.public_url))
+        mcp = McpHttp(running.dialogue(), auth)
+        sse = McpSse(running.dialogue(), auth, running.background, running.surface, _path_of(settings.public_url))
         ports: list[int] = []
-        agent = _agent(running, access.identities, pushes.pushing, gate, lambda: _address(settings, ports))
+        agent = _agent(running, access.identities, pushes.pushing, auth, lambda: _address(settings, ports))
         retention = Retention(running.tasks, journal, time.time, lambda: running.configuration.a2a.keep)
-        running.crew.spawn("retention", retention.run())
+        running.background.spawn("retention", retention.run())
         pushes.start()
-        relay = await _relay(running, gate)
+        relay = await _relay(running, auth)
         # Not before servers that may dial in again are known: these tasks wait for them.
         running.tasks.resume()
-        rest = RestHttp(running.hub, gate, relay, monitor.figures)
+        rest = RestHttp(running.hub, auth, relay, monitor.figures)
         shown = None if relay is None else relay.face
-        well_known = _well_known(running, access.identities, gate)
+        well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved
-        oauth = tokens.open(gate, running.crew, Egress())
-        routes = Routes(running.surface, mcp, rest, _by_path(running, sse, gate), agent, well_known, shown, oauth)
-        routes.preflight = gate.preflight
-        door = _door(configuration, routes, (mcp, sse, agent), shown)
-        door.allow_pages(gate.cors_lines)
-        grpc = await open_grpc(running, agent, gate)
-        port = await door.open()
+        oauth = tokens.open(auth, running.background, Egress())
+        routes = Routes(running.surface, mcp, rest, _by_path(running, sse, auth), agent, well_known, shown, oauth)
+        routes.preflight = auth.preflight
+        http_listener = _http_listener(configuration, routes, (mcp, sse, agent), shown)
+        http_listener.allow_pages(auth.cors_lines)
+        grpc = await open_grpc(running, agent, auth)
+        port = await http_listener.open()
         ports.append(port)
         tokens.listen_at(port)
         access.follow(running, (mcp, sse, agent))
@@ -225,7 +225,7 @@ async def serve(
         if source is not None:
             change = partial(_change, running, access, tokens, agent, retention, relay)
             signals.reload_by(Reloader(running, source, change, books.reloaded if books is not None else None))
-        await _until_told(running, door, grpc, relay, signals)
+        await _until_told(running, http_listener, grpc, relay, signals)
     finally:
         monitor.close()
         await _close(running, signals, pushes, grpc)
@@ -252,12 +252,12 @@ def _caller_of(identities: Identities, owner: Owner) -> Caller | None:
     return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
 
 
-async def _relay(running: RunningHub, gate: Authenticator) -> Relay | None:
+async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
     """The relay, if there is to be one; whatever dials in needs a descriptor."""
     settings = running.configuration.relay
     if not settings.face.enabled:
         return None
-    relay = Relay(running, gate)
+    relay = Relay(running, auth)
     await relay.start()
     wanted = settings.dialin.max_connections + OTHER_DESCRIPTORS
     if (limit := raise_limit(wanted)) < wanted:
@@ -265,22 +265,22 @@ async def _relay(running: RunningHub, gate: Authenticator) -> Relay | None:
     return relay
 
 
-def _door(
+def _http_listener(
     configuration: Configuration, routes: Routes, streaming: Sequence[StreamingFace], relay: RelayHttp | None
 ) -> HttpListener:
     """The door to these faces, of which some have streams that must end before it can close."""
-    door = HttpListener(routes, _door_settings(configuration))
-    door.offer(routes.take)
+    http_listener = HttpListener(routes, _door_settings(configuration))
+    http_listener.offer(routes.take)
     if relay is not None:
-        door.offer_sockets(relay.upgrade)
+        http_listener.offer_sockets(relay.upgrade)
         streaming = (*streaming, relay)
     for face in streaming:
-        door.on_drain(face.end_streams)
-    return door
+        http_listener.on_drain(face.end_streams)
+    return http_listener
 
 
 def _agent(
-    running: RunningHub, identities: Identities, pushing: Pushing, gate: Authenticator, address: Callable[[], str]
+    running: RunningHub, identities: Identities, pushing: Pushing, auth: Authenticator, address: Callable[[], str]
 ) -> A2aHttp:
     settings = running.configuration.a2a
     desk = Desk(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
@@ -288,7 +288,7 @@ def _agent(
     gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
     token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731
     cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, gives_tokens, token_urls)
-    return A2aHttp(desk, gate, cards)
+    return A2aHttp(desk, auth, cards)
 
 
 def _address(settings: HubSettings, ports: Sequence[int]) -> str:
@@ -296,20 +296,20 @@ def _address(settings: HubSettings, ports: Sequence[int]) -> str:
     return settings.public_url or f"http://localhost:{ports[0] if ports else settings.port}"
 
 
-def _well_known(running: RunningHub, identities: Identities, gate: Authenticator) -> WellKnown | None:
+def _well_known(running: RunningHub, identities: Identities, auth: Authenticator) -> WellKnown | None:
     """What is published of the hub, if it has an address to publish."""
     address = running.configuration.hub.public_url
     if address is None:
         return None
     cards = Cards(ME, address, VERSIONS)
     needs_key = lambda: identities.wants_proof  # noqa: E731
-    return WellKnown(running.hub, gate, cards, needs_key, lambda: running.configuration.a2a.name)
+    return WellKnown(running.hub, auth, cards, needs_key, lambda: running.configuration.a2a.name)
 
 
-def _by_path(running: RunningHub, sse: McpSse, gate: Authenticator) -> dict[str, Face]:
+def _by_path(running: RunningHub, sse: McpSse, auth: Authenticator) -> dict[str, Face]:
     """The faces that are known by whole paths."""
     journal = running.journal
-    health = Health(running.hub, gate, lambda: isinstance(journal, Probed) and journal.is_failing)
+    health = Health(running.hub, auth, lambda: isinstance(journal, Probed) and journal.is_failing)
     return {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
 
 
@@ -354,7 +354,7 @@ def _door_settings(configuration: Configuration) -> DoorSettings:
 
 
 async def _until_told(
-    running: RunningHub, door: HttpListener, grpc: Service | None, relay: Relay | None, signals: Signals
+    running: RunningHub, http_listener: HttpListener, grpc: Service | None, relay: Relay | None, signals: Signals
 ) -> None:
     """Wait for a signal, then drain; a second signal ends the wait."""
     try:
@@ -362,8 +362,8 @@ async def _until_told(
         log.info("shutting down: no new calls, waiting for those in flight", calls=running.calls())
         running.refuse_new_calls()
         signals.reload_by(None)
-        drain = running.crew.spawn("drain", _drain(running, door, grpc, relay))
-        again = running.crew.spawn("second signal", signals.wait_for(2))
+        drain = running.background.spawn("drain", _drain(running, http_listener, grpc, relay))
+        again = running.background.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
         running.tasks.leave_unsent()
@@ -371,20 +371,20 @@ async def _until_told(
             running.cancel_all("the hub is shutting down")
             await asyncio.sleep(LAST_WORDS_SECONDS)
     finally:
-        await door.close()
+        await http_listener.close()
 
 
-async def _drain(running: RunningHub, door: HttpListener, grpc: Service | None, relay: Relay | None) -> None:
+async def _drain(running: RunningHub, http_listener: HttpListener, grpc: Service | None, relay: Relay | None) -> None:
     """Let requests come to their end, and tasks too, often answered long ago."""
     seconds = running.hub.limits.drain_seconds
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            beside = None if grpc is None else running.crew.spawn("drain of gRPC", grpc.drain(seconds))
+            beside = None if grpc is None else running.background.spawn("drain of gRPC", grpc.drain(seconds))
             # Before, for who waits for such a task; and after, for what was asked meanwhile.
             running.tasks.give_up_waiting("the hub is shutting down")
             running.tasks.leave_waiting()
             running.hub.wait_no_more("the hub is shutting down")
-            await door.drain(seconds)
+            await http_listener.drain(seconds)
             running.tasks.give_up_waiting("the hub is shutting down")
             await running.tasks.until_idle()
             if relay is not None:
@@ -404,11 +404,11 @@ async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: Se
 
 async def _end(running: RunningHub, signals: Signals) -> None:
     """Let every server leave in good order; with a second signal, whenever it came, they are made to."""
-    crew = BackgroundTasks("end")
-    closing = crew.spawn("closing", running.aclose())
-    again = crew.spawn("second signal", signals.wait_for(2))
+    background = BackgroundTasks("end")
+    closing = background.spawn("closing", running.aclose())
+    again = background.spawn("second signal", signals.wait_for(2))
     await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)
-    await crew.aclose()
+    await background.aclose()
 
 
 class Signals:

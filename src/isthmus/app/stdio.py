@@ -98,7 +98,9 @@ class _Conversation:
         self._outlet = Outlet(stdout, self._limits, self._stop)
         dialogue = running.dialogue()
         dialogue.face = NAME
-        self._face = McpStdio(dialogue, PARENT, surface, running.crew, self._outlet.write, lambda: self._outlet.is_full)
+        self._face = McpStdio(
+            dialogue, PARENT, surface, running.background, self._outlet.write, lambda: self._outlet.is_full
+        )
         self._inlet = Inlet(stdin, self._face.feed, self._outlet)
 
     async def run(self) -> None:
@@ -107,7 +109,7 @@ class _Conversation:
             self._loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         try:
             self._inlet.start()
-            served = self._running.crew.spawn("standard streams", self._serve())
+            served = self._running.background.spawn("standard streams", self._serve())
             await asyncio.wait({served, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
             await self._end()
         finally:

@@ -57,8 +57,8 @@ class _Waiting(NamedTuple):
 class ValidationWorker:
     """The queue of calls to check, and the process that checks them one by one."""
 
-    def __init__(self, crew: BackgroundTasks, environment: Mapping[str, str]) -> None:
-        self._crew = crew
+    def __init__(self, background: BackgroundTasks, environment: Mapping[str, str]) -> None:
+        self._background = background
         self._environment = environment
         self._queue: deque[_Waiting] = deque()
         self._of_caller: Counter[Caller] = Counter()
@@ -83,7 +83,7 @@ class ValidationWorker:
         self._queue.append(_Waiting(inflight, then))
         self._arrived.set()
         if self._task is None:
-            self._task = self._crew.spawn("validation of expensive arguments", self._work())
+            self._task = self._background.spawn("validation of expensive arguments", self._work())
 
     async def _work(self) -> None:
         try:

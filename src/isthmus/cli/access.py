@@ -225,18 +225,28 @@ def _allows(grants: Grants | None) -> Iterable[tuple[str, ...]]:
 
 def tell_missing(snapshot: Snapshot, of: str = "") -> None:
     """Say of which servers it is not known what they have, and what nobody is shown before it is approved."""
-    missing = [standing for standing in snapshot.standings.values() if standing.state not in ("ready", "disabled")]
-    for standing in missing:
-        say(f"{standing.server}{of} is {standing.state}: {standing.reason or 'it has not answered'}")
+    missing = [
+        server_status
+        for server_status in snapshot.server_statuses.values()
+        if server_status.state not in ("ready", "disabled")
+    ]
+    for server_status in missing:
+        say(f"{server_status.server}{of} is {server_status.state}: {server_status.reason or 'it has not answered'}")
     if missing:
         say("What these have beside what is shown is not known.")
-    withheld = [f"{standing.server}.{tool}" for standing in snapshot.standings.values() for tool in standing.withheld]
+    withheld = [
+        f"{server_status.server}.{tool}"
+        for server_status in snapshot.server_statuses.values()
+        for tool in server_status.withheld
+    ]
     for name in withheld[:NAMES_MAX]:
         say(f"{name}{of} is withheld from everybody: isthmus approve {name}")
     if len(withheld) > NAMES_MAX:
         say(f"So are {len(withheld) - NAMES_MAX} more: isthmus approve lists them.")
     left_out = {
-        f"{each.server}.{tool}": why for each in snapshot.standings.values() for tool, why in each.left_out.items()
+        f"{each.server}.{tool}": why
+        for each in snapshot.server_statuses.values()
+        for tool, why in each.left_out.items()
     }
     for name, why in list(left_out.items())[:NAMES_MAX]:
         say(f"{name}{of} is left out: {why}")

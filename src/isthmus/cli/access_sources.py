@@ -58,11 +58,13 @@ async def snapshots_of(old: Configuration, new: Configuration, *, wait: float) -
         server.name for server in new.servers if server.name in before and starts_the_same(before[server.name], server)
     }
     others = {server.name for server in new.servers} - same
-    standings = await _started(old, None, wait)
+    server_statuses = await _started(old, None, wait)
     started = await _started(new, others, wait) if others else {}
-    kept = {name: standing for name, standing in standings.items() if name in same or name not in before}
+    kept = {
+        name: server_status for name, server_status in server_statuses.items() if name in same or name not in before
+    }
     changed = _ruled({**kept, **started}, new)
-    return _snapshot(_pinned(standings, old), old), _snapshot(_pinned(changed, new), new)
+    return _snapshot(_pinned(server_statuses, old), old), _snapshot(_pinned(changed, new), new)
 
 
 async def _started(
@@ -70,7 +72,7 @@ async def _started(
 ) -> dict[ServerName, ServerStatus]:
     own = await start_own(_unpinned(configuration), os.environ, within=wait, only=only)
     try:
-        return dict(own.running.hub.snapshot.standings)
+        return dict(own.running.hub.snapshot.server_statuses)
     finally:
         await own.aclose()
 
@@ -82,18 +84,18 @@ def _unpinned(configuration: Configuration) -> Configuration:
 
 
 def _ruled(
-    standings: Mapping[ServerName, ServerStatus], configuration: Configuration
+    server_statuses: Mapping[ServerName, ServerStatus], configuration: Configuration
 ) -> dict[ServerName, ServerStatus]:
     """The same standings with what a configuration says of the servers' tools."""
     rules = {server.name: server.rules for server in configuration.servers}
     return {
-        name: msgspec.structs.replace(standing, rules=rules[name]) if name in rules else standing
-        for name, standing in standings.items()
+        name: msgspec.structs.replace(server_status, rules=rules[name]) if name in rules else server_status
+        for name, server_status in server_statuses.items()
     }
 
 
 def _pinned(
-    standings: Mapping[ServerName, ServerStatus], configuration: Configuration
+    server_statuses: Mapping[ServerName, ServerStatus], configuration: Configuration
 ) -> dict[ServerName, ServerStatus]:
     """The same without the tools that a hub would withhold; nothing is noted of what is seen here.
 
@@ -104,10 +106,10 @@ def _pinned(
         server.name: server.pin or configuration.hub.pin for server in configuration.servers
     }
     if not WITHHOLDING & set(modes.values()):
-        return dict(standings)
+        return dict(server_statuses)
     pins = Pins(_known(Path(configuration.hub.state)), lambda server: modes.get(server, "off"), lambda _: None)
     review = Review(pins)
-    return {name: review.of(standing) for name, standing in standings.items()}
+    return {name: review.of(server_status) for name, server_status in server_statuses.items()}
 
 
 def _known(folder: Path) -> dict[Key, bytes]:
@@ -147,5 +149,5 @@ def _own_name(offer: Offer) -> FeatureName:
     return FeatureName(offer.name.removeprefix(f"{offer.server}."))
 
 
-def _snapshot(standings: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
-    return Snapshot(0, standings, CheckCache(limit_bytes=0), narrowing_of(configuration))
+def _snapshot(server_statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
+    return Snapshot(0, server_statuses, CheckCache(limit_bytes=0), narrowing_of(configuration))

@@ -50,14 +50,14 @@ def lines_in_words(lines: Sequence[LineShown], now: float) -> list[str]:
 
 def server_row(server: ServerShown, now: float) -> Row:
     """One server: its name, its state, its tools, its calls, and what is wrong with it."""
-    standing = server.standing
+    server_status = server.server_status
     calls = _counted(server.answered, "call") + (f", {server.running} now" if server.running else "")
-    remark = standing.reason or (f"as {server.hub_name}" if server.hub_name else "")
-    state: str = standing.state
+    remark = server_status.reason or (f"as {server.hub_name}" if server.hub_name else "")
+    state: str = server_status.state
     if state == "ready" and server.refusal is not None:
         seconds = max(0.0, server.refusal.again_at - now)
         state, remark = "refused", f"again in {seconds:.0f} s: {server.refusal.reason}"
-    return (server.server_id, state, _counted(len(standing.tools), "tool"), calls, first_line(remark))
+    return (server.server_id, state, _counted(len(server_status.tools), "tool"), calls, first_line(remark))
 
 
 def _counted(count: int, what: str) -> str:

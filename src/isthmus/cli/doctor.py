@@ -89,21 +89,21 @@ async def _examine_own(source: Own, *, wait: float, is_json: bool) -> Exit:
 
 
 def _own_patients(hub: OwnHub, began: float) -> list[Patient]:
-    standings = hub.running.hub.snapshot.standings
-    return [_patient(standings[name], hub.settled_at, began) for name in sorted(standings)]
+    server_statuses = hub.running.hub.snapshot.server_statuses
+    return [_patient(server_statuses[name], hub.settled_at, began) for name in sorted(server_statuses)]
 
 
-def _patient(standing: ServerStatus, settled_at: dict[ServerName, float], began: float) -> Patient:
-    ended = settled_at.get(standing.server)
+def _patient(server_status: ServerStatus, settled_at: dict[ServerName, float], began: float) -> Patient:
+    ended = settled_at.get(server_status.server)
     return Patient(
-        server=standing.server,
-        state=standing.state,
-        reason=None if standing.state == "disabled" else standing.reason,
-        era=standing.era,
-        tools=len(standing.tools),
+        server=server_status.server,
+        state=server_status.state,
+        reason=None if server_status.state == "disabled" else server_status.reason,
+        era=server_status.era,
+        tools=len(server_status.tools),
         seconds=None if ended is None else ended - began,
-        said=standing.detail,
-        notes=standing.notes,
+        said=server_status.detail,
+        notes=server_status.notes,
     )
 
 

@@ -172,9 +172,9 @@ async def start_own(
 
 def _note_settled(own: OwnHub) -> None:
     now = asyncio.get_running_loop().time()
-    standings = own.running.hub.snapshot.standings
-    for name in own.running.supervisor.keepers:
-        if standings[name].is_settled:
+    server_statuses = own.running.hub.snapshot.server_statuses
+    for name in own.running.supervisor.reconnectors:
+        if server_statuses[name].is_settled:
             own.settled_at.setdefault(name, now)
 
 
@@ -195,8 +195,8 @@ async def _settle(running: RunningHub) -> None:
 
 
 def _tell_waiting(running: RunningHub) -> None:
-    standings = running.hub.snapshot.standings.values()
-    names = [standing.server for standing in standings if not standing.is_settled]
+    server_statuses = running.hub.snapshot.server_statuses.values()
+    names = [server_status.server for server_status in server_statuses if not server_status.is_settled]
     if names and sys.stderr.isatty():
         say(f"waiting for {', '.join(sorted(names))} …")
 

@@ -58,8 +58,8 @@ class RemoteHub:
         self._is_needed = is_needed
         self._origin, path = parse_url(source.reach.url)
         self._base = path.rstrip("/").removesuffix("/mcp")
-        self._crew = BackgroundTasks("remote")
-        self._client = HttpClient(self._origin, Egress(), self._crew, is_configured=True, limit=1)
+        self._background = BackgroundTasks("remote")
+        self._client = HttpClient(self._origin, Egress(), self._background, is_configured=True, limit=1)
 
     async def list(self, shape: ListShape) -> bytes:
         """See `Reached`."""
@@ -113,7 +113,7 @@ class RemoteHub:
     async def aclose(self) -> None:
         """See `Reached`."""
         await self._client.aclose()
-        await self._crew.aclose()
+        await self._background.aclose()
 
     # -- asking ----------------------------------------------------------------------------------------------
 

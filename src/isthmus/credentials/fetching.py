@@ -44,7 +44,7 @@ class Fetcher:
     """Fetches documents for one login."""
 
     def __init__(
-        self, egress: Egress, crew: BackgroundTasks, is_named: IsNamed, named_egress: Egress | None = None
+        self, egress: Egress, background: BackgroundTasks, is_named: IsNamed, named_egress: Egress | None = None
     ) -> None:
         """Needs a running loop for whatever it fetches.
 
@@ -52,7 +52,7 @@ class Fetcher:
         """
         self._egress = egress
         self._named_egress = named_egress or egress
-        self._crew = crew
+        self._background = background
         self._is_named = is_named
 
     def check(self, what: str, url: str) -> Origin:
@@ -110,7 +110,7 @@ class Fetcher:
         client = HttpClient(
             origin,
             self._named_egress if is_named else self._egress,
-            self._crew,
+            self._background,
             is_configured=is_named,
             limit=1,
             connect_seconds=FETCH_SECONDS,

@@ -54,7 +54,7 @@ class Surroundings(Protocol):
     """What a login needs of all of them."""
 
     vault: Vault
-    crew: BackgroundTasks
+    background: BackgroundTasks
     subjects: SubjectTokens
 
     def now(self) -> float:
@@ -311,7 +311,7 @@ class Login:
 
     def _start(self) -> asyncio.Task[None]:
         if self._renewing is None:
-            self._renewing = self._logins.crew.spawn(f"login at {self.slot.server}", self._renew())
+            self._renewing = self._logins.background.spawn(f"login at {self.slot.server}", self._renew())
         return self._renewing
 
     async def _renewed(self) -> None:

@@ -46,12 +46,12 @@ class Logins:
         self,
         vault: Vault,
         egress: Egress,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         subjects: SubjectTokens | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.vault = vault
-        self.crew = crew
+        self.background = background
         self._clock = clock
         self.subjects = subjects or SubjectTokens()
         self.on_changed: Callable[[ServerName, Subject | None], None] = lambda _server, _subject: None
@@ -129,7 +129,7 @@ class Logins:
 
     def fetcher(self, url: str, settings: OAuthSettings, ca: str) -> Fetcher:
         """Fetches for a login at this server: there, where the operator says, and wherever is public."""
-        return fetcher_for(self._egress, self.crew, url, settings, ca)
+        return fetcher_for(self._egress, self.background, url, settings, ca)
 
     def tell(self, slot: Slot) -> None:
         """What a server is shown has changed."""
@@ -139,7 +139,7 @@ class Logins:
     def _watch(self) -> None:
         if not self._is_watching:
             self._is_watching = True
-            self.crew.spawn("watch over logins", self._look_now_and_then())
+            self.background.spawn("watch over logins", self._look_now_and_then())
 
     async def _look_now_and_then(self) -> None:
         seen = self.vault.stamp()
@@ -153,7 +153,9 @@ class Logins:
                         self.tell(login.slot)
 
 
-def fetcher_for(egress: Egress, crew: BackgroundTasks, url: str, settings: OAuthSettings, ca: str = "") -> Fetcher:
+def fetcher_for(
+    egress: Egress, background: BackgroundTasks, url: str, settings: OAuthSettings, ca: str = ""
+) -> Fetcher:
     """Fetches for a login at the server with this address; a place is checked each time, whatever it was before.
 
     The server's own authority, `ca`, is believed there and wherever else the operator named.
@@ -163,4 +165,4 @@ def fetcher_for(egress: Egress, crew: BackgroundTasks, url: str, settings: OAuth
     def is_named(origin: Origin) -> bool:
         return origin == own or settings.allows(origin.scheme, origin.host, origin.port)
 
-    return Fetcher(egress, crew, is_named, egress.trusting(ca) if ca else None)
+    return Fetcher(egress, background, is_named, egress.trusting(ca) if ca else None)

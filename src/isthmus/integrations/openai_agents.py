@@ -154,7 +154,7 @@ def _function_tool(kit: _Kit, tool: UniversalTool) -> FunctionTool:
         result = results.pop(call.tool_context, None)
         return None if result is None else record_of(result)
 
-    standing = kit.box.standing_approval(tool)
+    server_status = kit.box.standing_approval(tool)
     return FunctionTool(
         name=llm_name_of(tool),
         description=tool.description,
@@ -163,7 +163,7 @@ def _function_tool(kit: _Kit, tool: UniversalTool) -> FunctionTool:
         strict_json_schema=False,
         is_enabled=is_there,
         # Given a function, the SDK asks somebody about every call whose arguments it cannot read.
-        needs_approval=must_wait if standing is None else standing,
+        needs_approval=must_wait if server_status is None else server_status,
         custom_data_extractor=record,
     )
 

@@ -381,13 +381,18 @@ class Engine:
         return {**self._own_failures(), **self._failures_behind()}
 
     def _failures_behind(self) -> Mapping[str, str]:
-        hub = self.running.hub.snapshot.standings.get(HUB)
+        hub = self.running.hub.snapshot.server_statuses.get(HUB)
         return {} if hub is None or not self.is_attached else hub.missing
 
     def _own_failures(self) -> dict[str, str]:
-        standings = self.running.hub.snapshot.standings.values()
-        missing = [standing for standing in standings if standing.state not in ("ready", "disabled")]
-        told = {str(standing.server): standing.reason or f"it is {standing.state}" for standing in missing}
+        server_statuses = self.running.hub.snapshot.server_statuses.values()
+        missing = [
+            server_status for server_status in server_statuses if server_status.state not in ("ready", "disabled")
+        ]
+        told = {
+            str(server_status.server): server_status.reason or f"it is {server_status.state}"
+            for server_status in missing
+        }
         return {**_broken(self._plan.configuration), **self._plan.failures, **told}
 
     def unreached(self) -> str | None:
@@ -400,8 +405,10 @@ class Engine:
 
     def notes(self) -> dict[str, tuple[str, ...]]:
         """What was left out of the servers' lists, and why."""
-        standings = self.running.hub.snapshot.standings.values()
-        return {str(standing.server): standing.notes for standing in standings if standing.notes}
+        server_statuses = self.running.hub.snapshot.server_statuses.values()
+        return {
+            str(server_status.server): server_status.notes for server_status in server_statuses if server_status.notes
+        }
 
     # -- what it offers ------------------------------------------------------------------------------------------------
 

@@ -248,9 +248,9 @@ class Toolbox:
 
     def is_approval_needed(self, tool: UniversalTool, parameters: Mapping[str, Any]) -> bool:
         """Whether somebody has to agree to this call first."""
-        standing = self.standing_approval(tool)
-        if standing is not None:
-            return standing
+        server_status = self.standing_approval(tool)
+        if server_status is not None:
+            return server_status
         assert callable(self._needs_approval)
         return _checked("needs_approval", self._needs_approval(tool, parameters))
 

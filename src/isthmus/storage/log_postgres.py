@@ -63,11 +63,11 @@ class LogWriter:
         anchor = await _anchor_of(connection)
         row = await connection.fetchrow(LAST)
         if row is None:
-            standing = Standing(START if anchor is None else anchor.point, None, anchor)
+            server_status = Standing(START if anchor is None else anchor.point, None, anchor)
         else:
-            standing = Standing(Point(row[0], row[1]), row[2], anchor)
-        self._head = self._kept = standing.head
-        return standing
+            server_status = Standing(Point(row[0], row[1]), row[2], anchor)
+        self._head = self._kept = server_status.head
+        return server_status
 
     async def append(self, facts: Sequence[Fact], connection: Connection) -> None:
         """Write the next records of a transaction, after those that are kept."""

@@ -53,9 +53,9 @@ class LogWriter:
 
     def find(self, connection: sqlite3.Connection) -> Standing:
         """Look where the log ends. Raises `sqlite3.Error`."""
-        standing = standing_of(connection)
-        self.head = self._kept = standing.head
-        return standing
+        server_status = standing_of(connection)
+        self.head = self._kept = server_status.head
+        return server_status
 
     def begin(self, connection: sqlite3.Connection) -> None:
         """A transaction has begun: what was written in one that failed is not there."""

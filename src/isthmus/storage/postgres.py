@@ -201,7 +201,7 @@ class PostgresJournal:
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._crew = BackgroundTasks("journal")
+        self._background = BackgroundTasks("journal")
         self._connection: Connection | None = None
         """The one that writes, and holds the lock."""
         self._is_there = asyncio.Event()
@@ -250,7 +250,7 @@ class PostgresJournal:
                 if not _may_come_back(error) or self._loop.time() > begun + patience:
                     raise
                 await asyncio.sleep(RETRY_FIRST_SECONDS)
-        self._writer = self._crew.spawn("writer", self._write_on())
+        self._writer = self._background.spawn("writer", self._write_on())
 
     async def aclose(self) -> None:
         """Write what is waiting, as far as that goes, and let the database go; what comes later is refused."""
@@ -258,7 +258,7 @@ class PostgresJournal:
         self._wake.set()
         if self._writer is not None:
             await asyncio.wait({self._writer}, timeout=PATIENCE_SECONDS + COMMAND_SECONDS)
-        await self._crew.aclose()
+        await self._background.aclose()
         self._tell_the_rest()
         self._readers.terminate()
         connection, self._connection = self._connection, None
@@ -313,7 +313,7 @@ class PostgresJournal:
         self._gone_at = self._loop.time()
         if not self._is_closed:
             log.error("the journal's database is away", database=self._settings.shown)
-            self._crew.spawn("connection", self._reconnect())
+            self._background.spawn("connection", self._reconnect())
 
     async def _reconnect(self) -> None:
         pause = RETRY_FIRST_SECONDS
@@ -360,9 +360,9 @@ class PostgresJournal:
     async def open_log(self, notary: Notary) -> Standing:
         """See `core.ports.ledger.Ledger`."""
         writer = LogWriter(notary)
-        standing = await self._answered(writer.find)
+        server_status = await self._answered(writer.find)
         self._log = writer
-        return standing
+        return server_status
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """See `core.ports.ledger.Ledger`."""

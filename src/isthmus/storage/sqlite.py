@@ -172,9 +172,9 @@ class SqliteJournal:
     async def open_log(self, notary: Notary) -> Standing:
         """See `core.ports.ledger.Ledger`."""
         writer = LogWriter(notary)
-        standing = await self._answered(writer.find)
+        server_status = await self._answered(writer.find)
         self._log = writer
-        return standing
+        return server_status
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """See `core.ports.ledger.Ledger`."""

@@ -40,9 +40,9 @@ IsAllowed: TypeAlias = Callable[[str], bool]
 class HttpCourier:
     """See `core.ports.courier.Courier`."""
 
-    def __init__(self, egress: Egress, crew: BackgroundTasks, is_allowed: IsAllowed) -> None:
+    def __init__(self, egress: Egress, background: BackgroundTasks, is_allowed: IsAllowed) -> None:
         self._egress = egress
-        self._crew = crew
+        self._background = background
         self._is_allowed = is_allowed
         self._loop = asyncio.get_running_loop()
         self._clients: OrderedDict[tuple[Origin, bool], HttpClient] = OrderedDict()
@@ -84,7 +84,7 @@ class HttpCourier:
             client = HttpClient(
                 origin,
                 self._egress,
-                self._crew,
+                self._background,
                 is_configured=is_configured,
                 limit=CONNECTIONS_MAX,
                 connect_seconds=CARRY_SECONDS,

@@ -72,7 +72,7 @@ class HttpClient:
         self,
         origin: Origin,
         egress: Egress,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         *,
         is_configured: bool = False,
         limit: int = 64,
@@ -86,7 +86,7 @@ class HttpClient:
         self.origin = origin
         self.idle_seconds = idle_seconds
         self._egress = egress
-        self._crew = crew
+        self._background = background
         self._is_configured = is_configured
         self._limit = limit
         self._connect_seconds = connect_seconds
@@ -183,7 +183,7 @@ class HttpClient:
     def _dial_enough(self) -> None:
         while len(self._waiting) > len(self._dials) and len(self._open) + len(self._dials) < self._limit:
             name = f"dial {self.origin}"
-            self._dials.add(self._crew.spawn(name, self._dial(), on_crash=self._dial_crashed))
+            self._dials.add(self._background.spawn(name, self._dial(), on_crash=self._dial_crashed))
 
     async def _dial(self) -> None:
         connection, reason = None, "the server closed the connection at once"
@@ -239,7 +239,7 @@ def client_for(
     signer: RequestSigner | None,
     origin: Origin,
     egress: Egress,
-    crew: BackgroundTasks,
+    background: BackgroundTasks,
     *,
     is_configured: bool,
     limit: int,
@@ -247,7 +247,7 @@ def client_for(
 ) -> HttpClient:
     """The client of a link: one that signs each request, where the token in it needs a proof."""
     client = HttpClient if signer is None else partial(SigningClient, signer)
-    return client(origin, egress, crew, is_configured=is_configured, limit=limit, connect_seconds=connect_seconds)
+    return client(origin, egress, background, is_configured=is_configured, limit=limit, connect_seconds=connect_seconds)
 
 
 class SigningClient(HttpClient):
@@ -261,7 +261,7 @@ class SigningClient(HttpClient):
         signer: RequestSigner,
         origin: Origin,
         egress: Egress,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         *,
         is_configured: bool = False,
         limit: int = 64,
@@ -271,7 +271,7 @@ class SigningClient(HttpClient):
         super().__init__(
             origin,
             egress,
-            crew,
+            background,
             is_configured=is_configured,
             limit=limit,
             connect_seconds=connect_seconds,

@@ -28,10 +28,10 @@ SUBSCRIBE_AT_ONCE = 1_000
 class Following:
     """What is followed at one server. Where a link is named it is a pool's, else the one that everybody shares."""
 
-    def __init__(self, hub: Hub, crew: BackgroundTasks, server: ServerName) -> None:
+    def __init__(self, hub: Hub, background: BackgroundTasks, server: ServerName) -> None:
         self._recall = hub.recall
         self._subscriptions = hub.subscriptions
-        self._crew = crew
+        self._background = background
         self._server = server
 
     def followers(self) -> Mapping[Follower, Collection[str]]:
@@ -55,7 +55,7 @@ class Following:
     def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
         """Have further links tell of what somebody follows, while nobody waits."""
         asking = self._subscriptions.ask_too((self._server, uri), follower, links)
-        self._crew.spawn(f"subscriptions of {self._server}", asking)
+        self._background.spawn(f"subscriptions of {self._server}", asking)
 
     def resume(self, link: BaseLink) -> None:
         """Ask the common link for all that callers follow; they may have missed updates until it agrees."""
@@ -69,7 +69,7 @@ class Following:
 
     def _follow_soon(self, link: BaseLink, uris: Sequence[str], then: Callable[[str], None]) -> None:
         if uris:
-            self._crew.spawn(f"subscriptions of {self._server}", self.follow(link, uris, then))
+            self._background.spawn(f"subscriptions of {self._server}", self.follow(link, uris, then))
 
     def stop(self, link: BaseLink, uri: str) -> None:
         """Have a link tell no more of a resource."""

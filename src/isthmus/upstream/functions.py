@@ -47,13 +47,13 @@ class PythonLink(BaseLink):
         limits: Limits,
         *,
         reach: PythonSettings,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
         self.dialect = LegacyDialect("Python")
         self._reach = reach
-        self._runner = Runner(server, limits, crew, max_calls)
+        self._runner = Runner(server, limits, background, max_calls)
         self._functions: dict[str, Runnable] = {}
         self._notes: tuple[str, ...] = ()
 

@@ -33,7 +33,7 @@ class HubFunctions:
     def __init__(
         self,
         hub: Hub,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         tools: list[LocalTool],
         *,
         is_settled: bool = True,
@@ -41,7 +41,7 @@ class HubFunctions:
     ) -> None:
         """`tools` are the hub's own. Unless it `is_settled`, who lists them waits a moment for `settle`."""
         self._hub = hub
-        self._crew = crew
+        self._background = background
         self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -66,7 +66,7 @@ class HubFunctions:
             ValueError: the server's name cannot be one.
         """
         name = parse_server_name(server)
-        if name not in self._links and name in self._hub.lanes:
+        if name not in self._links and name in self._hub.server_queues:
             raise NameTaken(f"{name} is a server of the configuration: give the functions a server of their own")
         if name in self._links and function.name in self._links[name].names():
             raise NameTaken(f"there is a tool {name}.{function.name} already: remove it, or give this one another name")
@@ -103,12 +103,12 @@ class HubFunctions:
             self._loop.call_soon_threadsafe(self._show, BUILTIN)
 
     def _open(self, server: ServerName, tools: list[LocalTool]) -> None:
-        lane = ServerQueue(server, self._hub.limits)
-        runner = Runner(server, self._hub.limits, self._crew, lane.max_calls)
-        link = self._links[server] = LocalLink(server, tools, self._crew, runner)
+        server_queue = ServerQueue(server, self._hub.limits)
+        runner = Runner(server, self._hub.limits, self._background, server_queue.max_calls)
+        link = self._links[server] = LocalLink(server, tools, self._background, runner)
         link.functions = self._functions_of(server)
-        lane.attach(link)
-        self._hub.open_lane(lane, self._standing(server))
+        server_queue.attach(link)
+        self._hub.open_server_queue(server_queue, self._standing(server))
 
     def _show(self, server: ServerName) -> None:
         link = self._links.get(server)

@@ -127,6 +127,7 @@ class BaseLink(ABC):
         "_questions",
         "can_wait",
         "capabilities",
+        "client_caps",
         "dialect",
         "has_asked",
         "has_declined",
@@ -150,7 +151,6 @@ class BaseLink(ABC):
         "on_task",
         "on_updated",
         "place",
-        "profile",
         "server",
         "strays",
     )

@@ -48,12 +48,12 @@ class LocalLink:
     `functions` are replaced as a whole by whoever made the link; a tool of the hub's own comes before a function.
     """
 
-    def __init__(self, server: ServerName, tools: list[LocalTool], crew: BackgroundTasks, runner: Runner) -> None:
+    def __init__(self, server: ServerName, tools: list[LocalTool], background: BackgroundTasks, runner: Runner) -> None:
         self.functions: Mapping[str, Runnable] = {}
         self._server = server
         self._own = {tool.name: tool for tool in tools}
         self._described = tuple(_describe(server, tool) for tool in tools)
-        self._crew = crew
+        self._background = background
         self._runner = runner
 
     @property
@@ -87,7 +87,7 @@ class LocalLink:
         if isinstance(answer, dict):
             inflight.finish(_result(answer))
         else:
-            inflight.carriage = self._crew.spawn(f"tool {tool.name}", _finish(inflight, answer))
+            inflight.carriage = self._background.spawn(f"tool {tool.name}", _finish(inflight, answer))
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """A tool of the hub's own began as soon as it was sent."""

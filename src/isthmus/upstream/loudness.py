@@ -26,9 +26,9 @@ ANSWER_SECONDS = 5.0
 class Loudness:
     """That of one server's links, each as long as it lives."""
 
-    def __init__(self, levels: Levels, crew: BackgroundTasks, server: ServerName) -> None:
+    def __init__(self, levels: Levels, background: BackgroundTasks, server: ServerName) -> None:
         self._levels = levels
-        self._crew = crew
+        self._background = background
         self._server = server
         self._links: set[BaseLink] = set()
         self._asking: dict[BaseLink, asyncio.Task[None]] = {}
@@ -61,7 +61,7 @@ class Loudness:
         if link in self._asking:
             self._due.add(link)
         elif (inquiry := self._ask(link)) is not None:
-            asking = self._crew.spawn(f"log level of {self._server}", self._follow(link, inquiry))
+            asking = self._background.spawn(f"log level of {self._server}", self._follow(link, inquiry))
             self._asking[link] = asking
             self._levels.ask(self._server, asking)
 

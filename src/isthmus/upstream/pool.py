@@ -108,14 +108,14 @@ class Pool:
     def __init__(
         self,
         settings: ServerSettings,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         connect: Callable[[ClientCapabilities, Subject | None], Awaitable[BaseLink]],
         on_log: Callable[[Log], None],
         following: Following,
     ) -> None:
         """`connect` makes a link and greets the server; it raises `ConnectFailed` or a `Fault`."""
         self._settings = settings
-        self._crew = crew
+        self._background = background
         self._connect = connect
         self._on_log = on_log
         self._following = following
@@ -295,7 +295,7 @@ class Pool:
                 return None
             self._give_way(idle)
         member = self._members[key] = _Member(key)
-        self._crew.spawn(f"link of {self._settings.name}", self._make(member))
+        self._background.spawn(f"link of {self._settings.name}", self._make(member))
         return member
 
     def _idlest(self) -> _Member | None:
@@ -495,7 +495,7 @@ class Pool:
         """Let calls wait until their link, which was there before, tells of what their caller follows."""
         member.link = None
         member.made = asyncio.get_running_loop().create_future()
-        self._crew.spawn(f"link of {self._settings.name}", self._make(member, link))
+        self._background.spawn(f"link of {self._settings.name}", self._make(member, link))
 
     # -- links -----------------------------------------------------------------------------------------------------
 
@@ -595,7 +595,7 @@ class Pool:
         self._unvetted |= dict.fromkeys(link for link in links if link.vet is not None)
         if self._unvetted and not self._is_vetting:
             self._is_vetting = True
-            self._crew.spawn(f"lists of {self._settings.name} to single callers", self._vet_while_due())
+            self._background.spawn(f"lists of {self._settings.name} to single callers", self._vet_while_due())
 
     async def _vet_while_due(self) -> None:
         try:
@@ -680,7 +680,7 @@ class Pool:
                 self._close(member.link)
 
     def _close(self, link: BaseLink) -> None:
-        self._crew.spawn(f"closing a link of {self._settings.name}", link.aclose())
+        self._background.spawn(f"closing a link of {self._settings.name}", link.aclose())
 
     def _lost(self, member: _Member) -> None:
         """A link broke. It tells the calls on it itself; who followed something on it is told to look."""

@@ -19,7 +19,9 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerLogLine, ServerQueue
+from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import ServerState
 from isthmus.core.ports.announcer import Announcer
@@ -29,22 +31,53 @@ from isthmus.model.callers import Caller
 from isthmus.model.credentials import Subject
 from isthmus.model.events import Log
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
-from isthmus.model.features import TOPICS, Topic
+from isthmus.model.features import TOPICS, Tool, Topic
 from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.backoff import Backoff
 from isthmus.upstream.circles import circle_in, notes_on
 from isthmus.upstream.following import Following
 from isthmus.upstream.known_lists import KnownLists
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
-from isthmus.upstream.listing import Listing
+from isthmus.upstream.listing import Listing, sharing
 from isthmus.upstream.loudness import Loudness
 from isthmus.upstream.pace import Pace
 from isthmus.upstream.pool import Pool
 from isthmus.upstream.settings import Carrier, Era, HttpSettings, NamedSettings, ServerSettings
 from isthmus.upstream.variants import Variants
-from isthmus.upstream.vetting import Vetted, is_shown
 from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
 from isthmus.wire.mcp.lists import TOOLS
+
+
+class Vetted:
+    """One such link, and its tools as they were listed on it last; none as long as nobody minds how they look."""
+
+    def __init__(self, link: BaseLink, review: Review, shown: Callable[[], Listing]) -> None:
+        self._link = link
+        self._review = review
+        self._shown = shown
+        self._tools: dict[str, Tool] = {}
+
+    async def look(self) -> None:
+        """Read its tools. Raises `Fault` if it does not list them."""
+        if self._review.withholds(self._link.server):
+            read = await self._link.list_features({"tools"}, client_caps=self._link.client_caps)
+            tools = sharing(read, self._shown()).tools
+            await self._review.prepare(tools)
+            self._tools = {tool.name: tool for tool in tools}
+
+    def may_send(self, inflight: InFlight) -> bool:
+        """Whether a call may go on the link; what is not listed there is left to the server."""
+        tool = self._tools.get(inflight.name) if inflight.call.kind == "tool" else None
+        return tool is None or self._review.passes_apart(tool, self._link.client_caps)
+
+
+def is_shown(hub: Hub, inflight: InFlight) -> bool:
+    """Whether the caller of a tool is shown it, as things stand now: for calls that waited on the keeper's own link."""
+    call = inflight.call
+    if call.kind != "tool" or not hub.review.withholds(inflight.target.feature.server):
+        return True
+    return hub.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name) is not None
+
 
 log = structlog.get_logger(__name__)
 
@@ -103,21 +136,21 @@ class Reconnector:
     def __init__(
         self,
         hub: Hub,
-        crew: BackgroundTasks,
-        lane: ServerQueue,
+        background: BackgroundTasks,
+        server_queue: ServerQueue,
         settings: ServerSettings,
         connect: Connect,
         lists: KnownLists | None = None,
     ) -> None:
         """Without `lists` nothing is known of a server before it answers, and nothing is remembered."""
-        self.lane = lane
+        self.server_queue = server_queue
         self.settings = settings
         self.is_hidden = False
         self.is_leaving = False
-        self.standing = ServerStatus(settings.name, reason="it has not answered yet", rules=settings.rules)
+        self.server_status = ServerStatus(settings.name, reason="it has not answered yet", rules=settings.rules)
         self.tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hub = hub
-        self._crew = crew
+        self._background = background
         self._connect = connect
         self._lists = lists
         self._holds_calls = False
@@ -126,11 +159,13 @@ class Reconnector:
         self._era: Era = settings.reach.era
         self._carrier: Carrier | None = None
         self._link: BaseLink | None = None
-        self._following = Following(hub, crew, settings.name)
-        self._loudness = Loudness(hub.levels, crew, settings.name)
-        self._variants = Variants(settings.name, crew, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary)
+        self._following = Following(hub, background, settings.name)
+        self._loudness = Loudness(hub.levels, background, settings.name)
+        self._variants = Variants(
+            settings.name, background, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary
+        )
         self._pool = self._further_links()
-        lane.pool = self._pool
+        server_queue.pool = self._pool
         self._listing = Listing()
         self._pace = Pace()
         self._is_doubtful = False
@@ -171,7 +206,7 @@ class Reconnector:
             return
         self._listing = known.listing
         self._holds_calls = True
-        self.lane.grace = self.lane.hard_seconds  # the first attempt ends long before that
+        self.server_queue.grace = self.server_queue.hard_seconds  # the first attempt ends long before that
         self._stand(reason=RECALLED, is_recalled=True, abilities=known.abilities, **self._offer())
 
     def _remember(self, link: BaseLink) -> None:
@@ -182,19 +217,19 @@ class Reconnector:
         """The first attempt has ended: calls are sent, or told why not, from now on."""
         if self._holds_calls:
             self._holds_calls = False
-            self.lane.end_grace()
+            self.server_queue.end_grace()
 
     def _further_links(self) -> Pool | None:
         """Links that not everybody shares; None if the server can have no other than its one."""
-        pool = Pool(self.settings, self._crew, self._connect_greeted, self._heard, self._following)
+        pool = Pool(self.settings, self._background, self._connect_greeted, self._heard, self._following)
         pool.on_changed = self._note_change_for
         pool.on_renewed = self._loudness.renew
         return pool
 
     def show(self, *, is_awaited: bool = False) -> None:
-        """Take the place of whoever kept the server before, or be the first; see `Hub.open_lane`."""
+        """Take the place of whoever kept the server before, or be the first; see `Hub.open_server_queue`."""
         self.is_hidden = False
-        self._hub.open_lane(self.lane, self.standing, is_awaited=is_awaited, learner=self)
+        self._hub.open_server_queue(self.server_queue, self.server_status, is_awaited=is_awaited, learner=self)
         self._hub.subscriptions.attach(self.settings.name, self._announcer(), self._pool)
         self._resubscribe()
 
@@ -215,7 +250,7 @@ class Reconnector:
     def adjust(self, settings: ServerSettings) -> None:
         """Take settings that ask for nothing to be started anew."""
         self.settings = settings
-        self.lane.adjust(settings.max_calls, settings.max_queued, settings.timeout)
+        self.server_queue.adjust(settings.max_calls, settings.max_queued, settings.timeout)
         if self._pool is not None:
             self._pool.adjust(settings)
         self._stand(rules=settings.rules)
@@ -223,14 +258,14 @@ class Reconnector:
     def crashed(self, error: BaseException) -> None:
         """A defect in the keeper itself: say so instead of looking merely slow."""
         self._stop_holding()
-        self.lane.detach("a defect in the hub stopped it; see the log", is_failure=True)
+        self.server_queue.detach("a defect in the hub stopped it; see the log", is_failure=True)
         self._stand(state="stopped", reason=f"a defect in the hub: {error}", is_settled=True, is_recalled=False)
 
     def leave(self) -> None:
         """Tell who still waits that the hub goes; the link is closed when `run` is cancelled."""
         self.is_leaving = True
-        self.lane.detach("the hub is shutting down", is_failure=False)
-        self.lane.grace = 0.0
+        self.server_queue.detach("the hub is shutting down", is_failure=False)
+        self.server_queue.grace = 0.0
 
     # -- servers that want a login ---------------------------------------------------------------------------------
 
@@ -238,11 +273,11 @@ class Reconnector:
         """Leave the server alone until it is shown something else, or somebody wants it all the same."""
         loop = asyncio.get_running_loop()
         self._login, self._shut_out_at = loop.create_future(), loop.time()
-        self.lane.on_wanted = self._look_once_more
+        self.server_queue.on_wanted = self._look_once_more
         try:
             await asyncio.wait({self._login}, timeout=LOGIN_SECONDS)
         finally:
-            self.lane.on_wanted = None
+            self.server_queue.on_wanted = None
             self._login = None
 
     def _look_once_more(self) -> None:
@@ -340,7 +375,7 @@ class Reconnector:
         try:
             await self._watch(link)
         finally:
-            if self.lane.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
+            if self.server_queue.answered or asyncio.get_running_loop().time() - began > HEALTHY_SECONDS:
                 self._backoff.reset()
 
     async def _reviewed(self, link: BaseLink, listing: Listing) -> Listing:
@@ -365,7 +400,7 @@ class Reconnector:
         if not link.can_ask:  # what some were listed was by a server that is not as it was
             self._variants.forget()
         self._link = link
-        gone = {tool.name for tool in self.standing.tools} - {tool.name for tool in self._listing.tools}
+        gone = {tool.name for tool in self.server_status.tools} - {tool.name for tool in self._listing.tools}
         self._stand(
             state="ready",
             reason=None,
@@ -377,7 +412,7 @@ class Reconnector:
             is_recalled=False,
             **self._offer(),
         )
-        self.lane.refuse_tools(gone)  # calls may have waited for what it listed in an earlier run
+        self.server_queue.refuse_tools(gone)  # calls may have waited for what it listed in an earlier run
         self._stop_holding()
         self._remember(link)
         self._attach(link)  # not before: calls that waited may be for tools that are withheld now
@@ -429,7 +464,7 @@ class Reconnector:
         link.on_updated = self._following.updated
         link.on_log = self._heard
         link.on_doubt = link.on_shut_out = self._note_doubt
-        self.lane.attach(link if self._pool is None else self._divide(link, self._pool))
+        self.server_queue.attach(link if self._pool is None else self._divide(link, self._pool))
         if not self.is_hidden:
             self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
 
@@ -447,7 +482,7 @@ class Reconnector:
         pool.is_duplex = link.is_duplex
         pool.takes_methods = link.takes_methods
         pool.is_followed_for_all = not link.can_vary
-        self.lane.uses_pool = pool.differs_by_client or carried_by is pool
+        self.server_queue.uses_pool = pool.differs_by_client or carried_by is pool
         return carried_by
 
     def share_link(self) -> None:
@@ -508,7 +543,7 @@ class Reconnector:
             self._variants.open()
 
     def _vary(self) -> None:
-        self._stand(variants=self._variants.offers(self._listing, self.standing.abilities))
+        self._stand(variants=self._variants.offers(self._listing, self.server_status.abilities))
 
     @asynccontextmanager
     async def _lend(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:
@@ -552,7 +587,7 @@ class Reconnector:
             if self._pool is not None:
                 self._pool.vet_again()
         else:
-            self._is_doubtful |= not self.lane.running
+            self._is_doubtful |= not self.server_queue.running
 
     def _is_at_hand(self, client_caps: ClientCapabilities) -> bool:
         """Whether it costs no link of its own to read what callers of this profile are listed."""
@@ -610,7 +645,7 @@ class Reconnector:
             await link.ping(PONG_SECONDS)
         except Fault as silent:
             # One that works may be too busy to answer, or has stopped listening and finishes what it has.
-            if not self.lane.running:
+            if not self.server_queue.running:
                 raise _gone(silent) from silent
             await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
 
@@ -655,7 +690,7 @@ class Reconnector:
         """The server logged what belongs to no call, or to several: the operator can read it."""
         text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
         text = text if self._link is None else self._link.hide(text)
-        self.lane.hear(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
+        self.server_queue.hear(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
@@ -663,10 +698,10 @@ class Reconnector:
         """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
         reason = self.settings.reason(reason)
         detail = None if last_words is None else self.settings.redact(last_words)
-        if reason != self.standing.reason:
+        if reason != self.server_status.reason:
             log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)
         self._stop_holding()
-        self.lane.detach(reason, is_failure=True, login=login)
+        self.server_queue.detach(reason, is_failure=True, login=login)
         self._variants.close()
         if not self.is_hidden:
             self._hub.subscriptions.attach(self.settings.name, None)
@@ -676,7 +711,7 @@ class Reconnector:
     def _offer(self) -> dict[str, object]:
         """What the last listing changes in the server's standing."""
         listing = self._listing
-        abilities = self.standing.abilities if self._link is None else self._link.abilities()
+        abilities = self.server_status.abilities if self._link is None else self._link.abilities()
         hubs = {} if self._link is None else self._link.hubs
         return {
             "tools": listing.tools,
@@ -691,10 +726,10 @@ class Reconnector:
         }
 
     def _stand(self, **changes: object) -> None:
-        self.standing = msgspec.structs.replace(self.standing, **changes)
+        self.server_status = msgspec.structs.replace(self.server_status, **changes)
         if not self.is_hidden:
-            self._hub.publish(self.standing)
-        if self.standing.is_settled and not self.tried.done():
+            self._hub.publish(self.server_status)
+        if self.server_status.is_settled and not self.tried.done():
             self.tried.set_result(None)
 
 

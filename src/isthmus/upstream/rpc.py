@@ -80,7 +80,7 @@ class RpcLink(BaseLink):
         reach: RpcSettings,
         credentials: Credentials,
         egress: Egress,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
@@ -92,7 +92,7 @@ class RpcLink(BaseLink):
             credentials.signer,
             self._origin,
             egress,
-            crew,
+            background,
             is_configured=True,
             limit=max_calls + SPARE_CONNECTIONS,
             connect_seconds=limits.connect_seconds,

@@ -51,11 +51,11 @@ SERVING: ContextVar[ref[InFlight] | None] = ContextVar("serving", default=None)
 class Runner:
     """Runs the functions of one server, and knows which calls it works on."""
 
-    def __init__(self, server: ServerName, limits: Limits, crew: BackgroundTasks, max_calls: int) -> None:
+    def __init__(self, server: ServerName, limits: Limits, background: BackgroundTasks, max_calls: int) -> None:
         self.server = server
         self.limits = limits
         self.loop = asyncio.get_running_loop()
-        self._crew = crew
+        self._background = background
         self._workers = Workers(str(server), max_calls)
         self._works: set[Work] = set()
 
@@ -78,7 +78,7 @@ class Runner:
             self._workers.run(work.run_in_thread)
 
     def _spawn(self, work: Work, rest: Awaitable[Any] | None = None) -> None:
-        spawn, name = self._crew.spawn, f"function {work.function.name}"
+        spawn, name = self._background.spawn, f"function {work.function.name}"
         work.task = work.inflight.context.run(spawn, name, work.run_on_loop(rest))
 
     def go_on(self, work: Work, rest: Awaitable[Any]) -> None:

@@ -64,7 +64,7 @@ class SseLink(DuplexLink["Letter"]):
         url: str,
         credentials: Credentials,
         egress: Egress,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
@@ -74,7 +74,7 @@ class SseLink(DuplexLink["Letter"]):
             credentials.signer,
             self._origin,
             egress,
-            crew,
+            background,
             is_configured=True,
             limit=max_calls + SPARE_CONNECTIONS,
             connect_seconds=limits.connect_seconds,

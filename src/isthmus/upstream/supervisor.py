@@ -27,15 +27,17 @@ TAKE_OVER_SECONDS = 60.0
 
 
 class Supervisor:
-    """Keeps servers. Each is in `keepers` unless it is disabled."""
+    """Keeps servers. Each is in `reconnectors` unless it is disabled."""
 
-    def __init__(self, hub: Hub, crew: BackgroundTasks, connect: Connect, lists: KnownLists | None = None) -> None:
+    def __init__(
+        self, hub: Hub, background: BackgroundTasks, connect: Connect, lists: KnownLists | None = None
+    ) -> None:
         """Without `lists` nothing is known of servers before they answer."""
         self._lists = lists
         self._hub = hub
-        self._crew = crew
+        self._background = background
         self._connect = connect
-        self.keepers: dict[ServerName, Reconnector] = {}
+        self.reconnectors: dict[ServerName, Reconnector] = {}
         self._tasks: dict[Reconnector, asyncio.Task[None]] = {}
         self._heirs: dict[ServerName, Reconnector] = {}
         """Keepers that are to take another's place as soon as they have a link."""
@@ -51,33 +53,33 @@ class Supervisor:
         if settings.disabled:
             self._show_disabled(settings)
             return
-        keeper = self._start(settings)
-        self.keepers[settings.name] = keeper
-        keeper.show(is_awaited=is_awaited)
+        reconnector = self._start(settings)
+        self.reconnectors[settings.name] = reconnector
+        reconnector.show(is_awaited=is_awaited)
 
     def _show_disabled(self, settings: ServerSettings) -> None:
-        lane = ServerQueue(settings.name, self._hub.limits)
-        lane.explain("it is disabled in the configuration")
-        self._hub.open_lane(lane, ServerStatus(settings.name, "disabled", "disabled", is_settled=True))
+        server_queue = ServerQueue(settings.name, self._hub.limits)
+        server_queue.explain("it is disabled in the configuration")
+        self._hub.open_server_queue(server_queue, ServerStatus(settings.name, "disabled", "disabled", is_settled=True))
 
     def _start(self, settings: ServerSettings) -> Reconnector:
-        lane = ServerQueue(
+        server_queue = ServerQueue(
             settings.name,
             self._hub.limits,
             max_calls=settings.max_calls,
             max_queued=settings.max_queued,
             timeout=settings.timeout,
         )
-        keeper = Reconnector(self._hub, self._crew, lane, settings, self._connect, self._lists)
-        task = self._crew.spawn(f"keeper of {settings.name}", keeper.run(), on_crash=keeper.crashed)
-        self._tasks[keeper] = task
-        task.add_done_callback(lambda _done: self._ended(keeper))
-        return keeper
+        reconnector = Reconnector(self._hub, self._background, server_queue, settings, self._connect, self._lists)
+        task = self._background.spawn(f"keeper of {settings.name}", reconnector.run(), on_crash=reconnector.crashed)
+        self._tasks[reconnector] = task
+        task.add_done_callback(lambda _done: self._ended(reconnector))
+        return reconnector
 
-    def _ended(self, keeper: Reconnector) -> None:
-        self._tasks.pop(keeper, None)
-        if not keeper.tried.done():
-            keeper.tried.set_result(None)  # it was given up before it had tried; nobody need wait for that
+    def _ended(self, reconnector: Reconnector) -> None:
+        self._tasks.pop(reconnector, None)
+        if not reconnector.tried.done():
+            reconnector.tried.set_result(None)  # it was given up before it had tried; nobody need wait for that
 
     # -- changing --------------------------------------------------------------------------------------------------
 
@@ -86,7 +88,7 @@ class Supervisor:
 
         The old link serves until the new one does, so that nobody waits for the change.
         """
-        present = self.keepers.get(settings.name)
+        present = self.reconnectors.get(settings.name)
         self._disinherit(settings.name)
         if present is None or settings.disabled:
             self.remove(settings.name)
@@ -97,12 +99,12 @@ class Supervisor:
             heir = self._heirs[settings.name] = self._start(settings)
             heir.is_hidden = True
             heir.inherit(present)
-            self._crew.spawn(f"change of {settings.name}", self._take_over(heir))
+            self._background.spawn(f"change of {settings.name}", self._take_over(heir))
 
     def _disinherit(self, server: ServerName) -> None:
         heir = self._heirs.pop(server, None)
         if heir is not None:
-            self._crew.spawn(f"end of {server}", self._end(heir))
+            self._background.spawn(f"end of {server}", self._end(heir))
 
     async def _take_over(self, heir: Reconnector) -> None:
         await heir.ready(TAKE_OVER_SECONDS)
@@ -110,8 +112,8 @@ class Supervisor:
         if self._heirs.get(name) is not heir:
             return  # it was changed again, or removed
         del self._heirs[name]
-        before = self.keepers[name]
-        self.keepers[name] = heir
+        before = self.reconnectors[name]
+        self.reconnectors[name] = heir
         before.is_hidden = True
         heir.show()
         self._hub.recall.forget(name)
@@ -120,39 +122,39 @@ class Supervisor:
 
     def renew(self, server: ServerName, subject: Subject | None) -> None:
         """A server is shown something else from now on, in everybody's name or in one caller's."""
-        for keeper in (self.keepers.get(server), self._heirs.get(server)):
-            if keeper is not None:
-                keeper.renew(subject)
+        for reconnector in (self.reconnectors.get(server), self._heirs.get(server)):
+            if reconnector is not None:
+                reconnector.renew(subject)
 
     # -- going -----------------------------------------------------------------------------------------------------
 
     def remove(self, server: ServerName) -> None:
         """Forget a server: nobody sees it from now on; the calls it works on may finish."""
         self._disinherit(server)
-        keeper = self.keepers.pop(server, None)
-        if keeper is not None:
-            keeper.is_hidden = True
+        reconnector = self.reconnectors.pop(server, None)
+        if reconnector is not None:
+            reconnector.is_hidden = True
             self._hub.subscriptions.detach(server)
         self._hub.close_lane(server)
-        if keeper is not None:
-            self._crew.spawn(f"end of {server}", self._drain(keeper))
+        if reconnector is not None:
+            self._background.spawn(f"end of {server}", self._drain(reconnector))
 
-    async def _drain(self, keeper: Reconnector) -> None:
+    async def _drain(self, reconnector: Reconnector) -> None:
         """Let the calls of a server that nobody sees any more come to their end, then close its link."""
-        keeper.is_leaving = True
-        lane = keeper.lane
+        reconnector.is_leaving = True
+        server_queue = reconnector.server_queue
         idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lane.on_idle = lambda: None if idle.done() else idle.set_result(None)
-        if lane.running or lane.queued:
+        server_queue.on_idle = lambda: None if idle.done() else idle.set_result(None)
+        if server_queue.running or server_queue.queued:
             await asyncio.wait({idle}, timeout=self._hub.limits.drain_seconds)
-        lane.on_idle = None
-        lane.detach("it was removed from the configuration", is_failure=False)
-        await self._end(keeper)
+        server_queue.on_idle = None
+        server_queue.detach("it was removed from the configuration", is_failure=False)
+        await self._end(reconnector)
 
-    async def _end(self, keeper: Reconnector) -> None:
-        task = self._tasks.get(keeper)
+    async def _end(self, reconnector: Reconnector) -> None:
+        task = self._tasks.get(reconnector)
         if task is not None:
-            keeper.is_hidden = keeper.is_leaving = True
+            reconnector.is_hidden = reconnector.is_leaving = True
             task.cancel()
             await asyncio.wait({task}, timeout=LEAVE_SECONDS)
 
@@ -163,8 +165,8 @@ class Supervisor:
         makes short work of a server that takes its time.
         """
         tasks = dict(self._tasks)
-        for keeper, task in tasks.items():
-            keeper.leave()
+        for reconnector, task in tasks.items():
+            reconnector.leave()
             task.cancel()
         if tasks:
             # A link is given up within seconds, however its server behaves; the crew ends what is left.

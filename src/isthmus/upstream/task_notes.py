@@ -14,7 +14,7 @@ from isthmus.wire.mcp.tasks import read_state
 
 def note(inflight: InFlight, server: ServerName, answer: Payload) -> None:
     """Note what a server's answer says of a task, before the call ends with it."""
-    tasks = None if inflight.lane is None else inflight.lane.tasks
+    tasks = None if inflight.server_queue is None else inflight.server_queue.tasks
     state = read_state(answer)
     if tasks is None or state is None:
         return

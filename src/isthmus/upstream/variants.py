@@ -76,7 +76,7 @@ class Variants:
     def __init__(
         self,
         server: ServerName,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         lend: Lend,
         *,
         is_at_hand: Callable[[ClientCapabilities], bool],
@@ -85,7 +85,7 @@ class Variants:
         """`is_at_hand` says that it takes no new link to read what a profile is listed."""
         self._is_at_hand = is_at_hand
         self._server = server
-        self._crew = crew
+        self._background = background
         self._lend = lend
         self._on_known = on_known
         self._loop = asyncio.get_running_loop()
@@ -202,7 +202,7 @@ class Variants:
         if seconds:
             variant.timer = self._loop.call_later(seconds, self._read_soon, variant)
         else:
-            variant.task = self._crew.spawn(f"lists of {self._server} to some", self._read_while_due(variant))
+            variant.task = self._background.spawn(f"lists of {self._server} to some", self._read_while_due(variant))
 
     async def _read_while_due(self, variant: _Variant) -> None:
         try:

@@ -31,9 +31,9 @@ class SocketLink(CorkedLink):
         url: str,
         credentials: Credentials,
         egress: Egress,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
     ) -> None:
-        """`crew` is given to all that dial; this kind has no task of its own."""
+        """`background` is given to all that dial; this kind has no task of its own."""
         super().__init__(server, me, limits)
         self._origin, self._target = parse_url(url, SOCKET_SCHEMES)
         self._credentials = credentials

@@ -65,7 +65,7 @@ async def test_a_new_configuration_holds_for_the_next_request(
     assert admitted(gate) == LOCAL
     limits = Limits(wrong_keys_per_minute=7)
     access.change(replace(closed, hub=replace(closed.hub, hosts=("hub.example",), limits=limits)))
-    assert gate.brake.per_minute == 7
+    assert gate.failed_auth_limit.per_minute == 7
     assert isinstance(admitted(gate), Denied)
     found = admitted(gate, KEY, b"hub.example")
     assert isinstance(found, Caller)

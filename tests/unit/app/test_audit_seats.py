@@ -87,9 +87,9 @@ async def test_a_log_that_was_taken_from_its_seat_is_missed_by_the_next_hub_ther
 async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_tasks_in_memory(tmp_path: Path) -> None:
     async with seated(tmp_path, "strict") as (journal, log):
         hub = Hub(Limits(), log.audit.over(Counters()))
-        lane, link = ServerQueue(SERVER, hub.limits), HeldLink()
-        lane.attach(link)
-        hub.open_lane(lane, ready(tool()))
+        server_queue, link = ServerQueue(SERVER, hub.limits), HeldLink()
+        server_queue.attach(link)
+        hub.open_server_queue(server_queue, ready(tool()))
         engine = Engine(hub, journal, time.time)
         live = await engine.begin(draft(call()))
         assert (await noted(tmp_path, 1))[-1]["event"] == "call.begun"

@@ -31,7 +31,7 @@ def configuration(folder: Path, pin: Pinning = "strict") -> Configuration:
     return Configuration(None, HubSettings(state=str(folder), pin=pin))
 
 
-def standing(description: str, count: int = 1) -> ServerStatus:
+def server_status(description: str, count: int = 1) -> ServerStatus:
     raw = msgspec.Raw(msgspec.json.encode(description))
     tools = (Tool.of(SERVER, FeatureName(f"t{number}"), {"description": raw}) for number in range(count))
     return ServerStatus(SERVER, "ready", tools=tuple(tools), is_settled=True)
@@ -42,14 +42,14 @@ class Kept:
 
     def __init__(self, folder: Path, pin: Pinning = "strict") -> None:
         self.told: list[tuple[str, Mapping[str, object]]] = []
-        self.crew = BackgroundTasks()
+        self.background = BackgroundTasks()
         self.hub = Hub(Limits(), Counters())
         self.pins = DefinitionPins(configuration(folder, pin))
         self.pins.tell = lambda kind, facts: self.told.append((kind, facts))
-        self.pins.attach(self.hub, self.crew)
+        self.pins.attach(self.hub, self.background)
 
     async def close(self) -> None:
-        await self.crew.aclose()
+        await self.background.aclose()
         await self.pins.aclose()
 
 
@@ -74,9 +74,9 @@ async def test_what_the_file_did_not_take_is_written_once_it_does(
     monkeypatch.setattr(Definitions, "keep", full)
     kept = Kept(tmp_path)
     try:
-        kept.hub.publish(standing("a"))
+        kept.hub.publish(server_status("a"))
         await until(lambda: len(tries) == 1)
-        kept.hub.publish(standing("b"))
+        kept.hub.publish(server_status("b"))
         await until(lambda: len(tries) == 3)
     finally:
         await kept.close()
@@ -89,7 +89,7 @@ async def test_what_the_file_did_not_take_is_written_once_it_does(
 async def test_what_comes_at_the_very_end_is_written_too(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.pins._worker.shutdown()
-    kept.hub.publish(standing("a"))
+    kept.hub.publish(server_status("a"))
     await asyncio.sleep(0)
     await kept.close()
     after = Definitions(tmp_path)
@@ -100,8 +100,8 @@ async def test_what_comes_at_the_very_end_is_written_too(tmp_path: Path) -> None
 async def test_of_very_many_changes_it_is_told_how_many_they_are(tmp_path: Path) -> None:
     kept = Kept(tmp_path, "warn")
     try:
-        kept.hub.publish(standing("a", 1000))
-        kept.hub.publish(standing("b", 1000))
+        kept.hub.publish(server_status("a", 1000))
+        kept.hub.publish(server_status("b", 1000))
         await until(lambda: bool(kept.told))
         assert len(kept.told) == TOLD_ONE_BY_ONE + 1
         assert kept.told[-1] == ("definition.changed", {"server": SERVER, "tools": 1000 - TOLD_ONE_BY_ONE})
@@ -116,11 +116,11 @@ async def test_a_file_that_is_wanted_late_is_gone_by_and_written_to(tmp_path: Pa
     file.hear(1)
     kept = Kept(tmp_path, "off")
     try:
-        kept.hub.publish(standing("a", 2))
+        kept.hub.publish(server_status("a", 2))
         kept.pins.change(configuration(tmp_path))
         kept.hub.review.again(SERVER)
-        kept.hub.publish(standing("a", 2))
-        assert kept.hub.snapshot.standings[SERVER].withheld == (FeatureName("t0"),)
+        kept.hub.publish(server_status("a", 2))
+        assert kept.hub.snapshot.server_statuses[SERVER].withheld == (FeatureName("t0"),)
         await until(lambda: len(file.known()) == 2)
         assert [kind for kind, _ in kept.told] == ["definition.withheld"], "nothing is heard of for a second time"
     finally:
@@ -132,16 +132,16 @@ async def test_two_hubs_hear_of_one_consent(tmp_path: Path) -> None:
     hubs = [Kept(tmp_path), Kept(tmp_path)]
     try:
         for kept in hubs:
-            kept.hub.publish(standing("a"))
-            kept.hub.publish(standing("b"))
+            kept.hub.publish(server_status("a"))
+            kept.hub.publish(server_status("b"))
         await until(lambda: all(kept.told for kept in hubs))
         operator = Definitions(tmp_path)
         await until(lambda: bool(operator.waiting()))
         assert operator.approve(operator.waiting()[0].seen, 1.0)
         await until(lambda: all(kept.told[-1][0] == "definition.approved" for kept in hubs))
         for kept in hubs:
-            kept.hub.publish(standing("b"))
-            assert len(kept.hub.snapshot.standings[SERVER].tools) == 1
+            kept.hub.publish(server_status("b"))
+            assert len(kept.hub.snapshot.server_statuses[SERVER].tools) == 1
         assert operator.heard() == 1, "so that the next one does not tell of it again"
         operator.close()
     finally:

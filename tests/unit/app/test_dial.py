@@ -245,11 +245,11 @@ async def test_calls_wait_for_a_local_server_as_long_as_they_would_in_the_hub() 
     async with standing_in(shares=True) as hub, dialling(hub, "one") as dialler:
         guest = await hub.arrives()
         number, _ = await guest.opened()
-        lane = dialler.running.hub.lanes[ServerName("one")]
+        server_queue = dialler.running.hub.server_queues[ServerName("one")]
         await guest.tell({"opened": number, "server": "robot_one", "grace": 90})
-        await until(lambda: lane.grace == 90)
+        await until(lambda: server_queue.grace == 90)
         await guest.tell({"opened": number, "server": "robot_one", "grace": 3})
-        await until(lambda: lane.grace == 10)
+        await until(lambda: server_queue.grace == 10)
 
 
 async def test_progress_and_withdrawals_go_through() -> None:
@@ -329,7 +329,7 @@ async def test_one_that_cannot_start_is_not_offered_and_keeps_nobody_back() -> N
         running = asyncio.ensure_future(dialler.run())
         guest = await hub.arrives()
         assert await channels(guest, 1) == {"well-id": 1}
-        assert dialler.shown().servers[0].standing.state == "retrying"
+        assert dialler.shown().servers[0].server_status.state == "retrying"
         assert guest.words.empty()
         dialler.stop()
         await asyncio.wait_for(running, PATIENCE)

@@ -34,7 +34,7 @@ def corp() -> Iterator[running.Issuer]:
 
 
 @asynccontextmanager
-async def crew() -> AsyncIterator[BackgroundTasks]:
+async def background() -> AsyncIterator[BackgroundTasks]:
     made = BackgroundTasks()
     try:
         yield made
@@ -55,7 +55,7 @@ async def until_known(issuers: Issuers, credential: str) -> Caller:
 
 @asynccontextmanager
 async def followed(issuer: Issuer, *, pause: float = 0.01) -> AsyncIterator[Issuers]:
-    async with crew() as hands:
+    async with background() as hands:
         IssuerKeys(Egress(), hands, fresh=600.0, pause=pause).follow([issuer])
         yield Issuers([issuer])
 
@@ -65,7 +65,7 @@ def made(configured: IssuerSettings) -> Issuer:
 
 
 async def test_keys_are_found_by_discovery_or_where_they_are_said_to_be(corp: running.Issuer) -> None:
-    async with crew() as hands:
+    async with background() as hands:
         assert len(await fetch_keys(settings(corp), Egress(), hands)) == 2
         assert corp.asked == ["/.well-known/openid-configuration", "/keys"]
         assert len(await fetch_keys(settings(corp, jwks=corp.jwks_url), Egress(), hands)) == 2
@@ -88,7 +88,7 @@ async def test_keys_are_found_by_discovery_or_where_they_are_said_to_be(corp: ru
 )
 async def test_metadata_leads_nowhere_else(corp: running.Issuer, metadata: dict[str, Any], reason: str) -> None:
     corp.metadata = metadata
-    async with crew() as hands:
+    async with background() as hands:
         with pytest.raises(KeysNotFound, match=reason):
             await fetch_keys(settings(corp), Egress(), hands)
 
@@ -96,7 +96,7 @@ async def test_metadata_leads_nowhere_else(corp: running.Issuer, metadata: dict[
 async def test_what_is_too_long_or_no_set_of_keys_is_refused(
     corp: running.Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with crew() as hands:
+    async with background() as hands:
         for document, reason in (
             (json.dumps({"keys": [], "x": "y" * 65536}).encode(), "over 65536 bytes"),
             (b"[]", "not a set of keys"),
@@ -109,7 +109,7 @@ async def test_what_is_too_long_or_no_set_of_keys_is_refused(
 
 async def test_an_issuer_without_metadata_is_told_so(corp: running.Issuer) -> None:
     nowhere = IssuerSettings("corp", f"{corp.url}/tenant", (HUB,))
-    async with crew() as hands:
+    async with background() as hands:
         with pytest.raises(KeysNotFound, match="say where its keys are, as jwks"):
             await fetch_keys(nowhere, Egress(), hands)
     assert corp.asked == [
@@ -153,7 +153,7 @@ async def test_an_issuer_that_is_away_is_asked_again_and_told_of_once(corp: runn
 
 
 async def test_who_is_not_followed_any_more_is_not_asked(corp: running.Issuer) -> None:
-    async with crew() as hands:
+    async with background() as hands:
         issuer = made(settings(corp, jwks=corp.jwks_url))
         keys = IssuerKeys(Egress(), hands, fresh=600.0, pause=0.001)
         keys.follow([issuer])
@@ -170,7 +170,7 @@ async def test_who_is_not_followed_any_more_is_not_asked(corp: running.Issuer) -
 
 @pytest.mark.parametrize("url", ["https://login..example", "https://login.example:0", "https://-a.example"])
 async def test_an_address_that_cannot_be_dialled_is_told(url: str) -> None:
-    async with crew() as hands:
+    async with background() as hands:
         with pytest.raises(KeysNotFound, match="cannot be used"):
             await fetch_keys(IssuerSettings("corp", url, (HUB,)), Egress(), hands)
 

@@ -32,15 +32,15 @@ for line in sys.stdin:
 
 @asynccontextmanager
 async def linked(environment: Mapping[str, str]) -> AsyncIterator[BaseLink]:
-    crew = BackgroundTasks("links")
-    links = Links(Limits(), environment, crew, Tasks(lambda: 0.0))
+    background = BackgroundTasks("links")
+    links = Links(Limits(), environment, background, Tasks(lambda: 0.0))
     reach = StdioSettings(sys.executable, ("-c", PROGRAM), env={HOPS_VARIABLE: "0"})
     link = await links.connect(ServerSettings(ServerName("files"), reach), "auto")
     try:
         yield link
     finally:
         await link.aclose()
-        await crew.aclose()
+        await background.aclose()
 
 
 @pytest.mark.parametrize(("before", "told"), [({}, "1"), ({HOPS_VARIABLE: "7"}, "8"), ({HOPS_VARIABLE: "many"}, "1")])
@@ -69,8 +69,8 @@ async def named(
     carrier: Carrier, port: int, resolver: Resolver, *, is_trusted: bool = False
 ) -> AsyncIterator[BaseLink]:
     """A link to where a caller sent the hub."""
-    crew = BackgroundTasks("links")
-    links = Links(Limits(), {}, crew, Tasks(lambda: 0.0), Egress(resolver=resolver))
+    background = BackgroundTasks("links")
+    links = Links(Limits(), {}, background, Tasks(lambda: 0.0), Egress(resolver=resolver))
     urls = {way: f"http://rebinding.example:{port}/{way}" for way in WAYS}
     reach = NamedSettings(urls["http"], {"x-token": "t"}, ways=tuple(urls.items()), is_trusted=is_trusted)
     link = await links.connect(ServerSettings(ServerName("files"), reach), carrier)
@@ -78,7 +78,7 @@ async def named(
         yield link
     finally:
         await link.aclose()
-        await crew.aclose()
+        await background.aclose()
 
 
 WAYS: tuple[Carrier, ...] = ("http", "sse", "rpc")
@@ -109,11 +109,11 @@ async def test_one_that_may_be_private_is_spoken_to_where_and_as_was_said(carrie
 
 
 async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose() -> None:
-    crew = BackgroundTasks("links")
-    links = Links(Limits(), {}, crew, Tasks(lambda: 0.0))
+    background = BackgroundTasks("links")
+    links = Links(Limits(), {}, background, Tasks(lambda: 0.0))
     settings = ServerSettings(ServerName("agent"), AgentSettings("http://127.0.0.1:9/"))
     first, second = await links.connect(settings, "auto"), await links.connect(settings, "auto")
     assert isinstance(first, AgentLink)
     assert isinstance(second, AgentLink)
     assert first.given is second.given
-    await crew.aclose()
+    await background.aclose()

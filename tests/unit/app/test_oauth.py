@@ -140,9 +140,9 @@ def test_a_token_cannot_be_of_a_tenant_that_nobody_configured(tmp_path: Path, ru
 async def test_the_gate_says_where_tokens_are_to_be_had(tmp_path: Path, running: Running) -> None:
     world = World(tmp_path, issuers=(corp(running, scopes={"a": ("b",)}),), callers=KNOWN)
     gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), world.known.identify)
-    crew = BackgroundTasks()
+    background = BackgroundTasks()
     try:
-        face = world.tokens.open(gate, crew, Egress())
+        face = world.tokens.open(gate, background, Egress())
         world.tokens.listen_at(4321)
         assert face.is_at("/oauth/token")
         denied = gate.admit({b"host": b"127.0.0.1:4321"}, "mcp")
@@ -165,7 +165,7 @@ async def test_the_gate_says_where_tokens_are_to_be_had(tmp_path: Path, running:
         assert world.tokens.address({b"host": b"hub.internal"}) == "http://hub.internal"
         assert world.tokens.address({b"host": b"elsewhere"}) == "http://localhost:4321"
     finally:
-        await crew.aclose()
+        await background.aclose()
 
 
 def test_the_secret_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Desk:
 
     @property
     def servers(self) -> set[str]:
-        return {str(name) for name in self.running.hub.lanes if name != "builtin"}
+        return {str(name) for name in self.running.hub.server_queues if name != "builtin"}
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -264,9 +264,9 @@ async def test_a_wish_to_read_is_answered_even_if_nothing_changed(desk: Desk) ->
 async def test_a_stopped_reloader_takes_nothing_more(desk: Desk) -> None:
     desk.reloader.start()
     await desk.until(lambda: len(desk.taken) == 1)
-    tasks = len(desk.running.crew)
+    tasks = len(desk.running.background)
     desk.reloader.stop()
-    await desk.until(lambda: len(desk.running.crew) == tasks - 2)
+    await desk.until(lambda: len(desk.running.background) == tasks - 2)
 
 
 # -- the hub itself ------------------------------------------------------------------------------------------
@@ -275,5 +275,5 @@ async def test_a_stopped_reloader_takes_nothing_more(desk: Desk) -> None:
 async def test_nobody_waits_for_a_server_that_joins_a_hub_at_work(desk: Desk) -> None:
     desk.write({"slow": {"url": "http://127.0.0.1:9/mcp"}})
     await desk.reloader.reload()
-    assert desk.running.hub.snapshot.standings[ServerName("slow")].state == "starting"
+    assert desk.running.hub.snapshot.server_statuses[ServerName("slow")].state == "starting"
     assert not desk.running.hub.is_settling()

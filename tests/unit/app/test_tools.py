@@ -47,20 +47,20 @@ def configuration(folder: Path, **texts: str) -> Configuration:
 
 async def imported(configuration: Configuration) -> ServerStatus:
     """How the server `builtin` stands once all has been imported that can be."""
-    crew, hub = BackgroundTasks("test"), Hub(Limits(), Notes())
-    functions = HubFunctions(hub, crew, [], is_settled=False)
+    background, hub = BackgroundTasks("test"), Hub(Limits(), Notes())
+    functions = HubFunctions(hub, background, [], is_settled=False)
     await import_tools(marked_modules(configuration), functions)
     functions.close()
-    await crew.aclose()
-    return hub.snapshot.standings[BUILTIN]
+    await background.aclose()
+    return hub.snapshot.server_statuses[BUILTIN]
 
 
 async def test_a_module_that_fails_costs_only_itself(tmp_path: Path) -> None:
     texts = {"bad": "raise ValueError('no')", "unmarked": "def f(): ...", "good": GOOD}
-    standing = await imported(configuration(tmp_path, **texts))
-    assert standing.is_settled
-    assert [tool.name for tool in standing.tools if tool.name.endswith("of_test_tools")] == ["good_of_test_tools"]
-    bad, unmarked = standing.notes
+    server_status = await imported(configuration(tmp_path, **texts))
+    assert server_status.is_settled
+    assert [tool.name for tool in server_status.tools if tool.name.endswith("of_test_tools")] == ["good_of_test_tools"]
+    bad, unmarked = server_status.notes
     assert bad.startswith("hub.tools.0 gives no tools: importing bad_module_of_test_tools failed: ValueError: no")
     assert unmarked.startswith(
         "hub.tools.1 gives no tools: nothing in the module unmarked_module_of_test_tools is marked"

@@ -37,8 +37,8 @@ def test_several_connections_are_counted_and_what_is_wrong_is_told_once() -> Non
 
 
 def test_a_server_in_a_row() -> None:
-    standing = ServerStatus(ServerName("calc"), "ready")
-    assert server_row(ServerShown("calc", standing, "robot_calc", 2, 7), NOW) == (
+    server_status = ServerStatus(ServerName("calc"), "ready")
+    assert server_row(ServerShown("calc", server_status, "robot_calc", 2, 7), NOW) == (
         "calc",
         "ready",
         "0 tools",

@@ -192,16 +192,16 @@ class Stage:
     def __init__(self, *tools: Tool, limits: Limits | None = None) -> None:
         self.notes = Notes()
         self.hub = Hub(limits or Limits(), self.notes)
-        self.lane = ServerQueue(SERVER, self.hub.limits)
+        self.server_queue = ServerQueue(SERVER, self.hub.limits)
         self.link = HeldLink()
-        self.lane.attach(self.link)
-        self.hub.open_lane(self.lane, ready(*(tools or (tool(),))))
+        self.server_queue.attach(self.link)
+        self.hub.open_server_queue(self.server_queue, ready(*(tools or (tool(),))))
 
     @classmethod
-    def of(cls, standing: ServerStatus, limits: Limits | None = None) -> Stage:
+    def of(cls, server_status: ServerStatus, limits: Limits | None = None) -> Stage:
         """A hub whose one server offers this."""
         stage = cls(limits=limits)
-        stage.hub.publish(standing)
+        stage.hub.publish(server_status)
         return stage
 
     def start(self, asked: Call | None = None) -> tuple[InFlight, Listener]:

@@ -16,41 +16,41 @@ async def fails() -> None:
 
 
 async def test_a_child_runs_under_its_name_and_leaves_when_done() -> None:
-    crew = BackgroundTasks("hub")
+    background = BackgroundTasks("hub")
 
     async def work() -> str:
         task = asyncio.current_task()
         assert task is not None
         return task.get_name()
 
-    assert await crew.spawn("keeper", work()) == "hub/keeper"
-    assert len(crew) == 0
+    assert await background.spawn("keeper", work()) == "hub/keeper"
+    assert len(background) == 0
 
 
 async def test_a_crash_is_logged_and_told_and_costs_no_sibling() -> None:
-    crew = BackgroundTasks()
+    background = BackgroundTasks()
     told: list[BaseException] = []
-    sibling = crew.spawn("sibling", asyncio.Event().wait())
+    sibling = background.spawn("sibling", asyncio.Event().wait())
     with capture_logs() as logs:
-        crashed = crew.spawn("broken", fails(), on_crash=told.append)
+        crashed = background.spawn("broken", fails(), on_crash=told.append)
         await asyncio.wait({crashed})
         await asyncio.sleep(0)
     assert [type(error) for error in told] == [ZeroDivisionError]
     assert [(line["event"], line["task"]) for line in logs] == [("background task crashed", "hub/broken")]
     assert not sibling.done()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_a_crash_that_nobody_asked_about_is_logged_all_the_same() -> None:
-    crew = BackgroundTasks()
+    background = BackgroundTasks()
     with capture_logs() as logs:
-        await asyncio.wait({crew.spawn("broken", fails())})
+        await asyncio.wait({background.spawn("broken", fails())})
         await asyncio.sleep(0)
     assert len(logs) == 1
 
 
 async def test_closing_cancels_every_child_and_waits_for_its_clean_up() -> None:
-    crew = BackgroundTasks()
+    background = BackgroundTasks()
     cleaned: list[str] = []
     started = asyncio.Event()
 
@@ -62,25 +62,25 @@ async def test_closing_cancels_every_child_and_waits_for_its_clean_up() -> None:
             await asyncio.sleep(0)
             cleaned.append("tidy")
 
-    crew.spawn("tidy", tidy())
+    background.spawn("tidy", tidy())
     await started.wait()
-    await crew.aclose()
+    await background.aclose()
     assert cleaned == ["tidy"]
-    assert len(crew) == 0
+    assert len(background) == 0
 
 
 async def test_a_closed_crew_starts_nothing() -> None:
-    crew = BackgroundTasks()
-    await crew.aclose()
+    background = BackgroundTasks()
+    await background.aclose()
     with pytest.raises(RuntimeError, match="is closed and cannot start 'late'"):
-        crew.spawn("late", fails())
+        background.spawn("late", fails())
 
 
 async def test_a_child_that_ignores_its_cancellation_is_reported_and_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(crews, "CLOSE_SECONDS", 0.01)
-    crew = BackgroundTasks()
+    background = BackgroundTasks()
     release = asyncio.Event()
     started = asyncio.Event()
 
@@ -92,16 +92,16 @@ async def test_a_child_that_ignores_its_cancellation_is_reported_and_left(
             except asyncio.CancelledError:
                 continue
 
-    task = crew.spawn("stubborn", stubborn())
+    task = background.spawn("stubborn", stubborn())
     await started.wait()
     with capture_logs() as logs:
-        await crew.aclose()
+        await background.aclose()
     assert [line["event"] for line in logs] == ["background task ignored its cancellation"]
     release.set()
     await task
 
 
 async def test_a_child_may_close_its_own_crew() -> None:
-    crew = BackgroundTasks()
+    background = BackgroundTasks()
     async with asyncio.timeout(30):
-        await crew.spawn("closer", crew.aclose())
+        await background.spawn("closer", background.aclose())

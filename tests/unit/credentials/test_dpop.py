@@ -262,15 +262,15 @@ class Sending:
 
     async def __aenter__(self) -> Sending:
         self.server = await Answers().__aenter__()
-        self.crew = BackgroundTasks("test")
+        self.background = BackgroundTasks("test")
         origin, target = parse_url(self.server.url)
-        self.client = SigningClient(Prover(ProofKey.make()), origin, Egress(), self.crew, is_configured=True)
+        self.client = SigningClient(Prover(ProofKey.make()), origin, Egress(), self.background, is_configured=True)
         self.head = request_head("GET", target, origin, {"authorization": "DPoP token-1"})
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
-        await self.crew.aclose()
+        await self.background.aclose()
         await self.server.__aexit__()
 
     def send(self) -> tuple[Told, Ticket]:

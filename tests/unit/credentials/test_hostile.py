@@ -39,7 +39,17 @@ from isthmus.upstream.settings import HttpSettings, ServerSettings
 from tests.faults.scripted import Heard, InProcess, Scripted, hub_of, reply
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, Protected, entry_of, visit
-from tests.unit.credentials.test_logins import EXCHANGE, OTHER, OWN, PLANNER, S, called, logged_in, reason_of, standing
+from tests.unit.credentials.test_logins import (
+    EXCHANGE,
+    OTHER,
+    OWN,
+    PLANNER,
+    S,
+    called,
+    logged_in,
+    reason_of,
+    server_status,
+)
 
 LONG = "x" * 600
 
@@ -164,7 +174,7 @@ async def test_tokens_that_hold_for_no_time_are_not_asked_for_in_a_loop(
 
 
 async def test_a_clock_that_was_put_back_costs_no_login(tmp_path: Path) -> None:
-    async with standing(tmp_path) as (authority, hub):
+    async with server_status(tmp_path) as (authority, hub):
         hub.running.logins._clock = lambda: time.time() - 86_400
         authority.good.clear()
         await hub.call("s.t")
@@ -341,14 +351,14 @@ async def test_what_is_no_answer_of_a_browser_breaks_nothing() -> None:
 @asynccontextmanager
 async def expired(folder: Path) -> AsyncIterator[tuple[Slow, Logins, str]]:
     """A server's login that has expired, where refreshes are answered when the test says so."""
-    vault, crew = Vault(folder), BackgroundTasks("t")
+    vault, background = Vault(folder), BackgroundTasks("t")
     async with Slow() as authority:
         url = f"{authority.url}/mcp"
         token = Token("old", time.time() - 1, 0.0, "refresh-0")
         kept = Kept(token, Client("c"), authority.url, f"{authority.url}/token", url, url)
         vault.put(Slot("s"), msgspec.json.encode(kept))
-        yield authority, Logins(vault, Egress(), crew), url
-        await crew.aclose()
+        yield authority, Logins(vault, Egress(), background), url
+        await background.aclose()
 
 
 async def test_a_login_that_is_configured_otherwise_while_it_is_renewed_is_renewed_once(tmp_path: Path) -> None:

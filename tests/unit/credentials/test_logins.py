@@ -34,7 +34,7 @@ OTHER = Caller("other", "default", Grants(("*",)))
 
 
 def reason_of(hub: InProcess) -> str:
-    return hub.running.hub.snapshot.standings[S].reason or ""
+    return hub.running.hub.snapshot.server_statuses[S].reason or ""
 
 
 async def called(hub: InProcess, caller: Caller) -> Outcome:
@@ -54,7 +54,7 @@ async def logged_in(hub: InProcess, state: Path, caller: Subject | None = None) 
 
 
 @asynccontextmanager
-async def standing(folder: Path) -> AsyncIterator[tuple[Authority, InProcess]]:
+async def server_status(folder: Path) -> AsyncIterator[tuple[Authority, InProcess]]:
     """A hub that has got a token of its own, and its server ready."""
     async with (
         Authority() as authority,
@@ -173,7 +173,7 @@ async def test_a_token_that_a_server_takes_no_more_is_renewed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
-    async with standing(tmp_path) as (authority, hub):
+    async with server_status(tmp_path) as (authority, hub):
         authority.good.clear()
         outcome = await hub.call("s.t")
         assert isinstance(outcome, NotConnected)
@@ -188,7 +188,7 @@ async def test_a_new_token_that_is_not_taken_is_no_reason_for_another(
 ) -> None:
     """But it is shown again to who wants it looked at: it may have been the server's own mistake."""
     monkeypatch.setattr(reconnector, "LOGIN_LOOK_SECONDS", 0.0)
-    async with standing(tmp_path) as (authority, hub):
+    async with server_status(tmp_path) as (authority, hub):
         authority.good.clear()
         await hub.call("s.t")
         await eventually(lambda: hub.state("s") == "login", "the hub gives up")

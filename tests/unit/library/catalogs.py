@@ -21,8 +21,10 @@ HUB = Surface("own", ServerName("hub"))
 def routes_of(*tools: Tool, surface: Surface = EVERYTHING) -> Mapping[str, Route]:
     """What a hub with these tools shows to who may use everything."""
     servers = dict.fromkeys(each.server for each in tools)
-    standings = {server: ready(*(each for each in tools if each.server == server), server=server) for server in servers}
-    return Snapshot(1, standings, CheckCache(limit_bytes=4096)).view(Grants(("*",)), surface).routes
+    server_statuses = {
+        server: ready(*(each for each in tools if each.server == server), server=server) for server in servers
+    }
+    return Snapshot(1, server_statuses, CheckCache(limit_bytes=4096)).view(Grants(("*",)), surface).routes
 
 
 def catalog_of(*names: str, missing: Mapping[str, str] | None = None) -> Catalog:

@@ -225,8 +225,8 @@ def test_a_tool_is_shown_as_its_server_describes_it() -> None:
 
 def test_a_tool_of_a_server_that_is_trusted_says_so() -> None:
     def routes(*, is_trusted: bool) -> Mapping[str, Route]:
-        standing = ready(tool("read"), rules=Rules(is_trusted=is_trusted))
-        snapshot = Snapshot(1, {standing.server: standing}, CheckCache(limit_bytes=4096))
+        server_status = ready(tool("read"), rules=Rules(is_trusted=is_trusted))
+        snapshot = Snapshot(1, {server_status.server: server_status}, CheckCache(limit_bytes=4096))
         return snapshot.view(Grants(("*",)), EVERYTHING).routes
 
     assert "trusted" not in Catalog({EVERYTHING: routes(is_trusted=False)}).resolve("read").tool.metadata

@@ -149,11 +149,11 @@ async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolServ
         (lambda universal, parameters: parameters["text"] == "soft", False, None),
     ],
 )
-async def test_who_has_to_agree(service: ToolService, approval: Approval, is_needed: Any, standing: Any) -> None:
+async def test_who_has_to_agree(service: ToolService, approval: Approval, is_needed: Any, server_status: Any) -> None:
     box = Toolbox(service, ["echo"], needs_approval=approval)
     (echo,) = await box.tools()
     assert box.is_approval_needed(echo, {"text": "loud"}) is is_needed
-    assert box.standing_approval(echo) is standing
+    assert box.standing_approval(echo) is server_status
 
 
 async def test_a_name_that_needs_approval_has_to_be_a_tool_s(service: ToolService) -> None:

@@ -153,9 +153,9 @@ async def test_a_hub_that_comes_later_goes_on_where_the_log_ends(place: Place) -
         await journal.open_log(first)
         await write(journal, ([], [fact(1)]))
     async with place.opened() as journal:
-        standing = await journal.open_log(second)
-        assert standing.head == first.points[-1]
-        assert standing.last is not None
+        server_status = await journal.open_log(second)
+        assert server_status.head == first.points[-1]
+        assert server_status.last is not None
         await write(journal, ([], [fact(2)]))
         assert is_whole(await place.rows(), second.points[-1])
 

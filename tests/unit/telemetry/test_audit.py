@@ -86,10 +86,10 @@ class Bench:
         self.audit = Audit(self.journal, SCRIBE, mode, lambda: 5.0)
         self.counters = Counters()
         self.hub = Hub(Limits(), self.audit.over(self.counters))
-        self.lane = ServerQueue(SERVER, self.hub.limits)
+        self.server_queue = ServerQueue(SERVER, self.hub.limits)
         self.link = HeldLink()
-        self.lane.attach(self.link)
-        self.hub.open_lane(self.lane, ready(tool()))
+        self.server_queue.attach(self.link)
+        self.hub.open_server_queue(self.server_queue, ready(tool()))
 
 
 # -- batched ---------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ async def test_a_call_is_sent_once_it_is_written_and_told_once_its_end_is() -> N
     bench.journal.answer()
     assert [each.call.name for each in bench.link.sent] == [call().name]
     assert inflight.finish(DONE)
-    assert (listener.outcome, inflight.outcome, bench.lane.running, bench.hub.running()) == (None, None, 0, 1)
+    assert (listener.outcome, inflight.outcome, bench.server_queue.running, bench.hub.running()) == (None, None, 0, 1)
     assert not inflight.finish(UnknownTool("later")), "it ends once"
     inflight.cancel("too late for that")
     bench.journal.answer()
@@ -209,7 +209,7 @@ async def test_what_cannot_be_written_is_not_sent(verdict: Verdict) -> None:
     bench.journal.answer(verdict)
     bench.journal.answer(verdict)
     assert isinstance(listener.outcome, NotWritten)
-    assert (listener.outcome.executed, bench.link.sent, bench.lane.running) == ("no", [], 0)
+    assert (listener.outcome.executed, bench.link.sent, bench.server_queue.running) == ("no", [], 0)
 
 
 async def test_an_end_that_cannot_be_written_is_not_told_but_that_it_ran() -> None:

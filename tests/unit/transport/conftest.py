@@ -25,14 +25,14 @@ async def server() -> AsyncIterator[Server]:
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[BackgroundTasks]:
-    crew = BackgroundTasks("test")
-    yield crew
-    await crew.aclose()
+async def background() -> AsyncIterator[BackgroundTasks]:
+    background = BackgroundTasks("test")
+    yield background
+    await background.aclose()
 
 
 @pytest_asyncio.fixture
-async def client(server: Server, crew: BackgroundTasks) -> AsyncIterator[HttpClient]:
-    client = HttpClient(server.origin, Egress(), crew, is_configured=True)
+async def client(server: Server, background: BackgroundTasks) -> AsyncIterator[HttpClient]:
+    client = HttpClient(server.origin, Egress(), background, is_configured=True)
     yield client
     await client.aclose()

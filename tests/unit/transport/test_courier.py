@@ -24,11 +24,11 @@ async def couriers(
     *, is_allowed: Callable[[str], bool] = lambda _: True, egress: Egress | None = None
 ) -> AsyncIterator[HttpCourier]:
     """A courier; by default every address was listed by the operator."""
-    crew = BackgroundTasks()
-    made = HttpCourier(egress or Egress(), crew, is_allowed)
+    background = BackgroundTasks()
+    made = HttpCourier(egress or Egress(), background, is_allowed)
     yield made
     await made.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 @asynccontextmanager

@@ -282,13 +282,15 @@ async def test_a_connection_that_the_server_closed_is_not_used(client: HttpClien
 
 
 async def test_after_a_while_a_connection_is_asked_before_it_is_written_to(
-    crew: BackgroundTasks, monkeypatch: pytest.MonkeyPatch
+    background: BackgroundTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "PEEK_AFTER_SECONDS", 0.0)
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew, is_configured=True)
+        client = HttpClient(
+            Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
+        )
         sink = Recorder()
         ask(client, sink)
         first, _ = await loop.sock_accept(listener)
@@ -305,11 +307,13 @@ async def test_after_a_while_a_connection_is_asked_before_it_is_written_to(
         await client.aclose()
 
 
-async def test_a_write_that_fails_at_once_is_known_not_to_have_left(crew: BackgroundTasks) -> None:
+async def test_a_write_that_fails_at_once_is_known_not_to_have_left(background: BackgroundTasks) -> None:
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew, is_configured=True)
+        client = HttpClient(
+            Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
+        )
         sink = Recorder()
         ask(client, sink)
         peer, _ = await loop.sock_accept(listener)
@@ -327,15 +331,17 @@ async def test_a_write_that_fails_at_once_is_known_not_to_have_left(crew: Backgr
         await client.aclose()
 
 
-async def test_a_connection_idle_too_long_is_closed(server: Server, crew: BackgroundTasks) -> None:
-    client = HttpClient(server.origin, Egress(), crew, is_configured=True, idle_seconds=0.05)
+async def test_a_connection_idle_too_long_is_closed(server: Server, background: BackgroundTasks) -> None:
+    client = HttpClient(server.origin, Egress(), background, is_configured=True, idle_seconds=0.05)
     peer, _ = await exchange(client, server)
     assert await peer.rest() == b""
     await client.aclose()
 
 
-async def test_a_connection_idle_longer_than_the_server_says_is_not_used(server: Server, crew: BackgroundTasks) -> None:
-    client = HttpClient(server.origin, Egress(), crew, is_configured=True, idle_seconds=600)
+async def test_a_connection_idle_longer_than_the_server_says_is_not_used(
+    server: Server, background: BackgroundTasks
+) -> None:
+    client = HttpClient(server.origin, Egress(), background, is_configured=True, idle_seconds=600)
     reply = b"HTTP/1.1 200 OK\r\nKeep-Alive: max=9, Timeout=5\r\ncontent-length: 2\r\n\r\nok"
     await exchange(client, server, reply)
     (connection,) = client._idle
@@ -351,19 +357,19 @@ async def test_a_keep_alive_without_a_time_changes_nothing(client: HttpClient, s
     await peer.request()
 
 
-async def test_a_dial_whose_request_was_given_up_may_fail_unheard(server: Server, crew: BackgroundTasks) -> None:
-    client = HttpClient(server.origin, Egress(), crew, is_configured=False)
+async def test_a_dial_whose_request_was_given_up_may_fail_unheard(server: Server, background: BackgroundTasks) -> None:
+    client = HttpClient(server.origin, Egress(), background, is_configured=False)
     sink = Recorder()
     ask(client, sink).abort()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(crew):  # noqa: ASYNC110 - a dial that nobody waits for tells nobody
+        while len(background):  # noqa: ASYNC110 - a dial that nobody waits for tells nobody
             await asyncio.sleep(0)
     assert not sink.heard
     await client.aclose()
 
 
-async def test_requests_beyond_the_limit_wait_their_turn(server: Server, crew: BackgroundTasks) -> None:
-    client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=2)
+async def test_requests_beyond_the_limit_wait_their_turn(server: Server, background: BackgroundTasks) -> None:
+    client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=2)
     sinks = [Recorder() for _ in range(6)]
     tickets = [ask(client, sink, str(number).encode()) for number, sink in enumerate(sinks)]
     tickets[3].abort()
@@ -380,8 +386,8 @@ async def test_requests_beyond_the_limit_wait_their_turn(server: Server, crew: B
     await client.aclose()
 
 
-async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, crew: BackgroundTasks) -> None:
-    client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
+async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, background: BackgroundTasks) -> None:
+    client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
     first, second = Recorder(), Recorder()
     ticket = ask(client, first)
     await (await server.accept()).request()
@@ -395,11 +401,11 @@ async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, crew: 
     await client.aclose()
 
 
-async def test_a_failed_dial_loses_what_waited_for_it(crew: BackgroundTasks) -> None:
+async def test_a_failed_dial_loses_what_waited_for_it(background: BackgroundTasks) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         origin = Origin("http", "127.0.0.1", taken.getsockname()[1])
-        client = HttpClient(origin, Egress(), crew, is_configured=True, limit=2)
+        client = HttpClient(origin, Egress(), background, is_configured=True, limit=2)
         sinks = [Recorder() for _ in range(5)]
         for sink in sinks:
             ask(client, sink)
@@ -411,8 +417,8 @@ async def test_a_failed_dial_loses_what_waited_for_it(crew: BackgroundTasks) -> 
         await client.aclose()
 
 
-async def test_a_target_that_may_not_be_dialled_is_lost_unsent(server: Server, crew: BackgroundTasks) -> None:
-    client = HttpClient(server.origin, Egress(), crew, is_configured=False)
+async def test_a_target_that_may_not_be_dialled_is_lost_unsent(server: Server, background: BackgroundTasks) -> None:
+    client = HttpClient(server.origin, Egress(), background, is_configured=False)
     sink = Recorder()
     ask(client, sink)
     assert "may not be dialled" in (await sink.loss()).reason
@@ -420,11 +426,11 @@ async def test_a_target_that_may_not_be_dialled_is_lost_unsent(server: Server, c
     await client.aclose()
 
 
-async def test_a_dial_that_crashes_loses_its_request(server: Server, crew: BackgroundTasks) -> None:
+async def test_a_dial_that_crashes_loses_its_request(server: Server, background: BackgroundTasks) -> None:
     async def broken(origin: Origin) -> list[http_connection.Connection]:
         raise ZeroDivisionError
 
-    client = HttpClient(server.origin, Egress(resolver=broken), crew, is_configured=True)  # type: ignore[arg-type]
+    client = HttpClient(server.origin, Egress(resolver=broken), background, is_configured=True)  # type: ignore[arg-type]
     sink = Recorder()
     ask(client, sink)
     assert "ZeroDivisionError" in (await sink.loss()).reason
@@ -510,13 +516,15 @@ async def test_a_request_aborted_before_its_end_was_taken_never_arrives_whole(
     assert not sink.heard
 
 
-async def test_nothing_is_written_after_an_abort_in_the_same_turn(crew: BackgroundTasks) -> None:
+async def test_nothing_is_written_after_an_abort_in_the_same_turn(background: BackgroundTasks) -> None:
     """The loop finds two sockets ready: one makes us abort, the other could take more of the request."""
     loop = asyncio.get_running_loop()
     bell, rope = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as listener, bell, rope:
         listener.setblocking(False)
-        client = HttpClient(Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), crew, is_configured=True)
+        client = HttpClient(
+            Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
+        )
         first = ask(client, Recorder(), BIG)
         with (await loop.sock_accept(listener))[0] as peer:
             await turn()
@@ -551,8 +559,8 @@ def drain(sock: socket.socket) -> int:
     return received
 
 
-async def test_closing_the_client_loses_whatever_it_holds(server: Server, crew: BackgroundTasks) -> None:
-    client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=2)
+async def test_closing_the_client_loses_whatever_it_holds(server: Server, background: BackgroundTasks) -> None:
+    client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=2)
     idle, _ = await exchange(client, server)
     sinks = [Recorder() for _ in range(3)]
     for sink in sinks:
@@ -569,13 +577,13 @@ async def test_closing_the_client_loses_whatever_it_holds(server: Server, crew: 
     await client.aclose()
 
 
-async def test_over_tls_a_request_may_have_left_as_soon_as_it_is_written(crew: BackgroundTasks) -> None:
+async def test_over_tls_a_request_may_have_left_as_soon_as_it_is_written(background: BackgroundTasks) -> None:
     authority = trustme.CA()
     theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("localhost").configure_cert(theirs)
     authority.configure_trust(ours)
     async with Server(theirs) as server:
-        client = HttpClient(server.origin, Egress(ours), crew, is_configured=True)
+        client = HttpClient(server.origin, Egress(ours), background, is_configured=True)
         peer, sink = await exchange(client, server)
         assert sink.body == b"ok"
         big = ask(client, Recorder(), BIG)
@@ -588,11 +596,11 @@ async def test_over_tls_a_request_may_have_left_as_soon_as_it_is_written(crew: B
         await client.aclose()
 
 
-async def test_a_certificate_that_does_not_fit_is_told(crew: BackgroundTasks) -> None:
+async def test_a_certificate_that_does_not_fit_is_told(background: BackgroundTasks) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("localhost").configure_cert(theirs)
     async with Server(theirs) as server:
-        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
         sink = Recorder()
         ask(client, sink)
         lost = await sink.loss()

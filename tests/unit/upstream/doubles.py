@@ -92,7 +92,7 @@ class Scene:
         link.on_changed = lambda topic: self.told.append(f"changed: {topic}")
         link.on_updated = lambda uri: self.told.append(f"updated: {uri}")
         link.on_log = self.logs.append
-        self._stage.lane.attach(link)
+        self._stage.server_queue.attach(link)
 
     def start(
         self, name: str = "read", arguments: dict[str, Any] | None = None, *, caller: Caller = ANYONE

@@ -153,11 +153,11 @@ class Kept:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.hub = Hub(limits or Limits(), Counters())
-        self.crew = BackgroundTasks()
+        self.background = BackgroundTasks()
         self.links: list[Scripted] = []
         self.prepare: Callable[[Scripted], None] = lambda _link: None
         self.refusal: Exception | None = None
-        self.supervisor = Supervisor(self.hub, self.crew, self._connect)
+        self.supervisor = Supervisor(self.hub, self.background, self._connect)
 
     async def _connect(self, settings: ServerSettings, carrier: Carrier, subject: Subject | None = None) -> BaseLink:
         if self.refusal is not None:
@@ -178,12 +178,12 @@ class Kept:
     async def ready(self, **more: Any) -> Scripted:
         """Keep a server and wait until it is ready; returns its link."""
         self.keep(**more)
-        await self.until(lambda: self.standing.state == "ready")
+        await self.until(lambda: self.server_status.state == "ready")
         return self.links[-1]
 
     @property
-    def standing(self) -> ServerStatus:
-        return self.hub.snapshot.standings[NAME]
+    def server_status(self) -> ServerStatus:
+        return self.hub.snapshot.server_statuses[NAME]
 
     def start(self, asked: Call | None = None) -> tuple[InFlight, Listener]:
         """Start a call and listen to it."""
@@ -197,9 +197,9 @@ class Kept:
 
     async def aclose(self) -> None:
         await self.supervisor.aclose()
-        await self.crew.aclose()
+        await self.background.aclose()
         assert all(link.is_closed for link in self.links)
-        assert len(self.crew) == 0
+        assert len(self.background) == 0
 
 
 def settings(reach: Reach | None = None, **more: Any) -> ServerSettings:

@@ -51,9 +51,9 @@ class Asked(Listener):
 class Scene:
     """Functions that run for calls of one caller."""
 
-    def __init__(self, crew: BackgroundTasks) -> None:
+    def __init__(self, background: BackgroundTasks) -> None:
         self.stage = Stage()
-        self.runner = Runner(SERVER, Limits(), crew, 2)
+        self.runner = Runner(SERVER, Limits(), background, 2)
 
     def start(self, function: Callable[..., Any], client_caps: ClientCapabilities = CAN, **traits: Any) -> Asked:
         asked = Asked()
@@ -91,11 +91,11 @@ async def ended(asked: Listener) -> Any:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    crew = BackgroundTasks("test")
-    scene = Scene(crew)
+    background = BackgroundTasks("test")
+    scene = Scene(background)
     yield scene
     scene.runner.close("done")
-    await crew.aclose()
+    await background.aclose()
 
 
 @pytest.mark.parametrize("function", [greet, greet_blocking])

@@ -180,7 +180,7 @@ async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     line.read(message(id=7, method="roots/list"))
     assert pipe.said() == []
     stage = Stage()
-    stage.lane.attach(line)
+    stage.server_queue.attach(line)
     _, listener = stage.start(call(client_caps=line.client_caps))
     assert listener.asked == []  # whoever started it does not hold it yet, and could not let it wait
     await turn()
@@ -234,7 +234,7 @@ class Asking:
         self.heard = 0
         self.line.on_asked = self._hear
         self._stage = Stage()
-        self._stage.lane.attach(self.line)
+        self._stage.server_queue.attach(self.line)
 
     def _hear(self) -> None:
         self.heard += 1

@@ -25,9 +25,9 @@ class Followed:
 
     def __init__(self) -> None:
         self.hub = Stage().hub
-        self.crew = BackgroundTasks("following")
+        self.background = BackgroundTasks("following")
         self.common, self.link = Scripted(), Scripted()
-        self.following = Following(self.hub, self.crew, NAME)
+        self.following = Following(self.hub, self.background, NAME)
         self.following.attend(self.link)
         self.hub.subscriptions.attach(NAME, self.common, self)
         self.mine: list[str] = []
@@ -58,7 +58,7 @@ class Followed:
 async def followed() -> AsyncIterator[Followed]:
     made = Followed()
     yield made
-    await made.crew.aclose()
+    await made.background.aclose()
 
 
 def subscribed(link: Scripted) -> list[str]:
@@ -103,7 +103,7 @@ async def test_after_a_gap_only_those_look_who_hear_from_that_link(followed: Fol
 async def test_a_link_whose_server_forgot_everything_is_asked_again_and_its_followers_look(followed: Followed) -> None:
     await followed.follow(URIS[0])
     followed.following.resume_own(followed.link)
-    while len(followed.crew):  # noqa: ASYNC110 - a crew tells nobody
+    while len(followed.background):  # noqa: ASYNC110 - a crew tells nobody
         await asyncio.sleep(0)
     assert (subscribed(followed.link), subscribed(followed.common)) == (URIS[:1] * 2, URIS[:1])
     assert (followed.mine, followed.others) == (URIS[:1], [])
@@ -114,7 +114,7 @@ async def test_a_new_common_link_is_asked_for_everything_and_those_look_who_hear
     fresh = Scripted()
     followed.hub.subscriptions.attach(NAME, fresh)
     followed.following.resume(fresh)
-    while len(followed.crew):  # noqa: ASYNC110 - a crew tells nobody
+    while len(followed.background):  # noqa: ASYNC110 - a crew tells nobody
         await asyncio.sleep(0)
     assert subscribed(fresh) == URIS[:1]
     assert (followed.mine, followed.others) == ([], URIS[:1])
@@ -131,8 +131,8 @@ async def test_an_update_makes_the_hub_forget_what_it_kept(followed: Followed) -
 
 async def test_the_common_link_is_asked_too_while_nobody_waits(followed: Followed) -> None:
     await followed.hub.subscriptions.add((NAME, URIS[0]), lambda: None, ME)
-    assert (subscribed(followed.link), len(followed.crew)) == (URIS[:1], 1)
-    while len(followed.crew):  # noqa: ASYNC110 - a crew tells nobody
+    assert (subscribed(followed.link), len(followed.background)) == (URIS[:1], 1)
+    while len(followed.background):  # noqa: ASYNC110 - a crew tells nobody
         await asyncio.sleep(0)
     assert subscribed(followed.common) == URIS[:1]
 

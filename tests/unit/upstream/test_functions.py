@@ -112,8 +112,8 @@ SHOP = '''
 class Scene:
     """A hub whose only server is a module of functions."""
 
-    def __init__(self, folder: Path, crew: BackgroundTasks, limits: Limits) -> None:
-        self._crew = crew
+    def __init__(self, folder: Path, background: BackgroundTasks, limits: Limits) -> None:
+        self._background = background
         self._limits = limits
         (folder / "shop_of_functions.py").write_text(dedent(SHOP))
         self.reach = PythonSettings("shop_of_functions", str(folder))
@@ -122,12 +122,12 @@ class Scene:
 
     def dial(self, reach: PythonSettings) -> PythonLink:
         me = Implementation("test", "1")
-        return PythonLink(SERVER, me, self._limits, reach=reach, crew=self._crew, max_calls=2)
+        return PythonLink(SERVER, me, self._limits, reach=reach, background=self._background, max_calls=2)
 
     async def open(self) -> None:
         await self.link.greet("legacy")
         self.stage = Stage(*(await self.link.list_features()).tools)
-        self.stage.lane.attach(self.link)
+        self.stage.server_queue.attach(self.link)
 
     @property
     def shop(self) -> Any:
@@ -166,13 +166,13 @@ async def hold(wait: Callable[[float], bool]) -> None:
 
 @pytest_asyncio.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    path, crew = list(sys.path), BackgroundTasks("test")
-    scene = Scene(tmp_path, crew, Limits(reply_bytes=4096))
+    path, background = list(sys.path), BackgroundTasks("test")
+    scene = Scene(tmp_path, background, Limits(reply_bytes=4096))
     await scene.open()
     yield scene
     scene.shop.may_end.set()
     await scene.link.aclose()
-    await crew.aclose()
+    await background.aclose()
     sys.path[:] = path
     del sys.modules["shop_of_functions"]
 
@@ -250,7 +250,7 @@ async def test_a_result_over_the_limit_is_refused(scene: Scene) -> None:
 
 async def test_arguments_that_the_annotations_refuse_never_reach_the_function(scene: Scene) -> None:
     scene.stage = Stage(tool("add"))  # without a schema, so that the hub itself does not refuse them
-    scene.stage.lane.attach(scene.link)
+    scene.stage.server_queue.attach(scene.link)
     fault = (await scene.run("add", {"a": "x"})).fault
     assert isinstance(fault, BadArguments)
     assert "$.a" in fault.message

@@ -41,11 +41,11 @@ async def tell(context: Context) -> None:
 class Scene:
     """A hub with nothing but what its process has."""
 
-    def __init__(self, crew: BackgroundTasks, *, is_settled: bool = True) -> None:
+    def __init__(self, background: BackgroundTasks, *, is_settled: bool = True) -> None:
         self.registry = Registry()
         self.hub = Hub(Limits(), Notes())
         own = builtin_tools(MemoryJournal(), lambda: 1.5)
-        self.functions = HubFunctions(self.hub, crew, own, is_settled=is_settled, registry=self.registry)
+        self.functions = HubFunctions(self.hub, background, own, is_settled=is_settled, registry=self.registry)
 
     def listed(self) -> list[str]:
         return sorted(self.hub.snapshot.view(ANYONE.grants, EVERYTHING).routes)
@@ -67,15 +67,15 @@ class Scene:
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[BackgroundTasks]:
-    crew = BackgroundTasks("test")
-    yield crew
-    await crew.aclose()
+async def background() -> AsyncIterator[BackgroundTasks]:
+    background = BackgroundTasks("test")
+    yield background
+    await background.aclose()
 
 
 @pytest_asyncio.fixture
-async def scene(crew: BackgroundTasks) -> AsyncIterator[Scene]:
-    scene = Scene(crew)
+async def scene(background: BackgroundTasks) -> AsyncIterator[Scene]:
+    scene = Scene(background)
     yield scene
     scene.functions.close()
 
@@ -102,10 +102,10 @@ async def test_a_function_registered_in_another_thread_comes_over(scene: Scene) 
     thread.join(5)
 
 
-async def test_what_was_there_before_the_hub_is_shown_too(crew: BackgroundTasks) -> None:
-    first = Scene(crew)
+async def test_what_was_there_before_the_hub_is_shown_too(background: BackgroundTasks) -> None:
+    first = Scene(background)
     first.register()
-    second = HubFunctions(first.hub, crew, [], registry=first.registry)
+    second = HubFunctions(first.hub, background, [], registry=first.registry)
     assert "builtin.double" in first.listed()
     second.close()
     first.functions.close()
@@ -137,7 +137,7 @@ async def test_a_function_of_this_hub_alone_can_be_built_in(scene: Scene) -> Non
 @pytest.mark.parametrize(("name", "server"), [("echo", "builtin"), ("double", "builtin"), ("double", "files")])
 async def test_a_name_that_is_taken_stays_so(scene: Scene, name: str, server: str) -> None:
     scene.register()
-    scene.hub.lanes[ServerName("files")] = scene.hub.lanes[BUILTIN]
+    scene.hub.server_queues[ServerName("files")] = scene.hub.server_queues[BUILTIN]
     with pytest.raises(NameTaken):
         scene.functions.add(Function(name, double), server)
     assert scene.listed() == sorted([*OWN, "builtin.double"])
@@ -149,9 +149,9 @@ async def test_a_server_s_name_must_be_one(scene: Scene) -> None:
 
 
 async def test_the_hub_can_log_once_a_function_can(scene: Scene) -> None:
-    assert scene.hub.snapshot.standings[BUILTIN].abilities == {"tools"}
+    assert scene.hub.snapshot.server_statuses[BUILTIN].abilities == {"tools"}
     scene.register("tell", tell)
-    assert scene.hub.snapshot.standings[BUILTIN].abilities == {"tools", "logging"}
+    assert scene.hub.snapshot.server_statuses[BUILTIN].abilities == {"tools", "logging"}
 
 
 async def test_a_call_that_comes_when_its_function_is_gone_says_so(scene: Scene) -> None:
@@ -164,13 +164,13 @@ async def test_a_call_that_comes_when_its_function_is_gone_says_so(scene: Scene)
     assert fault.executed == "no"
 
 
-async def test_who_lists_waits_until_all_modules_have_been_imported(crew: BackgroundTasks) -> None:
-    scene = Scene(crew, is_settled=False)
+async def test_who_lists_waits_until_all_modules_have_been_imported(background: BackgroundTasks) -> None:
+    scene = Scene(background, is_settled=False)
     assert scene.hub.is_settling()
     assert "builtin.echo" in scene.listed()
     scene.functions.settle(("one module less",))
     assert not scene.hub.is_settling()
-    assert scene.hub.snapshot.standings[BUILTIN].notes == ("one module less",)
+    assert scene.hub.snapshot.server_statuses[BUILTIN].notes == ("one module less",)
     scene.functions.close()
 
 

@@ -23,13 +23,13 @@ from tests.unit.core.doubles import SERVER, Listener, Stage, call
 class Scene:
     """A hub whose only server is the hub itself, and a tool that never ends or fails."""
 
-    def __init__(self, crew: BackgroundTasks) -> None:
+    def __init__(self, background: BackgroundTasks) -> None:
         self.has_ended = asyncio.Event()
         odd = [LocalTool("hang", "", {"type": "object"}, self._hang), LocalTool("fail", "", {"type": "object"}, _fail)]
-        runner = Runner(SERVER, Limits(), crew, 2)
-        self.link = LocalLink(SERVER, [*builtin_tools(MemoryJournal(), lambda: 1.5), *odd], crew, runner)
+        runner = Runner(SERVER, Limits(), background, 2)
+        self.link = LocalLink(SERVER, [*builtin_tools(MemoryJournal(), lambda: 1.5), *odd], background, runner)
         self.stage = Stage(*self.link.tools)
-        self.stage.lane.attach(self.link)
+        self.stage.server_queue.attach(self.link)
 
     async def _hang(self, _caller: str, _arguments: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -51,9 +51,9 @@ async def _fail(_caller: str, _arguments: dict[str, Any]) -> dict[str, Any]:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    crew = BackgroundTasks("test")
-    yield Scene(crew)
-    await crew.aclose()
+    background = BackgroundTasks("test")
+    yield Scene(background)
+    await background.aclose()
 
 
 def shown(listener: Listener) -> Any:

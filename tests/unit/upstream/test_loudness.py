@@ -40,9 +40,9 @@ class Room:
     """Links of one server, and what is wanted of them."""
 
     def __init__(self) -> None:
-        self.crew = BackgroundTasks("loudness")
+        self.background = BackgroundTasks("loudness")
         self.levels = Levels()
-        self.loudness = Loudness(self.levels, self.crew, NAME)
+        self.loudness = Loudness(self.levels, self.background, NAME)
         self.levels.watch(self.loudness.changed)
         self.link = Slow()
 
@@ -56,7 +56,7 @@ class Room:
 async def room() -> AsyncIterator[Room]:
     made = Room()
     yield made
-    await made.crew.aclose()
+    await made.background.aclose()
 
 
 async def test_while_nothing_is_wanted_nothing_is_asked(room: Room) -> None:
@@ -74,7 +74,7 @@ async def test_a_link_is_asked_one_thing_at_a_time_and_the_latest_wins(room: Roo
     room.link.answer()
     await room.until(lambda: len(room.link.levels) == 2)
     room.link.answer()
-    await room.until(lambda: len(room.crew) == 0)
+    await room.until(lambda: len(room.background) == 0)
     assert room.link.levels == ["error", "notice"]
 
 
@@ -85,7 +85,7 @@ async def test_a_refusal_is_no_harm_and_the_next_level_is_asked_for(room: Room) 
     room.link.refuse()
     await room.until(lambda: room.link.levels == ["error", "info"])
     room.link.refuse()
-    await room.until(lambda: len(room.crew) == 0)
+    await room.until(lambda: len(room.background) == 0)
     room.levels.want("a", "debug")
     assert room.link.levels == ["error", "info", "debug"]
 
@@ -103,7 +103,7 @@ async def test_every_link_that_is_still_there_is_asked(room: Room) -> None:
 
 async def test_a_new_link_is_waited_for_but_not_for_ever(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.levels.want("a", "error")
-    preparing = room.crew.spawn("a call", room.loudness.prepare(room.link))
+    preparing = room.background.spawn("a call", room.loudness.prepare(room.link))
     await room.until(lambda: room.link.levels == ["error"])
     assert not preparing.done()
     room.link.answer()
@@ -116,7 +116,7 @@ async def test_who_chose_knows_when_every_link_has_taken_it(room: Room) -> None:
     room.loudness.attend(room.link)
     for level in ("error", "debug"):
         room.levels.want("a", level)
-    taken = room.crew.spawn("a caller", room.levels.settled({NAME}))
+    taken = room.background.spawn("a caller", room.levels.settled({NAME}))
     room.link.answer()
     await room.until(lambda: room.link.levels == ["error", "debug"])
     assert not taken.done()

@@ -18,9 +18,9 @@ from tests.unit.upstream.doubles import ACCEPTED
 
 @pytest.mark.parametrize("is_taken", [True, False])
 async def test_quiet_comes_when_all_were_taken_or_lost(*, is_taken: bool) -> None:
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
         notices = Notices(client)
         await notices.quiet()  # nothing is under way
         notices.send(request_head("POST", "/", server.origin, {}), b"{}")
@@ -35,28 +35,28 @@ async def test_quiet_comes_when_all_were_taken_or_lost(*, is_taken: bool) -> Non
         async with asyncio.timeout(10):
             await quiet
         await client.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_one_that_is_never_acknowledged_gives_its_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.05)
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
         notices = Notices(client)
         notices.send(request_head("POST", "/", server.origin, {}), b"{}")
         async with asyncio.timeout(10):
             await notices.quiet()
         await (await server.accept()).rest()
         await client.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICES_MAX", 2)
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
         notices = Notices(client)
         head = request_head("POST", "/", server.origin, {})
         for number in (b"1", b"2", b"3"):
@@ -72,14 +72,14 @@ async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) ->
         assert sorted(seen) == [b"1", b"2"]
         assert server.accepted == 2
         await client.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICES_MAX", 2)
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
+        client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
         notices = Notices(client)
         numbers = [b"%d" % number for number in range(9)]
         for number in numbers:
@@ -92,14 +92,14 @@ async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatc
             await peer.say(ACCEPTED)
         assert seen == numbers
         await client.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
+        client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
         notices = Notices(client)
         head = request_head("POST", "/", server.origin, {})
         client.send(head, b"a call", Recorder())
@@ -114,26 +114,26 @@ async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: py
         second = await server.accept()
         assert (await second.request()).endswith(b"an answer")
         await client.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_an_answer_that_is_never_acknowledged_gives_its_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, is_configured=True)
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
         Notices(client).answer(request_head("POST", "/", server.origin, {}), b"{}")
         await (await server.accept()).rest()
         await client.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.01)
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        client = HttpClient(server.origin, Egress(), crew, is_configured=True, limit=1)
+        client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
         notices = Notices(client)
         head = request_head("POST", "/", server.origin, {})
         client.send(head, b"a call", Recorder())
@@ -149,7 +149,7 @@ async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: py
         await first.say(ACCEPTED)
         assert (await (await server.accept()).request()).endswith(b"another call")
         await client.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_an_answer_that_provably_did_not_leave_is_sent_once_more_and_no_more() -> None:
@@ -162,12 +162,12 @@ async def test_an_answer_that_provably_did_not_leave_is_sent_once_more_and_no_mo
             self.sent.append(body)
             return super().send(head, body, sink)
 
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        client = Counting(server.origin, Egress(), crew)
+        client = Counting(server.origin, Egress(), background)
         await client.aclose()
         Notices(client).answer(request_head("POST", "/", server.origin, {}), b"an answer")
         for _ in range(10):
             await asyncio.sleep(0)
         assert client.sent == [b"an answer", b"an answer"]
-    await crew.aclose()
+    await background.aclose()

@@ -28,7 +28,7 @@ from tests.unit.transport.doubles import Server
 class Scene:
     """A server whose connections the test holds, and a hub whose only server it is."""
 
-    def __init__(self, server: Server, crew: BackgroundTasks) -> None:
+    def __init__(self, server: Server, background: BackgroundTasks) -> None:
         self.server = server
         self.link = PlainLink(
             SERVER,
@@ -37,12 +37,12 @@ class Scene:
             reach=RpcSettings(f"{server.origin}/messages/"),
             credentials=StaticCredentials({SERVER: {"x-token": "secret"}}),
             egress=Egress(),
-            crew=crew,
+            background=background,
             max_calls=4,
         )
         self.link.belong_to_one_caller()
         self.stage = Stage.of(ready(is_unlisted=True))
-        self.stage.lane.attach(self.link)
+        self.stage.server_queue.attach(self.link)
 
     async def answer(self, **members: Any) -> tuple[bytes, Any]:
         """Answer the next request; its head, and what it said."""
@@ -58,12 +58,12 @@ class Scene:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        made = Scene(server, crew)
+        made = Scene(server, background)
         yield made
         await made.link.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 @pytest.mark.parametrize("members", [{"result": {"tools": []}}, {"error": {"code": -32601, "message": "no"}}])

@@ -38,7 +38,7 @@ class Pooled:
         self, isolation: str = "caller", max_calls: int = 64, credentials: ServerCredentials | None = None
     ) -> None:
         self.stage = Stage()
-        self.crew = BackgroundTasks("pool")
+        self.background = BackgroundTasks("pool")
         self.links: list[Scripted] = []
         self.all_client_caps: list[ClientCapabilities] = []
         """What each link was made for."""
@@ -47,10 +47,10 @@ class Pooled:
         self.opened.set()
         self.refusal: BaseException | None = None
         made = settings(isolation=isolation, max_calls=max_calls, credentials=credentials or NO_CREDENTIALS)
-        self.following = Following(self.stage.hub, self.crew, NAME)
-        self.pool = Pool(made, self.crew, self._connect, self.lines.append, self.following)
-        self.stage.lane.attach(self.pool)
-        self.stage.lane.pool = self.pool
+        self.following = Following(self.stage.hub, self.background, NAME)
+        self.pool = Pool(made, self.background, self._connect, self.lines.append, self.following)
+        self.stage.server_queue.attach(self.pool)
+        self.stage.server_queue.pool = self.pool
 
     async def _connect(self, client_caps: ClientCapabilities, subject: Subject | None = None) -> BaseLink:
         self.all_client_caps.append(client_caps)
@@ -79,7 +79,7 @@ class Pooled:
     async def until_quiet(self) -> None:
         """Wait until no link is being made or closed."""
         async with asyncio.timeout(SECONDS):
-            while len(self.crew):  # noqa: ASYNC110 - a crew tells nobody
+            while len(self.background):  # noqa: ASYNC110 - a crew tells nobody
                 await asyncio.sleep(0)
 
     def carrier_of(self, inflight: InFlight) -> Scripted:
@@ -87,7 +87,7 @@ class Pooled:
         return link
 
     def is_empty(self) -> bool:
-        return (len(self.pool), self.pool._of, self.stage.lane.running) == (0, {}, 0)
+        return (len(self.pool), self.pool._of, self.stage.server_queue.running) == (0, {}, 0)
 
 
 @pytest.fixture
@@ -1104,7 +1104,7 @@ async def test_a_hub_that_goes_while_a_link_is_asked_leaves_nothing() -> None:
     _, listener = followed.stage.start(msgspec.structs.replace(call(client_caps=ABLE), session="a"))
     async with asyncio.timeout(SECONDS):
         await asked.wait()
-    await followed.crew.aclose()
+    await followed.background.aclose()
     assert isinstance(listener.fault, NotConnected)
     assert (len(followed.pool), followed.links[0].closings) == (0, 1)
 
@@ -1268,7 +1268,7 @@ async def test_a_caller_with_credentials_of_its_own_has_a_link_of_its_own(isolat
     again = await pooled.sent(OTHER)
     assert pooled.carrier_of(again) is pooled.carrier_of(own)
     await pooled.pool.aclose()
-    await pooled.crew.aclose()
+    await pooled.background.aclose()
 
 
 async def test_what_is_listed_to_many_is_never_read_in_one_callers_name() -> None:
@@ -1279,7 +1279,7 @@ async def test_what_is_listed_to_many_is_never_read_in_one_callers_name() -> Non
         assert isinstance(link, Scripted)
         assert link.subject is None
     await pooled.pool.aclose()
-    await pooled.crew.aclose()
+    await pooled.background.aclose()
 
 
 async def test_where_everybody_needs_their_own_nobody_is_called_for_by_the_common_ones() -> None:
@@ -1290,7 +1290,7 @@ async def test_where_everybody_needs_their_own_nobody_is_called_for_by_the_commo
     assert "anyone has none" in listener.fault.why
     assert pooled.carrier_of(await pooled.sent(OTHER)).subject is not None
     await pooled.pool.aclose()
-    await pooled.crew.aclose()
+    await pooled.background.aclose()
 
 
 async def test_a_link_that_was_shut_out_or_is_shown_something_else_goes_with_its_last_call() -> None:
@@ -1305,7 +1305,7 @@ async def test_a_link_that_was_shut_out_or_is_shown_something_else_goes_with_its
     await pooled.until_quiet()
     assert len(pooled.pool) == 0
     await pooled.pool.aclose()
-    await pooled.crew.aclose()
+    await pooled.background.aclose()
 
 
 # -- what a server lists there -------------------------------------------------------------------------------------

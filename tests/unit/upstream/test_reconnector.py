@@ -37,11 +37,11 @@ async def kept() -> AsyncIterator[Kept]:
 
 async def test_a_server_is_ready_once_it_was_greeted_and_listed(kept: Kept) -> None:
     kept.keep()
-    assert kept.standing.state == "starting"
-    await kept.until(lambda: kept.standing.state == "ready")
-    assert [tool.name for tool in kept.standing.tools] == ["read"]
-    assert (kept.standing.era, kept.standing.carrier) == ("2026-07-28", "script")
-    assert "subscribe" in kept.standing.abilities
+    assert kept.server_status.state == "starting"
+    await kept.until(lambda: kept.server_status.state == "ready")
+    assert [tool.name for tool in kept.server_status.tools] == ["read"]
+    assert (kept.server_status.era, kept.server_status.carrier) == ("2026-07-28", "script")
+    assert "subscribe" in kept.server_status.abilities
 
 
 # -- lists ---------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ async def test_an_announced_change_is_listed_once_however_often_it_is_announced(
     link.names.append("write")
     for _ in range(1000):
         link.on_changed("tools")
-    await kept.until(lambda: len(kept.standing.tools) == 2)
+    await kept.until(lambda: len(kept.server_status.tools) == 2)
     assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
 
 
@@ -71,7 +71,7 @@ async def test_a_change_that_is_announced_while_a_server_is_listed_for_the_first
 
     kept.prepare = hasty
     link = await kept.ready()
-    await kept.until(lambda: len(kept.standing.tools) == 2)
+    await kept.until(lambda: len(kept.server_status.tools) == 2)
     assert link.listings == [{"tools", "prompts", "resources"}, {"tools"}]
 
 
@@ -84,11 +84,11 @@ async def test_a_link_that_is_lost_while_its_list_is_looked_at_is_not_taken_up(
     async def lose(_features: Any) -> None:
         kept.refuse("it is gone")
         kept.links[0].die("it fell")
-        kept.hub.watch(lambda: states.append(kept.standing.state))
+        kept.hub.watch(lambda: states.append(kept.server_status.state))
 
     monkeypatch.setattr(kept.hub.review, "prepare", lose)
     kept.keep()
-    await kept.until(lambda: kept.standing.reason is not None and "gone" in kept.standing.reason)
+    await kept.until(lambda: kept.server_status.reason is not None and "gone" in kept.server_status.reason)
     assert "ready" not in states
 
 
@@ -136,7 +136,7 @@ async def test_a_change_that_nobody_announces_is_found_by_looking(kept: Kept, mo
     monkeypatch.setattr(module, "REFRESH_SECONDS", 0.01)
     link = await kept.ready()
     link.names.append("write")
-    await kept.until(lambda: len(kept.standing.tools) == 2)
+    await kept.until(lambda: len(kept.server_status.tools) == 2)
 
 
 async def test_a_list_is_asked_for_when_its_server_says_that_it_goes_stale(kept: Kept) -> None:
@@ -146,7 +146,7 @@ async def test_a_list_is_asked_for_when_its_server_says_that_it_goes_stale(kept:
     kept.prepare = brief
     link = await kept.ready()
     link.names.append("write")
-    await kept.until(lambda: len(kept.standing.tools) == 2)
+    await kept.until(lambda: len(kept.server_status.tools) == 2)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ async def test_lists_hold_as_long_as_their_server_says_and_others_a_minute(
     kept.prepare = holding
     before = kept.hub.now()
     await kept.ready()
-    await kept.until(lambda: kept.supervisor.keepers[NAME]._due > 0)
-    due = kept.supervisor.keepers[NAME]._due
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME]._due > 0)
+    due = kept.supervisor.reconnectors[NAME]._due
     assert before + seconds <= due <= kept.hub.now() + seconds
 
 
@@ -181,8 +181,8 @@ async def test_a_list_that_cannot_be_given_now_costs_neither_the_link_nor_what_w
     link.list_refusal = refusal
     link.on_changed("tools")
     await kept.until(lambda: len(link.listings) == 2)
-    assert [tool.name for tool in kept.standing.tools] == ["read"]
-    assert (kept.standing.state, link.pings) == ("ready", 0)
+    assert [tool.name for tool in kept.server_status.tools] == ["read"]
+    assert (kept.server_status.state, link.pings) == ("ready", 0)
 
 
 async def test_a_list_that_finds_nobody_is_asked_for_again_once_the_server_answers(kept: Kept) -> None:
@@ -192,7 +192,7 @@ async def test_a_list_that_finds_nobody_is_asked_for_again_once_the_server_answe
     link.on_changed("tools")
     await kept.until(lambda: len(link.listings) == 2)
     link.list_refusal = None
-    await kept.until(lambda: len(kept.standing.tools) == 2)
+    await kept.until(lambda: len(kept.server_status.tools) == 2)
     assert link.pings == 1
 
 
@@ -202,8 +202,8 @@ async def test_a_server_without_a_first_list_is_not_ready(kept: Kept) -> None:
 
     kept.prepare = listless
     kept.keep()
-    await kept.until(lambda: kept.standing.state == "retrying")
-    assert kept.standing.reason == "nonsense"
+    await kept.until(lambda: kept.server_status.state == "retrying")
+    assert kept.server_status.reason == "nonsense"
 
 
 # -- silence, doubt and loss ---------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ async def test_an_idle_server_that_does_not_answer_a_ping_is_tried_again(
     link = await kept.ready()
     await kept.until(lambda: link.pings > 0)
     link.is_silent = True
-    await kept.until(lambda: len(kept.links) > 1 and kept.standing.state == "ready")
+    await kept.until(lambda: len(kept.links) > 1 and kept.server_status.state == "ready")
     assert link.is_closed
 
 
@@ -226,7 +226,7 @@ async def test_a_doubt_has_the_server_asked_and_one_with_calls_is_left_to_them(k
     link.is_silent = True
     link.on_doubt()
     await kept.until(lambda: link.pings == 1)
-    assert (kept.standing.state, running.outcome) == ("ready", None)
+    assert (kept.server_status.state, running.outcome) == ("ready", None)
     finish(running)
     link.is_silent = False
 
@@ -235,14 +235,14 @@ async def test_a_lost_server_keeps_its_tools_and_says_why(kept: Kept) -> None:
     link = await kept.ready()
     kept.refuse("no such command hunter22")
     link.die("killed by signal 9")
-    assert (kept.standing.state, kept.standing.reason) == ("retrying", "killed by signal 9")
-    assert [tool.name for tool in kept.standing.tools] == ["read"]
-    await kept.until(lambda: kept.standing.reason == "no such command ***")
+    assert (kept.server_status.state, kept.server_status.reason) == ("retrying", "killed by signal 9")
+    assert [tool.name for tool in kept.server_status.tools] == ["read"]
+    await kept.until(lambda: kept.server_status.reason == "no such command ***")
     fault = kept.start()[1].fault
     assert isinstance(fault, NotConnected)
     assert fault.why == "no such command ***"
     kept.refuse(None)
-    await kept.until(lambda: kept.standing.state == "ready")
+    await kept.until(lambda: kept.server_status.state == "ready")
 
 
 async def test_a_server_that_died_of_the_probe_is_greeted_the_earlier_way_next(kept: Kept) -> None:
@@ -257,7 +257,7 @@ async def test_a_server_that_died_of_the_probe_is_greeted_the_earlier_way_next(k
 async def test_an_era_that_was_found_out_is_remembered_and_one_that_is_configured_is_kept_to(kept: Kept) -> None:
     link = await kept.ready()
     link.die("gone")
-    await kept.until(lambda: len(kept.links) == 2 and kept.standing.state == "ready")
+    await kept.until(lambda: len(kept.links) == 2 and kept.server_status.state == "ready")
     assert kept.links[1].greeted_as == ["modern"]
     kept.supervisor.change(settings(StdioSettings("server", era="legacy")))
     await kept.until(lambda: len(kept.links) == 3)
@@ -270,8 +270,8 @@ async def test_a_defect_in_a_keeper_is_shown_and_costs_only_its_server(kept: Kep
 
     kept.prepare = broken
     kept.keep()
-    await kept.until(lambda: kept.standing.state == "stopped")
-    assert "a defect" in (kept.standing.reason or "")
+    await kept.until(lambda: kept.server_status.state == "stopped")
+    assert "a defect" in (kept.server_status.reason or "")
 
 
 async def test_calls_do_not_wait_for_a_server_whose_keeper_has_a_defect(kept: Kept) -> None:
@@ -284,12 +284,12 @@ async def test_calls_do_not_wait_for_a_server_whose_keeper_has_a_defect(kept: Ke
         await connecting.wait()
         raise ZeroDivisionError("a defect")
 
-    Supervisor(kept.hub, kept.crew, broken, lists).add(settings())
-    await kept.until(lambda: kept.standing.is_recalled)
+    Supervisor(kept.hub, kept.background, broken, lists).add(settings())
+    await kept.until(lambda: kept.server_status.is_recalled)
     held, _ = kept.start()
     assert held.outcome is None
     connecting.set()
-    await kept.until(lambda: kept.standing.state == "stopped")
+    await kept.until(lambda: kept.server_status.state == "stopped")
     for outcome in (held.outcome, kept.start()[0].outcome):
         assert isinstance(outcome, NotConnected)
         assert "a defect in the hub" in str(outcome)
@@ -325,7 +325,7 @@ async def test_the_next_carrier_is_tried_when_a_server_does_not_speak_the_first_
     assert [made.by for made in kept.links] == ["http", "sse"]
     assert kept.links[0].is_closed
     link.die("gone")
-    await kept.until(lambda: len(kept.links) > 2 and kept.standing.state == "ready")
+    await kept.until(lambda: len(kept.links) > 2 and kept.server_status.state == "ready")
     assert {made.by for made in kept.links[2:]} == {"sse"}
 
 
@@ -334,15 +334,15 @@ async def test_a_carrier_that_does_not_work_any_more_is_forgotten(kept: Kept) ->
     link = await kept.ready(reach=ADDRESS)
     kept.prepare = speaks("http")
     link.die("moved")
-    await kept.until(lambda: kept.standing.state == "ready" and kept.links[-1].by == "http")
+    await kept.until(lambda: kept.server_status.state == "ready" and kept.links[-1].by == "http")
     assert [made.by for made in kept.links] == ["http", "sse", "sse", "http"]
 
 
 async def test_a_server_that_speaks_no_carrier_says_what_each_said(kept: Kept) -> None:
     kept.prepare = speaks()
     kept.keep(reach=ADDRESS)
-    await kept.until(lambda: kept.standing.state == "retrying")
-    assert kept.standing.reason == "it does not speak http; it does not speak sse"
+    await kept.until(lambda: kept.server_status.state == "retrying")
+    assert kept.server_status.reason == "it does not speak http; it does not speak sse"
 
 
 async def test_another_failure_tries_no_other_carrier(kept: Kept) -> None:
@@ -353,7 +353,7 @@ async def test_another_failure_tries_no_other_carrier(kept: Kept) -> None:
     kept.keep(reach=ADDRESS)
     await kept.until(lambda: len(kept.links) >= 2)
     assert {made.by for made in kept.links} == {"http"}
-    assert kept.standing.reason == "HTTP 401"
+    assert kept.server_status.reason == "HTTP 401"
 
 
 @pytest.mark.parametrize("carrier", ["http", "sse"])
@@ -384,7 +384,7 @@ async def test_who_is_at_an_address_that_a_caller_named_is_tried_in_every_way(ke
     link = await kept.ready(reach=NAMED)
     assert [made.by for made in kept.links] == ["http", "sse", "rpc"]
     link.die("gone")
-    await kept.until(lambda: len(kept.links) > 3 and kept.standing.state == "ready")
+    await kept.until(lambda: len(kept.links) > 3 and kept.server_status.state == "ready")
     assert {made.by for made in kept.links[3:]} == {"rpc"}
 
 
@@ -404,7 +404,7 @@ async def test_where_nobody_is_or_credentials_are_wanted_there_is_only_one_attem
 
     kept.prepare = prepare
     kept.keep(reach=NAMED)
-    await kept.until(lambda: kept.standing.state == "retrying")
+    await kept.until(lambda: kept.server_status.state == "retrying")
     assert {made.by for made in kept.links} == {"http"}
 
 
@@ -426,8 +426,8 @@ async def test_where_one_has_to_log_in_before_the_first_word_is_told_to_who_call
 
     kept.prepare = prepare
     kept.keep()
-    await kept.until(lambda: kept.standing.state == "login")
-    assert kept.hub.lanes[NAME].absence().login == PLACE
+    await kept.until(lambda: kept.server_status.state == "login")
+    assert kept.hub.server_queues[NAME].absence().login == PLACE
 
 
 async def test_a_server_that_wants_a_login_is_tried_again_only_when_something_has_changed(kept: Kept) -> None:
@@ -436,15 +436,15 @@ async def test_a_server_that_wants_a_login_is_tried_again_only_when_something_ha
 
     kept.prepare = prepare
     kept.keep()
-    kept.supervisor.keepers[NAME]._backoff.next = lambda chance: 0.0  # type: ignore[method-assign]
-    await kept.until(lambda: kept.standing.state == "login")
-    kept.hub.lanes[NAME].absence()  # somebody calls, too soon after the last look
+    kept.supervisor.reconnectors[NAME]._backoff.next = lambda chance: 0.0  # type: ignore[method-assign]
+    await kept.until(lambda: kept.server_status.state == "login")
+    kept.hub.server_queues[NAME].absence()  # somebody calls, too soon after the last look
     for _ in range(50):
         await asyncio.sleep(0)
     assert len(kept.links) == 1
     kept.prepare = lambda _link: None
     kept.supervisor.renew(NAME, None)
-    await kept.until(lambda: kept.standing.state == "ready")
+    await kept.until(lambda: kept.server_status.state == "ready")
     assert len(kept.links) == 2
 
 
@@ -458,10 +458,10 @@ async def test_who_calls_a_server_that_wants_a_login_has_it_looked_at_once_more(
 
     kept.prepare = prepare
     kept.keep()
-    await kept.until(lambda: kept.standing.state == "login")
+    await kept.until(lambda: kept.server_status.state == "login")
     kept.prepare = lambda _link: None
-    kept.hub.lanes[NAME].absence()
-    await kept.until(lambda: kept.standing.state == "ready")
+    kept.hub.server_queues[NAME].absence()
+    await kept.until(lambda: kept.server_status.state == "ready")
 
 
 async def test_a_token_that_can_be_renewed_is_no_reason_to_wait_for_a_login(kept: Kept) -> None:
@@ -479,22 +479,22 @@ async def test_a_link_whose_token_was_refused_is_given_up_and_the_server_asked_f
     link.login_words = lambda: "it wants a login: run isthmus login files"
     link.ping_fault = NotConnected(NAME, "it answered HTTP 401", status=401)
     kept.supervisor.renew(NAME, None)
-    await kept.until(lambda: kept.standing.state == "login")
-    assert kept.standing.reason == "it wants a login: run isthmus login files (it answered HTTP 401)"
+    await kept.until(lambda: kept.server_status.state == "login")
+    assert kept.server_status.reason == "it wants a login: run isthmus login files (it answered HTTP 401)"
 
 
 async def test_who_answers_in_no_way_is_told_of_with_all_answers(kept: Kept) -> None:
     kept.prepare = speaks()
     kept.keep(reach=NAMED)
-    await kept.until(lambda: kept.standing.state == "retrying")
-    assert kept.standing.reason == "it does not speak http; it does not speak sse; it does not speak rpc"
+    await kept.until(lambda: kept.server_status.state == "retrying")
+    assert kept.server_status.reason == "it does not speak http; it does not speak sse; it does not speak rpc"
 
 
 async def test_what_cannot_even_be_dialled_by_a_carrier_is_tried_by_the_next(kept: Kept) -> None:
     kept.refusal = WrongCarrier("no")
     kept.keep(reach=ADDRESS)
-    await kept.until(lambda: kept.standing.state == "retrying")
-    assert kept.standing.reason == "no; no"
+    await kept.until(lambda: kept.server_status.state == "retrying")
+    assert kept.server_status.reason == "no; no"
 
 
 # -- what callers want beside their calls --------------------------------------------------------------------------
@@ -522,7 +522,7 @@ async def test_a_level_is_asked_for_on_the_links_of_callers_too_and_again_where_
     own = kept.links[1]
     kept.hub.levels.call("info")
     assert own.asked == [("logging/setLevel", {"level": "info"})], "before anything that is sent next"
-    await kept.until(lambda: len(kept.crew) == 1)
+    await kept.until(lambda: len(kept.background) == 1)
     own.on_renewed()
     await kept.until(lambda: own.asked == [("logging/setLevel", {"level": "info"})] * 2)
     finish(inflight)
@@ -534,7 +534,7 @@ async def test_a_change_that_is_announced_on_a_callers_link_has_everybodys_list_
     await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
     base.names.append("write")
     kept.links[1].on_changed("tools")
-    await kept.until(lambda: len(kept.standing.tools) == 2)
+    await kept.until(lambda: len(kept.server_status.tools) == 2)
     finish(inflight)
 
 
@@ -547,7 +547,7 @@ async def test_a_server_that_cannot_be_told_is_not(kept: Kept, *, is_modern: boo
     kept.prepare = unable
     kept.hub.levels.want("somebody", "warning")
     link = await kept.ready()
-    await kept.until(lambda: len(kept.crew) == 1)
+    await kept.until(lambda: len(kept.background) == 1)
     assert link.asked == []
 
 
@@ -565,9 +565,9 @@ async def test_what_is_followed_is_asked_for_again_after_a_loss_and_a_refusal_is
     kept.prepare = refusing
     link.die("gone")
     assert isinstance(await kept.hub.subscriptions.add((NAME, "file:///y"), lambda: None), NotConnected)
-    await kept.until(lambda: len(kept.links) == 2 and kept.standing.state == "ready")
+    await kept.until(lambda: len(kept.links) == 2 and kept.server_status.state == "ready")
     await kept.until(lambda: kept.links[1].asked == [("resources/subscribe", {"uri": "file:///x"})])
-    assert kept.standing.state == "ready"
+    assert kept.server_status.state == "ready"
 
 
 async def test_an_update_is_told_and_makes_the_hub_forget_what_it_kept(kept: Kept) -> None:
@@ -584,7 +584,7 @@ async def test_a_line_that_is_no_callers_is_the_operators_without_secrets_and_no
     link = await kept.ready()
     for number in range(150):
         link.on_log(Log("error", {"data": raw(f"{number} hunter22 " + "x" * 1000)}))
-    heard = kept.hub.lanes[NAME].heard
+    heard = kept.hub.server_queues[NAME].heard
     assert len(heard) == 100
     assert heard[-1].level == "error"
     assert heard[-1].text.startswith('"149 *** xxx')
@@ -640,10 +640,10 @@ async def test_calls_on_single_callers_links_end_for_the_pool_though_the_server_
     before, _ = kept.start(asked)
     await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [before])
     first.die("gone")
-    await kept.until(lambda: len(kept.links) == 4 and kept.standing.state == "ready")
+    await kept.until(lambda: len(kept.links) == 4 and kept.server_status.state == "ready")
     after, _ = kept.start(asked)
     finish(before)
-    pool = kept.hub.lanes[NAME].pool
+    pool = kept.hub.server_queues[NAME].pool
     assert isinstance(pool, Pool)
     assert (kept.links[3].sent, pool._of) == ([after], {})
     finish(after)
@@ -667,7 +667,7 @@ async def test_links_of_callers_are_closed_with_the_server(kept: Kept) -> None:
     finish(inflight)
     assert not kept.links[1].is_closed
     kept.supervisor.remove(NAME)
-    await kept.until(lambda: all(link.is_closed for link in kept.links) and len(kept.crew) == 0)
+    await kept.until(lambda: all(link.is_closed for link in kept.links) and len(kept.background) == 0)
 
 
 async def test_after_a_loss_who_follows_a_resource_is_told_once(kept: Kept) -> None:
@@ -729,7 +729,7 @@ async def test_after_a_gap_everything_is_looked_at_and_who_follows_is_told_once(
     link.names.append("write")
     link.on_gap()
     assert told == ["told"]
-    await kept.until(lambda: len(kept.standing.tools) == 2)
+    await kept.until(lambda: len(kept.server_status.tools) == 2)
     assert link.listings[1] == {"tools", "prompts", "resources"}
 
 
@@ -738,13 +738,13 @@ async def test_the_first_announcement_after_a_look_of_the_hubs_own_is_followed_a
 ) -> None:
     monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
     link = await kept.ready()
-    keeper = kept.supervisor.keepers[NAME]
-    keeper._due = 0.0
-    keeper._wake()  # it looks when its time has come
+    reconnector = kept.supervisor.reconnectors[NAME]
+    reconnector._due = 0.0
+    reconnector._wake()  # it looks when its time has come
     await kept.until(lambda: len(link.listings) == 2)
     link.names.append("write")
     link.on_changed("tools")
-    await kept.until(lambda: len(kept.standing.tools) == 2)
+    await kept.until(lambda: len(kept.server_status.tools) == 2)
 
 
 async def test_a_list_that_changes_does_not_wait_for_another_that_changed_before(
@@ -769,8 +769,8 @@ async def test_a_list_that_changes_does_not_wait_for_another_that_changed_before
 async def test_a_hub_that_leads_back_to_this_one_is_not_listed(kept: Kept, steps: int, why: str) -> None:
     kept.prepare = lambda link: setattr(link, "hubs", {kept.hub.id: steps})
     kept.keep()
-    await kept.until(lambda: kept.standing.state == "retrying")
-    assert (kept.standing.reason, kept.standing.tools, kept.standing.hubs) == (why, (), {})
+    await kept.until(lambda: kept.server_status.state == "retrying")
+    assert (kept.server_status.reason, kept.server_status.tools, kept.server_status.hubs) == (why, (), {})
     assert kept.links[0].listings == []
 
 
@@ -778,9 +778,9 @@ async def test_a_hub_that_leads_back_to_this_one_is_not_listed(kept: Kept, steps
 async def test_more_than_eight_hubs_in_a_row_are_noted_and_cost_nothing(kept: Kept, steps: int, notes: int) -> None:
     kept.prepare = lambda link: setattr(link, "hubs", {"near": 0, "far": steps})
     kept.keep()
-    await kept.until(lambda: kept.standing.state != "starting")
-    assert kept.standing.state == "ready"
-    assert len([note for note in kept.standing.notes if "more than 8 hubs in a row" in note]) == notes
+    await kept.until(lambda: kept.server_status.state != "starting")
+    assert kept.server_status.state == "ready"
+    assert len([note for note in kept.server_status.notes if "more than 8 hubs in a row" in note]) == notes
 
 
 async def test_a_hub_is_looked_at_before_it_is_listed_again_and_given_up_if_it_has_come_to_lead_back(
@@ -788,7 +788,7 @@ async def test_a_hub_is_looked_at_before_it_is_listed_again_and_given_up_if_it_h
 ) -> None:
     kept.prepare = lambda link: setattr(link, "hubs", {"another": 0})
     link = await kept.ready()
-    assert kept.standing.hubs == {"another": 0}
+    assert kept.server_status.hubs == {"another": 0}
     link.answers["server/discover"] = {
         "supportedVersions": ["2026-07-28"],
         "_meta": {"isthmus/hubs": {"another": 0, kept.hub.id: 1}},
@@ -796,5 +796,5 @@ async def test_a_hub_is_looked_at_before_it_is_listed_again_and_given_up_if_it_h
     kept.refuse("away")
     link.on_changed("tools")
     await kept.until(lambda: link.is_closed)
-    assert (kept.standing.tools, kept.standing.hubs, kept.standing.abilities) == ((), {}, frozenset())
+    assert (kept.server_status.tools, kept.server_status.hubs, kept.server_status.abilities) == ((), {}, frozenset())
     assert len(link.listings) == 1

@@ -54,7 +54,7 @@ async def test_the_call_is_sent_again_with_the_answers_and_the_servers_state() -
     asked.answer({"roots": []})
     assert asked.sent == [asked.inflight] * 2
     assert asked.extra == {"own": 1, "inputResponses": {"roots": {"roots": []}}, "requestState": "s1"}
-    assert asked.stage.lane.running == 1
+    assert asked.stage.server_queue.running == 1
 
 
 async def test_each_question_that_sends_the_user_elsewhere_has_an_id_of_its_own() -> None:
@@ -113,7 +113,7 @@ async def test_a_declined_question_ends_the_call_and_the_other_answers_are_nobod
     assert (asked.listener.fault.why, asked.listener.fault.server, len(asked.sent)) == ("not now", SERVER, 1)
 
 
-@pytest.mark.parametrize("profile", [frozenset[str](), frozenset({"roots"}), frozenset({"elicitation.form"})])
+@pytest.mark.parametrize("client_caps", [frozenset[str](), frozenset({"roots"}), frozenset({"elicitation.form"})])
 async def test_a_caller_is_not_asked_what_it_never_said_it_can_answer(client_caps: frozenset[str]) -> None:
     asked = Asked(client_caps)
     asked.require("s", name=FORM)

@@ -33,14 +33,14 @@ ADD = DeclaredTool("add", "Add two numbers.", {"type": "object", "properties": {
 class Scene:
     """A server whose connections the test holds, and a hub whose only server it is."""
 
-    def __init__(self, server: Server, crew: BackgroundTasks) -> None:
+    def __init__(self, server: Server, background: BackgroundTasks) -> None:
         self.server = server
-        self._crew = crew
+        self._background = background
         self.link = self.dial(ADD)
         self.doubts = 0
         self.link.on_doubt = self._doubt
         self._stage = Stage(tool("add"), tool("send_it"))
-        self._stage.lane.attach(self.link)
+        self._stage.server_queue.attach(self.link)
 
     def dial(self, *tools: DeclaredTool) -> RpcLink:
         reach = RpcSettings(f"{self.server.origin}/rpc?v=1", {"X-Key": "secret"}, tools)
@@ -52,7 +52,7 @@ class Scene:
             reach=reach,
             credentials=StaticCredentials({SERVER: reach.headers}),
             egress=Egress(),
-            crew=self._crew,
+            background=self._background,
             max_calls=4,
         )
 
@@ -77,12 +77,12 @@ class Scene:
 
 @pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        scene = Scene(server, crew)
+        scene = Scene(server, background)
         yield scene
         await scene.link.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 def reply(body: bytes, status: str = "200 OK") -> bytes:

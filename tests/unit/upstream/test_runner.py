@@ -27,27 +27,27 @@ def leave() -> None:
 
 
 async def test_what_is_quick_runs_on_the_loop_and_has_ended_when_it_was_sent() -> None:
-    crew, stage = BackgroundTasks("test"), Stage()
-    runner = Runner(SERVER, Limits(), crew, 1)
+    background, stage = BackgroundTasks("test"), Stage()
+    runner = Runner(SERVER, Limits(), background, 1)
     inflight, listener = stage.start(call())
     runner.start(inflight, Function("here", here, Traits(is_inline=True)))
     (outcome,) = listener.ends
     assert isinstance(outcome, Result)
     assert str(threading.get_ident()).encode() in bytes(outcome.payload)
     runner.close("done")
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_what_is_quick_cannot_end_the_program_either() -> None:
-    crew, stage = BackgroundTasks("test"), Stage()
-    runner = Runner(SERVER, Limits(), crew, 1)
+    background, stage = BackgroundTasks("test"), Stage()
+    runner = Runner(SERVER, Limits(), background, 1)
     inflight, listener = stage.start(call())
     runner.start(inflight, Function("leave", leave, Traits(is_inline=True)))
     (outcome,) = listener.ends
     assert isinstance(outcome, Result)
     assert outcome.is_error
     runner.close("done")
-    await crew.aclose()
+    await background.aclose()
 
 
 async def test_events_of_a_thread_that_floods_are_bounded() -> None:

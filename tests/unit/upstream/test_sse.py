@@ -44,7 +44,7 @@ from tests.unit.upstream.doubles import (
 HEADERS = {ServerName("files"): {"Authorization": "Bearer secret", "ACCEPT": "nonsense"}}
 
 
-def dial(url: str, crew: BackgroundTasks, limits: Limits | None = None, max_calls: int = 8) -> SseLink:
+def dial(url: str, background: BackgroundTasks, limits: Limits | None = None, max_calls: int = 8) -> SseLink:
     return SseLink(
         SERVER,
         ME,
@@ -52,7 +52,7 @@ def dial(url: str, crew: BackgroundTasks, limits: Limits | None = None, max_call
         url=url,
         credentials=StaticCredentials(HEADERS),
         egress=Egress(),
-        crew=crew,
+        background=background,
         max_calls=max_calls,
     )
 
@@ -62,11 +62,11 @@ class Held(Scene):
 
     link: SseLink
 
-    def __init__(self, server: Server, crew: BackgroundTasks) -> None:
+    def __init__(self, server: Server, background: BackgroundTasks) -> None:
         self.server = server
-        self.crew = crew
+        self.background = background
         limits = Limits(reply_bytes=4096, connect_seconds=5.0)
-        super().__init__(dial(f"{server.origin}/sse", crew, limits))
+        super().__init__(dial(f"{server.origin}/sse", background, limits))
 
     async def opened(self, endpoint: str = "/messages?s=1") -> Peer:
         """Wait for the stream to be asked for, and name the endpoint on it."""
@@ -99,12 +99,12 @@ class Held(Scene):
 
 @pytest_asyncio.fixture
 async def held() -> AsyncIterator[Held]:
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with Server() as server:
-        scene = Held(server, crew)
+        scene = Held(server, background)
         yield scene
         await scene.link.aclose()
-    await crew.aclose()
+    await background.aclose()
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ async def test_an_endless_line_before_the_endpoint_is_refused(held: Held) -> Non
 
 
 async def test_nobody_there_is_told(held: Held) -> None:
-    link = dial("http://127.0.0.1:1/sse", held.crew)
+    link = dial("http://127.0.0.1:1/sse", held.background)
     with pytest.raises(ConnectFailed, match="connection refused"):
         await link.greet("auto")
     await link.aclose()
@@ -494,18 +494,18 @@ async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(held: He
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[BackgroundTasks]:
-    crew = BackgroundTasks("test")
-    yield crew
-    await crew.aclose()
+async def background() -> AsyncIterator[BackgroundTasks]:
+    background = BackgroundTasks("test")
+    yield background
+    await background.aclose()
 
 
 @pytest.mark.parametrize("peer", ["full_sdk1", "full_sdk2"])
 async def test_the_official_servers_are_greeted_listed_and_called(
-    spawn: Spawn, crew: BackgroundTasks, peer: str
+    spawn: Spawn, background: BackgroundTasks, peer: str
 ) -> None:
     running = await spawn(peer, "--transport", "sse")
-    scene = Scene(dial(running.at("/sse"), crew))
+    scene = Scene(dial(running.at("/sse"), background))
     await scene.link.greet("auto")
     listing = await scene.link.list_features()
     await scene.link.ping(5.0)
@@ -519,10 +519,10 @@ async def test_the_official_servers_are_greeted_listed_and_called(
 
 
 async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_known(
-    spawn: Spawn, crew: BackgroundTasks, ledger: Ledger
+    spawn: Spawn, background: BackgroundTasks, ledger: Ledger
 ) -> None:
     running = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path), "--mode", "sleep:60")
-    scene = Scene(dial(running.at("/sse"), crew))
+    scene = Scene(dial(running.at("/sse"), background))
     await scene.link.greet("auto")
     listeners = [scene.start("pay", {"nonce": f"n{at}"})[1] for at in range(5)]
     await eventually(lambda: len(ledger.ran()) == 5, "all calls run")
@@ -534,11 +534,11 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
 
 
 async def test_a_foreign_endpoint_of_a_real_server_gets_nothing(
-    spawn: Spawn, crew: BackgroundTasks, ledger: Ledger
+    spawn: Spawn, background: BackgroundTasks, ledger: Ledger
 ) -> None:
     mode = "foreign_endpoint:http://127.0.0.1:9"
     running = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path), "--mode", mode)
-    link = dial(running.at("/sse"), crew)
+    link = dial(running.at("/sse"), background)
     with pytest.raises(ConnectFailed, match="which is not"):
         await link.greet("auto")
     assert ledger.lines() == []

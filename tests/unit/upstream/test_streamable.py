@@ -51,7 +51,7 @@ from tests.unit.upstream.doubles import (
 JSON = ("connection: close", "content-type: application/json")
 
 
-def dial(url: str, crew: BackgroundTasks) -> StreamableLink:
+def dial(url: str, background: BackgroundTasks) -> StreamableLink:
     return StreamableLink(
         SERVER,
         ME,
@@ -59,7 +59,7 @@ def dial(url: str, crew: BackgroundTasks) -> StreamableLink:
         url=url,
         credentials=StaticCredentials({}),
         egress=Egress(),
-        crew=crew,
+        background=background,
         max_calls=8,
     )
 
@@ -69,9 +69,9 @@ class Held(Scene):
 
     link: StreamableLink
 
-    def __init__(self, server: Server, crew: BackgroundTasks) -> None:
+    def __init__(self, server: Server, background: BackgroundTasks) -> None:
         self.server = server
-        super().__init__(dial(f"{server.origin}/mcp", crew))
+        super().__init__(dial(f"{server.origin}/mcp", background))
 
     async def request(self) -> tuple[Peer, dict[str, Any]]:
         """The next request: who asks, and what; a GET asks nothing."""
@@ -97,16 +97,16 @@ class Held(Scene):
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[BackgroundTasks]:
-    crew = BackgroundTasks("test")
-    yield crew
-    await crew.aclose()
+async def background() -> AsyncIterator[BackgroundTasks]:
+    background = BackgroundTasks("test")
+    yield background
+    await background.aclose()
 
 
 @pytest_asyncio.fixture
-async def held(crew: BackgroundTasks) -> AsyncIterator[Held]:
+async def held(background: BackgroundTasks) -> AsyncIterator[Held]:
     async with Server() as server:
-        scene = Held(server, crew)
+        scene = Held(server, background)
         yield scene
         closing = asyncio.ensure_future(scene.link.aclose())
         await asyncio.wait({closing}, timeout=0.01)
@@ -149,8 +149,8 @@ async def test_one_that_looks_like_an_endpoint_is_none_of_another_carrier(held: 
     assert not isinstance(failed.value, WrongCarrier)
 
 
-async def test_nobody_there_is_no_wrong_carrier(crew: BackgroundTasks) -> None:
-    link = dial("http://127.0.0.1:1/mcp", crew)
+async def test_nobody_there_is_no_wrong_carrier(background: BackgroundTasks) -> None:
+    link = dial("http://127.0.0.1:1/mcp", background)
     with pytest.raises(Fault):
         await link.greet("auto")
     await link.aclose()
@@ -165,10 +165,10 @@ async def test_a_stream_of_the_earlier_transport_is_recognised_by_its_first_even
 
 @pytest.mark.parametrize("peer", ["full_sdk1", "full_sdk2", "raw_server"])
 async def test_real_servers_of_the_earlier_transport_are_recognised(
-    spawn: Spawn, crew: BackgroundTasks, peer: str
+    spawn: Spawn, background: BackgroundTasks, peer: str
 ) -> None:
     running = await spawn(peer, "--transport", "sse")
-    link = dial(running.at("/sse"), crew)
+    link = dial(running.at("/sse"), background)
     with pytest.raises(WrongCarrier):
         await link.greet("auto")
     await link.aclose()

@@ -47,8 +47,8 @@ async def changing(kept: Kept) -> tuple[Scripted, Scripted, asyncio.Event]:
 
 async def test_a_disabled_server_is_known_and_not_started(kept: Kept) -> None:
     kept.keep(disabled=True)
-    assert kept.standing.state == "disabled"
-    assert (kept.links, kept.supervisor.keepers, len(kept.crew)) == ([], {}, 0)
+    assert kept.server_status.state == "disabled"
+    assert (kept.links, kept.supervisor.reconnectors, len(kept.background)) == ([], {}, 0)
 
 
 # -- changing ------------------------------------------------------------------------------------------------------
@@ -57,10 +57,10 @@ async def test_a_disabled_server_is_known_and_not_started(kept: Kept) -> None:
 async def test_what_needs_no_new_link_is_taken_in_place(kept: Kept) -> None:
     link = await kept.ready()
     running, _ = kept.start()
-    lane = kept.hub.lanes[NAME]
+    server_queue = kept.hub.server_queues[NAME]
     kept.supervisor.change(settings(timeout=7.0, max_calls=1, max_queued=0, rules=Rules(hidden=("read",))))
-    assert (lane.timeout, lane.max_calls, lane.max_queued) == (7.0, 1, 0)
-    assert kept.hub.lanes[NAME] is lane
+    assert (server_queue.timeout, server_queue.max_calls, server_queue.max_queued) == (7.0, 1, 0)
+    assert kept.hub.server_queues[NAME] is server_queue
     assert isinstance(kept.start()[1].fault, UnknownTool)
     assert (running.outcome, link.is_closed, len(kept.links)) == (None, False, 1)
     finish(running)
@@ -71,9 +71,9 @@ async def test_until_a_changed_server_is_ready_the_old_one_serves(kept: Kept) ->
     new.names = ["write"]
     before, _ = kept.start()
     assert old.sent == [before]
-    assert [offered.name for offered in kept.standing.tools] == ["read"]
+    assert [offered.name for offered in kept.server_status.tools] == ["read"]
     opened.set()
-    await kept.until(lambda: [offered.name for offered in kept.standing.tools] == ["write"])
+    await kept.until(lambda: [offered.name for offered in kept.server_status.tools] == ["write"])
     after, _ = kept.start(call("files.write"))
     assert new.sent == [after]
     assert (before.outcome, old.is_closed) == (None, False)
@@ -87,7 +87,7 @@ async def test_calls_on_the_old_link_count_until_they_end(kept: Kept) -> None:
     _, _, opened = await changing(kept)
     running, _ = kept.start()
     opened.set()
-    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == OTHER)
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME].settings.reach == OTHER)
     assert kept.hub.running() == 1
     finish(running)
     assert kept.hub.running() == 0
@@ -98,7 +98,7 @@ async def test_what_waits_in_the_old_queue_is_answered_by_the_old_server(kept: K
     running, _ = kept.start()
     waiting, _ = kept.start()
     kept.supervisor.change(settings(OTHER))
-    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == OTHER)
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME].settings.reach == OTHER)
     assert old.sent == [running]
     finish(running)
     assert old.sent == [running, waiting]
@@ -110,8 +110,8 @@ async def test_a_changed_server_that_cannot_be_reached_is_shown_with_the_reason(
     old = await kept.ready()
     kept.refuse("no such command")
     kept.supervisor.change(settings(OTHER))
-    await kept.until(lambda: kept.standing.state == "retrying")
-    assert kept.standing.reason == "no such command"
+    await kept.until(lambda: kept.server_status.state == "retrying")
+    assert kept.server_status.reason == "no such command"
     await kept.until(lambda: old.is_closed)
 
 
@@ -120,10 +120,10 @@ async def test_a_changed_server_that_takes_too_long_is_shown_all_the_same(
 ) -> None:
     monkeypatch.setattr(module, "TAKE_OVER_SECONDS", 0.01)
     old, _, opened = await changing(kept)
-    await kept.until(lambda: kept.standing.state == "starting")
+    await kept.until(lambda: kept.server_status.state == "starting")
     await kept.until(lambda: old.is_closed)
     opened.set()
-    await kept.until(lambda: kept.standing.state == "ready")
+    await kept.until(lambda: kept.server_status.state == "ready")
 
 
 async def test_a_server_that_is_changed_again_before_it_was_ready_is_never_shown(kept: Kept) -> None:
@@ -131,30 +131,30 @@ async def test_a_server_that_is_changed_again_before_it_was_ready_is_never_shown
     first.names = ["never"]
     kept.prepare = lambda _link: None
     kept.supervisor.change(settings(StdioSettings("third")))
-    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == StdioSettings("third"))
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME].settings.reach == StdioSettings("third"))
     await kept.until(lambda: first.is_closed and old.is_closed)
     opened.set()
-    await kept.until(lambda: len(kept.crew) == 1)  # the keeper, and nobody who still waits for the one given up
-    assert [offered.name for offered in kept.standing.tools] == ["read"]
+    await kept.until(lambda: len(kept.background) == 1)  # the keeper, and nobody who still waits for the one given up
+    assert [offered.name for offered in kept.server_status.tools] == ["read"]
 
 
 async def test_a_server_that_is_changed_back_before_the_other_was_ready_goes_on(kept: Kept) -> None:
     old, new, _ = await changing(kept)
     kept.supervisor.change(settings(timeout=9.0))
     await kept.until(lambda: new.is_closed)
-    await kept.until(lambda: len(kept.crew) == 1)
-    assert kept.hub.lanes[NAME].timeout == 9.0
+    await kept.until(lambda: len(kept.background) == 1)
+    assert kept.hub.server_queues[NAME].timeout == 9.0
     assert not old.is_closed
 
 
 async def test_a_server_can_be_disabled_and_enabled_again(kept: Kept) -> None:
     old = await kept.ready()
     kept.supervisor.change(settings(disabled=True))
-    assert kept.standing.state == "disabled"
-    assert kept.supervisor.keepers == {}
+    assert kept.server_status.state == "disabled"
+    assert kept.supervisor.reconnectors == {}
     await kept.until(lambda: old.is_closed)
     kept.supervisor.change(settings())
-    await kept.until(lambda: kept.standing.state == "ready")
+    await kept.until(lambda: kept.server_status.state == "ready")
     assert len(kept.links) == 2
 
 
@@ -164,7 +164,7 @@ async def test_what_the_old_server_said_is_not_given_again(kept: Kept) -> None:
     finish(kept.start()[0])
     assert kept.start()[0].outcome is not None
     kept.supervisor.change(settings(OTHER, rules=rules))
-    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == OTHER)
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME].settings.reach == OTHER)
     again, _ = kept.start()
     assert again.outcome is None
     finish(again)
@@ -198,12 +198,12 @@ async def test_a_removed_server_is_unseen_at_once_and_its_calls_finish(kept: Kep
     link = await kept.ready()
     running, listener = kept.start()
     kept.supervisor.remove(NAME)
-    assert (NAME in kept.hub.snapshot.standings, NAME in kept.hub.lanes) == (False, False)
+    assert (NAME in kept.hub.snapshot.server_statuses, NAME in kept.hub.server_queues) == (False, False)
     assert isinstance(kept.start()[1].fault, UnknownTool)
     assert not link.is_closed
     finish(running)
     assert listener.ends == [DONE]
-    await kept.until(lambda: link.is_closed and len(kept.crew) == 0)
+    await kept.until(lambda: link.is_closed and len(kept.background) == 0)
 
 
 async def test_calls_of_a_removed_server_do_not_run_for_ever() -> None:
@@ -223,14 +223,14 @@ async def test_a_server_that_is_removed_while_it_starts_leaves_nothing(kept: Kep
     assert kept.hub.is_settling()
     kept.supervisor.remove(NAME)
     assert not kept.hub.is_settling()
-    await kept.until(lambda: kept.links[0].is_closed and len(kept.crew) == 0)
-    assert kept.hub.snapshot.standings == {}
+    await kept.until(lambda: kept.links[0].is_closed and len(kept.background) == 0)
+    assert kept.hub.snapshot.server_statuses == {}
 
 
 async def test_a_server_that_is_removed_before_it_began_leaves_nothing(kept: Kept) -> None:
     kept.keep()
     kept.supervisor.remove(NAME)
-    await kept.until(lambda: len(kept.crew) == 0)
+    await kept.until(lambda: len(kept.background) == 0)
     assert all(link.is_closed for link in kept.links)
 
 
@@ -238,8 +238,8 @@ async def test_a_server_that_is_removed_while_it_changes_leaves_nothing(kept: Ke
     old, new, opened = await changing(kept)
     kept.supervisor.remove(NAME)
     opened.set()
-    await kept.until(lambda: old.is_closed and new.is_closed and len(kept.crew) == 0)
-    assert kept.hub.snapshot.standings == {}
+    await kept.until(lambda: old.is_closed and new.is_closed and len(kept.background) == 0)
+    assert kept.hub.snapshot.server_statuses == {}
 
 
 async def test_a_removed_server_that_is_lost_is_not_started_again(kept: Kept) -> None:
@@ -248,7 +248,7 @@ async def test_a_removed_server_that_is_lost_is_not_started_again(kept: Kept) ->
     kept.supervisor.remove(NAME)
     await asyncio.sleep(0)
     link.die("crashed")
-    await kept.until(lambda: len(kept.crew) == 0)
+    await kept.until(lambda: len(kept.background) == 0)
     assert isinstance(running.outcome, Lost)
     assert len(kept.links) == 1
 
@@ -263,7 +263,7 @@ async def test_a_server_that_comes_back_under_its_name_is_a_new_one(kept: Kept) 
     finish(running)
     finish(fresh)
     await kept.until(lambda: old.is_closed)
-    assert kept.standing.state == "ready"
+    assert kept.server_status.state == "ready"
 
 
 async def test_nobody_can_be_asked_about_the_resources_of_a_removed_server(kept: Kept) -> None:
@@ -294,6 +294,6 @@ async def test_many_changes_leave_one_link_and_one_task(kept: Kept) -> None:
             inflight, _ = kept.start(call(caller=ANYONE))
             assert inflight.outcome is None
             finish(inflight)
-    await kept.until(lambda: kept.supervisor.keepers[NAME].settings.reach == StdioSettings("server 99"))
-    await kept.until(lambda: len(kept.crew) == 1)
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME].settings.reach == StdioSettings("server 99"))
+    await kept.until(lambda: len(kept.background) == 1)
     assert [link for link in kept.links if not link.is_closed] == [kept.links[-1]]

@@ -44,7 +44,7 @@ class Carrying:
 def staged() -> Stage:
     stage = Stage.of(ready(tool(), abilities=ABLE))
     stage.link = PlacedLink()
-    stage.lane.attach(stage.link)
+    stage.server_queue.attach(stage.link)
     return stage
 
 
@@ -100,7 +100,7 @@ async def test_what_is_answered_about_a_task_is_noted() -> None:
 
 async def test_a_server_without_a_lane_of_the_hubs_notes_nothing() -> None:
     stage = staged()
-    stage.lane.tasks = None
+    stage.server_queue.tasks = None
     assert answer(stage, ASKING, {"task": STATE}) == []
 
 

@@ -30,7 +30,7 @@ class Writing:
 def sent(headers: dict[str, str], *names: str) -> tuple[bytes | None, Listener]:
     """What a server that receives these names is sent, and what the caller hears."""
     stage, link = Stage(tool("read")), Writing(*names)
-    stage.lane.attach(link)
+    stage.server_queue.attach(link)
     _, listener = stage.start(msgspec.structs.replace(call(), headers=headers))
     (lines,) = link.lines
     return lines, listener
@@ -78,10 +78,10 @@ async def test_more_than_a_server_takes_ends_the_call_too() -> None:
 
 async def test_a_refused_header_says_nothing_of_the_server() -> None:
     stage = Stage(tool("read"))
-    stage.lane.attach(Writing("X-User-Id"))
+    stage.server_queue.attach(Writing("X-User-Id"))
     stage.start(msgspec.structs.replace(call(), headers={"X-User-Id": "a\nb"}))
-    assert stage.lane.answered == 0
-    assert stage.lane.running == 0
+    assert stage.server_queue.answered == 0
+    assert stage.server_queue.running == 0
 
 
 def test_a_call_that_is_printed_keeps_its_headers_to_itself() -> None:

@@ -13,7 +13,7 @@ from isthmus.model.faults import BadReply
 from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream import pace as paces
 from isthmus.upstream import pool as pools
-from isthmus.upstream import reconnector as keepers
+from isthmus.upstream import reconnector as reconnectors
 from isthmus.upstream import variants as module
 from tests.unit.core.doubles import ANYONE, call
 from tests.unit.upstream.scripted import NAME, SECONDS, Kept, Scripted, finish, settings
@@ -70,7 +70,7 @@ async def test_an_earlier_server_is_asked_on_the_link_of_the_callers_calls(kept:
 async def test_who_is_listed_the_same_as_everybody_shares_the_view(kept: Kept) -> None:
     await kept.ready()
     await listed(kept)
-    assert kept.standing.variants == {}
+    assert kept.server_status.variants == {}
     assert kept.hub.snapshot.view(ANYONE.grants, EVERYTHING, ABLE) is kept.hub.snapshot.view(ANYONE.grants, EVERYTHING)
 
 
@@ -78,7 +78,7 @@ async def test_what_everybody_is_listed_is_kept_once(kept: Kept) -> None:
     generous(kept, is_modern=True)
     await kept.ready()
     await listed(kept)
-    assert kept.standing.variants[ABLE].tools[0] is kept.standing.tools[0]
+    assert kept.server_status.variants[ABLE].tools[0] is kept.server_status.tools[0]
 
 
 async def test_a_change_that_is_announced_on_a_callers_link_is_that_profiles(kept: Kept) -> None:
@@ -89,7 +89,7 @@ async def test_a_change_that_is_announced_on_a_callers_link_is_that_profiles(kep
     own.more.append("more")
     own.on_changed("tools")
     own.on_changed("tools")
-    await kept.until(lambda: len(kept.standing.variants[ABLE].tools) == 3)
+    await kept.until(lambda: len(kept.server_status.variants[ABLE].tools) == 3)
     assert own.profiled == [{"tools", "prompts", "resources"}, {"tools"}]
     assert len(base.listings) == 1
 
@@ -101,7 +101,7 @@ async def test_a_callers_link_that_was_greeted_anew_has_everything_looked_at(kep
     own = kept.links[1]
     own.more.append("more")
     own.on_renewed()
-    await kept.until(lambda: len(kept.standing.variants[ABLE].tools) == 3)
+    await kept.until(lambda: len(kept.server_status.variants[ABLE].tools) == 3)
     assert own.profiled[1] == {"tools", "prompts", "resources"}
 
 
@@ -113,19 +113,19 @@ async def test_a_change_that_is_announced_to_the_hub_may_be_everybodys(kept: Kep
     for link in kept.links:
         link.names.append("write")
     base.on_changed("tools")
-    await kept.until(lambda: len(kept.standing.tools) == 2 and len(kept.standing.variants[ABLE].tools) == 3)
+    await kept.until(lambda: len(kept.server_status.tools) == 2 and len(kept.server_status.variants[ABLE].tools) == 3)
 
 
 async def test_a_list_that_is_old_is_read_again_for_profiles_that_cost_no_link(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keepers, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(reconnectors, "REFRESH_SECONDS", 0.01)
     monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
     generous(kept, is_modern=True)
     link = await kept.ready()
     await listed(kept)
     link.more.append("more")
-    await kept.until(lambda: len(kept.standing.variants[ABLE].tools) == 3)
+    await kept.until(lambda: len(kept.server_status.variants[ABLE].tools) == 3)
 
 
 async def test_a_server_that_lists_nothing_to_a_profile_costs_that_profile_only(
@@ -140,9 +140,9 @@ async def test_a_server_that_lists_nothing_to_a_profile_costs_that_profile_only(
     assert len(link.profiled) == 1, "it is left alone for a while"
     monkeypatch.setattr(module, "RETRY_SECONDS", -1.0)
     monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
-    await kept.until(lambda: kept.supervisor.keepers[NAME]._variants._of[ABLE].task is None)
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME]._variants._of[ABLE].task is None)
     await listed(kept)
-    await kept.until(lambda: ABLE in kept.standing.variants)
+    await kept.until(lambda: ABLE in kept.server_status.variants)
 
 
 async def test_a_link_that_cannot_be_made_costs_that_profile_only(kept: Kept) -> None:
@@ -150,7 +150,7 @@ async def test_a_link_that_cannot_be_made_costs_that_profile_only(kept: Kept) ->
     await kept.ready()
     kept.refuse("no more processes")
     assert await listed(kept) == ["files.read"]
-    assert kept.standing.state == "ready"
+    assert kept.server_status.state == "ready"
 
 
 async def test_there_is_an_end_to_the_profiles_that_are_known(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ async def test_there_is_an_end_to_the_profiles_that_are_known(kept: Kept, monkey
     monkeypatch.setattr(module, "FORGET_SECONDS", 0.0)
     for client_caps in all_client_caps[2:]:
         assert await listed(kept, client_caps) == ["files.read", "files.ask"]
-    assert set(kept.standing.variants) == set(all_client_caps[-2:])
+    assert set(kept.server_status.variants) == set(all_client_caps[-2:])
 
 
 async def test_one_callers_profiles_crowd_out_nobody_elses(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ async def test_one_callers_profiles_crowd_out_nobody_elses(kept: Kept, monkeypat
     assert await listed(kept, many[2], other) == ["files.read", "files.ask"]
     monkeypatch.setattr(module, "FORGET_SECONDS", 0.0)
     assert await listed(kept, frozenset({"roots"})) == ["files.read", "files.ask"]
-    assert set(kept.standing.variants) == {many[1], many[2], frozenset({"roots"})}
+    assert set(kept.server_status.variants) == {many[1], many[2], frozenset({"roots"})}
 
 
 async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_profile(
@@ -193,13 +193,13 @@ async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_
     base = await kept.ready()
     await listed(kept)
     await kept.until(lambda: kept.links[1].is_closed)
-    keeper = kept.supervisor.keepers[NAME]
-    keeper._variants.refresh()
+    reconnector = kept.supervisor.reconnectors[NAME]
+    reconnector._variants.refresh()
     assert len(kept.links) == 2, "to look for what may not be there, no link is made"
     generous(kept, is_modern=False)
     base.names.append("write")
-    keeper._due = 0.0
-    keeper._wake()
+    reconnector._due = 0.0
+    reconnector._wake()
     await kept.until(lambda: len(kept.links) == 3 and len(kept.links[2].profiled) == 1)
 
 
@@ -207,10 +207,10 @@ async def test_who_asks_while_a_server_starts_is_told_when_it_is_there(kept: Kep
     generous(kept, is_modern=True)
     kept.refuse("not yet")
     kept.keep()
-    await kept.until(lambda: kept.standing.state == "retrying")
+    await kept.until(lambda: kept.server_status.state == "retrying")
     assert await listed(kept) == []
     kept.refuse(None)
-    await kept.until(lambda: ABLE in kept.standing.variants)
+    await kept.until(lambda: ABLE in kept.server_status.variants)
 
 
 async def test_what_a_profile_was_listed_outlasts_a_lost_link_and_is_read_again(kept: Kept) -> None:
@@ -223,8 +223,8 @@ async def test_what_a_profile_was_listed_outlasts_a_lost_link_and_is_read_again(
 
     kept.prepare = richer
     link.die("gone")
-    assert len(kept.standing.variants[ABLE].tools) == 2
-    await kept.until(lambda: len(kept.standing.variants[ABLE].tools) == 3)
+    assert len(kept.server_status.variants[ABLE].tools) == 2
+    await kept.until(lambda: len(kept.server_status.variants[ABLE].tools) == 3)
 
 
 async def test_a_changed_server_knows_the_profiles_of_the_one_before_it_is_shown(kept: Kept) -> None:
@@ -232,12 +232,12 @@ async def test_a_changed_server_knows_the_profiles_of_the_one_before_it_is_shown
     old = await kept.ready()
     await listed(kept)
     seen: list[bool] = []
-    unwatch = kept.hub.watch(lambda: seen.append(ABLE in kept.standing.variants))
+    unwatch = kept.hub.watch(lambda: seen.append(ABLE in kept.server_status.variants))
     kept.supervisor.change(settings(OTHER))
     await kept.until(lambda: old.is_closed)
     unwatch()
     assert all(seen)
-    assert kept.standing.variants[ABLE].tools[1].name == "ask"
+    assert kept.server_status.variants[ABLE].tools[1].name == "ask"
 
 
 async def test_servers_that_cannot_ask_are_not_asked(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from isthmus.core.catalog.pins import Pinning, Pins
 from isthmus.core.catalog.review import Review
 from isthmus.upstream.listing import Listing
-from isthmus.upstream.vetting import Vetted
+from isthmus.upstream.reconnector import Vetted
 from tests.unit.core.doubles import Stage, call, prompt, ready, tool
 from tests.unit.upstream.scripted import Scripted
 

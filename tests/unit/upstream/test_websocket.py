@@ -33,19 +33,19 @@ from tests.unit.upstream.doubles import DISCOVERY, ME, SOMEBODY, WELCOME, Scene,
 
 
 @pytest_asyncio.fixture
-async def crew() -> AsyncIterator[BackgroundTasks]:
-    crew = BackgroundTasks("test")
-    yield crew
-    await crew.aclose()
+async def background() -> AsyncIterator[BackgroundTasks]:
+    background = BackgroundTasks("test")
+    yield background
+    await background.aclose()
 
 
-def dial(url: str, crew: BackgroundTasks) -> SocketLink:
+def dial(url: str, background: BackgroundTasks) -> SocketLink:
     credentials = StaticCredentials({SERVER: {"Authorization": "Bearer secret"}})
-    return SocketLink(SERVER, ME, Limits(), url=url, credentials=credentials, egress=Egress(), crew=crew)
+    return SocketLink(SERVER, ME, Limits(), url=url, credentials=credentials, egress=Egress(), background=background)
 
 
-async def greeted(url: str, crew: BackgroundTasks) -> Scene:
-    link = dial(url, crew)
+async def greeted(url: str, background: BackgroundTasks) -> Scene:
+    link = dial(url, background)
     await link.start()
     await link.greet("auto")
     return Scene(link)
@@ -101,10 +101,10 @@ class Scripted:
 
 @pytest.mark.parametrize(("era", "version"), [("legacy", "2025-11-25"), ("modern", "2026-07-28")])
 async def test_servers_of_both_eras_are_greeted_listed_and_called(
-    spawn: Spawn, crew: BackgroundTasks, ledger: Ledger, era: str, version: str
+    spawn: Spawn, background: BackgroundTasks, ledger: Ledger, era: str, version: str
 ) -> None:
     peer = await spawn("raw_server", "--transport", "websocket", "--era", era, "--ledger", str(ledger.path))
-    scene = await greeted(socket_url(peer), crew)
+    scene = await greeted(socket_url(peer), background)
     assert scene.link.dialect.version == version
     assert scene.link.carrier == "websocket"
     listing = await scene.link.list_features()
@@ -119,9 +119,9 @@ async def test_servers_of_both_eras_are_greeted_listed_and_called(
 
 
 @pytest.mark.parametrize("peer", ["server_sdk1", "server_sdk2"])
-async def test_an_official_server_behind_a_socket_is_called(crew: BackgroundTasks, peer: str) -> None:
+async def test_an_official_server_behind_a_socket_is_called(background: BackgroundTasks, peer: str) -> None:
     async with bridged(command(peer)) as url:
-        scene = await greeted(url, crew)
+        scene = await greeted(url, background)
         assert "echo" in {tool.name for tool in (await scene.link.list_features()).tools}
         assert text_of(await scene.call("echo", text="hi")) == "hi"
         await scene.link.aclose()
@@ -155,11 +155,11 @@ async def bridged(words: list[str]) -> AsyncIterator[str]:
 
 
 async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_known(
-    spawn: Spawn, crew: BackgroundTasks, ledger: Ledger
+    spawn: Spawn, background: BackgroundTasks, ledger: Ledger
 ) -> None:
     options = ("--ledger", str(ledger.path), "--mode", "sleep:60")
     peer = await spawn("raw_server", "--transport", "websocket", *options)
-    scene = await greeted(socket_url(peer), crew)
+    scene = await greeted(socket_url(peer), background)
     listeners = [scene.start("pay", {"nonce": f"n{at}"})[1] for at in range(5)]
     await eventually(lambda: len(ledger.ran()) == 5, "all calls run")
     await peer.kill()
@@ -175,17 +175,17 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-async def test_nobody_there_is_told(crew: BackgroundTasks) -> None:
+async def test_nobody_there_is_told(background: BackgroundTasks) -> None:
     with pytest.raises(ConnectFailed, match="connection refused"):
-        await dial("ws://127.0.0.1:1/", crew).start()
+        await dial("ws://127.0.0.1:1/", background).start()
 
 
 @pytest.mark.parametrize(
     ("status", "words"), [("404 Not Found", "HTTP 404"), ("401 Unauthorized", "HTTP 401.*check the credentials")]
 )
-async def test_what_is_no_websocket_is_told(crew: BackgroundTasks, status: str, words: str) -> None:
+async def test_what_is_no_websocket_is_told(background: BackgroundTasks, status: str, words: str) -> None:
     async with Server() as server:
-        starting = asyncio.ensure_future(dial(f"ws://127.0.0.1:{server.origin.port}/", crew).start())
+        starting = asyncio.ensure_future(dial(f"ws://127.0.0.1:{server.origin.port}/", background).start())
         peer = await server.accept()
         request = await peer.request()
         await peer.say(reply(status))
@@ -207,11 +207,13 @@ class Bound:
 
 
 async def test_a_handshake_is_proven_and_asked_for_once_more_with_the_nonce_that_a_server_wants(
-    crew: BackgroundTasks,
+    background: BackgroundTasks,
 ) -> None:
     async with Server() as server:
         url = f"127.0.0.1:{server.origin.port}/mcp"
-        link = SocketLink(SERVER, ME, Limits(), url=f"ws://{url}?a=b", credentials=Bound(), egress=Egress(), crew=crew)
+        link = SocketLink(
+            SERVER, ME, Limits(), url=f"ws://{url}?a=b", credentials=Bound(), egress=Egress(), background=background
+        )
         starting = asyncio.ensure_future(link.start())
         nonces = []
         for _ in range(2):
@@ -236,9 +238,11 @@ async def scripted() -> AsyncIterator[tuple[Scripted, str]]:
         yield made, url
 
 
-async def test_text_and_binary_messages_are_read_alike(scripted: tuple[Scripted, str], crew: BackgroundTasks) -> None:
+async def test_text_and_binary_messages_are_read_alike(
+    scripted: tuple[Scripted, str], background: BackgroundTasks
+) -> None:
     server, url = scripted
-    scene = await greeted(url, crew)
+    scene = await greeted(url, background)
     assert (await server.next())["method"] == "notifications/initialized"
     first, second = scene.start()[1], scene.start()[1]
     ids = [(await server.next())["id"], (await server.next())["id"]]
@@ -248,9 +252,11 @@ async def test_text_and_binary_messages_are_read_alike(scripted: tuple[Scripted,
     await scene.link.aclose()
 
 
-async def test_nonsense_between_messages_is_passed_over(scripted: tuple[Scripted, str], crew: BackgroundTasks) -> None:
+async def test_nonsense_between_messages_is_passed_over(
+    scripted: tuple[Scripted, str], background: BackgroundTasks
+) -> None:
     server, url = scripted
-    scene = await greeted(url, crew)
+    scene = await greeted(url, background)
     _, listener = scene.start()
     await server.next()
     id = (await server.next())["id"]
@@ -263,10 +269,10 @@ async def test_nonsense_between_messages_is_passed_over(scripted: tuple[Scripted
 
 
 async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(
-    scripted: tuple[Scripted, str], crew: BackgroundTasks
+    scripted: tuple[Scripted, str], background: BackgroundTasks
 ) -> None:
     server, url = scripted
-    scene = await greeted(url, crew)
+    scene = await greeted(url, background)
     line = message(method="notifications/message", params={"level": "info", "data": "hm"})
     mine = scene.start()[1]
     await server.next()
@@ -285,10 +291,10 @@ async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(
 
 
 async def test_a_withdrawn_call_that_is_still_held_never_leaves(
-    scripted: tuple[Scripted, str], crew: BackgroundTasks
+    scripted: tuple[Scripted, str], background: BackgroundTasks
 ) -> None:
     server, url = scripted
-    scene = await greeted(url, crew)
+    scene = await greeted(url, background)
     await server.next()
     inflight, listener = scene.start()
     inflight.cancel("changed my mind")
@@ -304,11 +310,11 @@ async def test_a_withdrawn_call_that_is_still_held_never_leaves(
 
 
 async def test_what_was_held_or_still_in_our_buffer_was_not_run(
-    scripted: tuple[Scripted, str], crew: BackgroundTasks
+    scripted: tuple[Scripted, str], background: BackgroundTasks
 ) -> None:
     server, url = scripted
     server.is_mute = True
-    link = dial(url, crew)
+    link = dial(url, background)
     await link.start()
     scene = Scene(link)
     await eventually(lambda: bool(server.sockets), "the server has the socket")
@@ -329,11 +335,11 @@ async def test_what_was_held_or_still_in_our_buffer_was_not_run(
 
 
 async def test_a_modern_server_is_asked_again_for_each_subscription_and_never_left_deaf(
-    scripted: tuple[Scripted, str], crew: BackgroundTasks
+    scripted: tuple[Scripted, str], background: BackgroundTasks
 ) -> None:
     server, url = scripted
     server.is_modern = True
-    scene = await greeted(url, crew)
+    scene = await greeted(url, background)
     scene.link.listen()
     first = await server.next()
     assert first["params"]["notifications"] == {"toolsListChanged": True, "resourcesListChanged": True}
@@ -353,11 +359,11 @@ async def test_a_modern_server_is_asked_again_for_each_subscription_and_never_le
 
 
 async def test_a_refused_subscription_is_told_to_who_asked(
-    scripted: tuple[Scripted, str], crew: BackgroundTasks
+    scripted: tuple[Scripted, str], background: BackgroundTasks
 ) -> None:
     server, url = scripted
     server.is_modern = True
-    scene = await greeted(url, crew)
+    scene = await greeted(url, background)
     subscribing = asyncio.ensure_future(scene.link.subscribe("file:///a"))
     asked = await server.next()
     await server.say(message(id=asked["id"], error={"code": -32601, "message": "no such method"}))
@@ -381,10 +387,10 @@ def acknowledged(id: int) -> bytes:
     ids=["abort", "goodbye", "nonsense"],
 )
 async def test_however_it_ends_calls_hear_of_it_after_the_owner(
-    scripted: tuple[Scripted, str], crew: BackgroundTasks, end: Callable[[ServerConnection], None]
+    scripted: tuple[Scripted, str], background: BackgroundTasks, end: Callable[[ServerConnection], None]
 ) -> None:
     server, url = scripted
-    scene = await greeted(url, crew)
+    scene = await greeted(url, background)
     await server.next()
     _, listener = scene.start()
     await server.next()

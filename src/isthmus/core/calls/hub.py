@@ -60,7 +60,7 @@ class Hub:
         self.limits = limits
         self.id = secrets.token_hex(8)
         """Tells it from other hubs, so that it knows itself when it is its own server."""
-        self.lanes: dict[ServerName, ServerQueue] = {}
+        self.server_queues: dict[ServerName, ServerQueue] = {}
         self._leaving: set[ServerQueue] = set()
         """Lanes that were closed or replaced and still have calls."""
         self.is_draining = False
@@ -98,9 +98,9 @@ class Hub:
     def snapshot(self) -> Snapshot:
         """How everything stands now: the same value until something stands otherwise, then made when it is wanted."""
         if self._news:
-            standings = _after(self._snapshot.standings, self._news)
+            server_statuses = _after(self._snapshot.server_statuses, self._news)
             self._news = {}
-            self._snapshot = Snapshot(self._snapshot.version + 1, standings, self._checks, self.narrowing)
+            self._snapshot = Snapshot(self._snapshot.version + 1, server_statuses, self._checks, self.narrowing)
         return self._snapshot
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -154,8 +154,8 @@ class Hub:
         try:
             # What is configured may have changed since its lane was found.
             server = inflight.target.feature.server
-            inflight.lane = lane = self.lanes.get(server)
-            fault = NotConnected(server, "it was removed") if lane is None else lane.submit(inflight)
+            inflight.server_queue = server_queue = self.server_queues.get(server)
+            fault = NotConnected(server, "it was removed") if server_queue is None else server_queue.submit(inflight)
             if fault is not None:
                 inflight.finish(fault)
         except Exception as defect:  # noqa: BLE001 - as in `start`
@@ -164,8 +164,8 @@ class Hub:
     def unreached(self, grants: Grants, surface: Surface, name: str) -> NotConnected | None:
         """Why nothing has a tool's name, if that is because its server is down and has never said what it has."""
         server = self.snapshot.find_unreached(grants, surface, name)
-        lane = None if server is None else self.lanes.get(server)
-        return None if lane is None else lane.absence()
+        server_queue = None if server is None else self.server_queues.get(server)
+        return None if server_queue is None else server_queue.absence()
 
     def _put_off(self, inflight: InFlight) -> bool:
         """Start a call for what nobody lists once it is known what servers list to its caller; False if it is."""
@@ -180,33 +180,38 @@ class Hub:
 
     def keep(self, inflight: InFlight, outcome: Outcome) -> None:
         """Remember how a call ended, if it may be given again and its server is still the same."""
-        if inflight.lane is self.lanes.get(inflight.target.feature.server):
+        if inflight.server_queue is self.server_queues.get(inflight.target.feature.server):
             self.recall.keep(inflight, outcome, inflight.target.keep_seconds, self.now())
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    def open_lane(
-        self, lane: ServerQueue, standing: ServerStatus, *, is_awaited: bool = True, learner: Learner | None = None
+    def open_server_queue(
+        self,
+        server_queue: ServerQueue,
+        server_status: ServerStatus,
+        *,
+        is_awaited: bool = True,
+        learner: Learner | None = None,
     ) -> None:
         """Make room for a server, or for a changed one in place of what it was.
 
         If it is awaited, listings and calls wait a moment for it until its first attempt has ended. Without a
         `learner` it lists the same to everybody.
         """
-        self._leave(self.lanes.get(lane.server))
-        self.lanes[lane.server] = lane
-        lane.tasks = self.tasks
-        lane.tenants = self.tenants
-        self._learners.pop(lane.server, None)
+        self._leave(self.server_queues.get(server_queue.server))
+        self.server_queues[server_queue.server] = server_queue
+        server_queue.tasks = self.tasks
+        server_queue.tenants = self.tenants
+        self._learners.pop(server_queue.server, None)
         if learner is not None:
-            self._learners[lane.server] = learner
-        if is_awaited and not standing.is_settled:
-            self._settling[lane.server] = self._loop.create_future()
-        self.publish(standing)
+            self._learners[server_queue.server] = learner
+        if is_awaited and not server_status.is_settled:
+            self._settling[server_queue.server] = self._loop.create_future()
+        self.publish(server_status)
 
     def close_lane(self, server: ServerName) -> None:
         """Forget a server: from now on nobody sees it. Its calls in flight are not touched."""
-        self._leave(self.lanes.pop(server))
+        self._leave(self.server_queues.pop(server))
         self._learners.pop(server, None)
         self.recall.forget(server)
         self.review.forget(server)
@@ -214,41 +219,44 @@ class Hub:
             settling.set_result(None)
         self._note(server, None)
 
-    def _leave(self, lane: ServerQueue | None) -> None:
+    def _leave(self, server_queue: ServerQueue | None) -> None:
         self._leaving = {left for left in self._leaving if left.running or left.queued}
-        if lane is not None:
-            self._leaving.add(lane)
+        if server_queue is not None:
+            self._leaving.add(server_queue)
 
-    def publish(self, standing: ServerStatus) -> None:
+    def publish(self, server_status: ServerStatus) -> None:
         """Have the next snapshot show this server's new standing, and tell the watchers."""
-        if (standing.is_settled or standing.is_recalled) and (
-            settling := self._settling.pop(standing.server, None)
+        if (server_status.is_settled or server_status.is_recalled) and (
+            settling := self._settling.pop(server_status.server, None)
         ) is not None:
             settling.set_result(None)
-        standing = self.review.of(standing)
-        server = standing.server
-        present = self._news[server] if server in self._news else self._snapshot.standings.get(server)
-        if present != standing:
-            self._note(server, standing)
-            if standing.withheld or standing.left_out:
-                self._refuse_unseen(standing)
+        server_status = self.review.of(server_status)
+        server = server_status.server
+        present = self._news[server] if server in self._news else self._snapshot.server_statuses.get(server)
+        if present != server_status:
+            self._note(server, server_status)
+            if server_status.withheld or server_status.left_out:
+                self._refuse_unseen(server_status)
 
-    def _refuse_unseen(self, standing: ServerStatus) -> None:
+    def _refuse_unseen(self, server_status: ServerStatus) -> None:
         """Calls that still wait were for tools that looked otherwise."""
-        lane, unseen = self.lanes.get(standing.server), {*standing.withheld, *standing.left_out}
-        for inflight in () if lane is None else lane.waiting_for(unseen):
+        server_queue, unseen = (
+            self.server_queues.get(server_status.server),
+            {*server_status.withheld, *server_status.left_out},
+        )
+        for inflight in () if server_queue is None else server_queue.waiting_for(unseen):
             call = inflight.call
             if self.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name) is None:
                 inflight.finish(UnknownTool(call.name))
 
     def publish_again(self, server: ServerName) -> None:
         """Have a server's standing reviewed once more: other tools of it may be seen now."""
-        standing = self.review.again(server)
-        if standing is not None and server in self.lanes:
-            self.publish(standing)
+        server_status = self.review.again(server)
+        if server_status is not None and server in self.server_queues:
+            self.publish(server_status)
 
-    def _note(self, server: ServerName, standing: ServerStatus | None) -> None:
-        self._news[server] = standing
+    def _note(self, server: ServerName, server_status: ServerStatus | None) -> None:
+        self._news[server] = server_status
         self.__dict__.pop("snapshot", None)
         if not self._watchers:
             return
@@ -319,7 +327,7 @@ class Hub:
 
     def _unsettled(self, surface: Surface, within: float | None) -> dict[asyncio.Future[None], float]:
         servers = self._settling if surface.server is None else self._settling.keys() & {surface.server}
-        began = {self._settling[server]: self.lanes[server].opened_at for server in servers}
+        began = {self._settling[server]: self.server_queues[server].opened_at for server in servers}
         return self._patience(began, within)
 
     def _patience(
@@ -371,16 +379,19 @@ class Hub:
 
     def left(self, session: str) -> None:
         """A caller's conversation is over, with all its calls: servers need not keep anything for it."""
-        for lane in (*self.lanes.values(), *self._leaving):
-            if lane.pool is not None:
-                lane.pool.left(session)
+        for server_queue in (*self.server_queues.values(), *self._leaving):
+            if server_queue.pool is not None:
+                server_queue.pool.left(session)
 
     # -- going away ----------------------------------------------------------------------------------------------
 
     def running(self) -> int:
         """Calls sent, or waiting for a slot or to be written down."""
         written = 0 if self.witness is None else self.witness.waiting
-        return written + sum(lane.running + lane.queued for lane in (*self.lanes.values(), *self._leaving))
+        return written + sum(
+            server_queue.running + server_queue.queued
+            for server_queue in (*self.server_queues.values(), *self._leaving)
+        )
 
     def cancel_all(self, why: str) -> None:
         """Withdraw every call that is still in flight; each is answered so."""
@@ -389,8 +400,8 @@ class Hub:
 
     def wait_no_more(self, why: str) -> None:
         """Have no call wait for a server that is away: none will come."""
-        for lane in [*self.lanes.values(), *self._leaving]:
-            lane.wait_no_more(why)
+        for server_queue in [*self.server_queues.values(), *self._leaving]:
+            server_queue.wait_no_more(why)
 
     def refuse_new_calls(self) -> None:
         """From now on every new call is told that the hub is shutting down."""
@@ -417,15 +428,15 @@ class _Again:
 
 
 def _after(
-    standings: Mapping[ServerName, ServerStatus], news: Mapping[ServerName, ServerStatus | None]
+    server_statuses: Mapping[ServerName, ServerStatus], news: Mapping[ServerName, ServerStatus | None]
 ) -> dict[ServerName, ServerStatus]:
     """The standings once these have changed; None is one that is gone."""
-    changed = {**standings}
-    for server, standing in news.items():
-        if standing is None:
+    changed = {**server_statuses}
+    for server, server_status in news.items():
+        if server_status is None:
             changed.pop(server, None)
         else:
-            changed[server] = standing
+            changed[server] = server_status
     return changed
 
 

@@ -45,7 +45,7 @@ caller's own timeout, but `hard_seconds` holds. The call keeps its slot of the s
 class InFlight:
     """Ends exactly once, by the first of: the server's answer, a fault, the deadline, the caller's withdrawal.
 
-    `route`, `name` and `lane` are set by the stages, `link` by the lane when the call leaves its queue, `carriage`
+    `route`, `name` and `server_queue` are set by the stages, `link` by the lane when the call leaves its queue, `carriage`
     by the link for its own use (a request id, a connection); before that it is `EXPENSIVE` while the arguments have to
     be checked elsewhere. `name` is what the server calls what is asked for.
     `keep`, if it is set, is given the outcome, to remember it. While its end is being written down (`is_sealed`), it
@@ -68,13 +68,13 @@ class InFlight:
         "exchange",
         "is_sealed",
         "keep",
-        "lane",
         "link",
         "name",
         "outcome",
         "questions",
         "rounds",
         "route",
+        "server_queue",
         "timeout",
         "within",
     )
@@ -98,7 +98,7 @@ class InFlight:
         self.route: Route | None = None
         self.name = call.name
         self.keep: Callable[[InFlight, Outcome], None] | None = None
-        self.lane: ServerQueue | None = None
+        self.server_queue: ServerQueue | None = None
         self.link: Link | None = None
         self.carriage: object = None
         self.context = copy_context()
@@ -147,8 +147,8 @@ class InFlight:
 
     def prolong(self) -> None:
         """Let it take as long as any call may: nobody stands and waits for it."""
-        if self.lane is not None:
-            self.timeout = self.lane.hard_seconds
+        if self.server_queue is not None:
+            self.timeout = self.server_queue.hard_seconds
             if not self.questions:
                 self._expire_in(self.timeout)
 
@@ -238,8 +238,8 @@ class InFlight:
         """A question is open that is about this call, or may be: its clock stands still until `release`."""
         if not self.questions:
             self._stopwatch().asked_at = self._loop.time()
-            if self.lane is not None:
-                self.lane.waits(self)
+            if self.server_queue is not None:
+                self.server_queue.waits(self)
         self.questions = (*self.questions, asked)
         self._expire_in(QUESTION_SECONDS)
 
@@ -251,8 +251,8 @@ class InFlight:
             clock.thought += now - clock.asked_at
             clock.heard_at = now
             self._expire_in(max(0.0, self._due() - now))
-            if self.lane is not None:
-                self.lane.goes_on(self)
+            if self.server_queue is not None:
+                self.server_queue.goes_on(self)
 
     def _stopwatch(self) -> _Clock:
         """The clock of a call of which something was heard before its answer; most calls need none."""
@@ -276,7 +276,7 @@ class InFlight:
             self._bucket = self._deadlines.add(self, min(seconds, left))
 
     def _left_in_all(self) -> float:
-        whole = self.timeout if self.lane is None else self.lane.hard_seconds
+        whole = self.timeout if self.server_queue is None else self.server_queue.hard_seconds
         return max(0.0, self._started + whole - self._loop.time())
 
     def finish(self, outcome: Outcome) -> bool:
@@ -291,8 +291,8 @@ class InFlight:
             self._bucket.pop(self, None)
         if self.counted_by is not None:
             self.counted_by.leave(self.call.caller.tenant)
-        if self.lane is not None:
-            self.lane.released(self, outcome)
+        if self.server_queue is not None:
+            self.server_queue.released(self, outcome)
         server = None if route is None else route.feature.server
         seconds = self._loop.time() - self._started
         recorder.ended(self.call, server, outcome, seconds, self.link)
@@ -322,8 +322,8 @@ class InFlight:
     def _end_questions(self, outcome: Outcome) -> None:
         """Before the caller's side hears the end: after it, there may be no stream on which to take them back."""
         questions, self.questions = self.questions, ()
-        if self.lane is not None:
-            self.lane.goes_on(self)
+        if self.server_queue is not None:
+            self.server_queue.goes_on(self)
         for asked in questions:
             asked.ended(self, outcome)
 
@@ -343,16 +343,16 @@ class InFlight:
             self._bucket.pop(self, None)
         if self.counted_by is not None:
             self.counted_by.leave(self.call.caller.tenant)
-        if self.lane is not None:
+        if self.server_queue is not None:
             if self.carriage is UNWRITTEN:
-                self.lane.take_back(self)
-            self.lane.released(self, self.outcome)
+                self.server_queue.take_back(self)
+            self.server_queue.released(self, self.outcome)
 
     def put_back(self) -> bool:
         """Give a call that was not sent back to who started it, if they would rather wait themselves for its server."""
-        if self.lane is None or not isinstance(self.exchange, Patient) or not self.exchange.put_back(self):
+        if self.server_queue is None or not isinstance(self.exchange, Patient) or not self.exchange.put_back(self):
             return False
-        self.outcome = self.lane.absence()
+        self.outcome = self.server_queue.absence()
         if self._bucket is not None:
             self._bucket.pop(self, None)
         if self.counted_by is not None:
@@ -389,15 +389,15 @@ class InFlight:
 
     def _lateness(self, seconds: float) -> Fault:
         """Why it is too late: the server did not answer, or was too busy to be asked."""
-        lane = self.lane if self.link is None and not self.rounds else None
-        busy = None if lane is None else lane.busyness()
+        server_queue = self.server_queue if self.link is None and not self.rounds else None
+        busy = None if server_queue is None else server_queue.busyness()
         return busy or TimedOut(self.target.feature.server, seconds, executed=self._executed())
 
     def _allowed(self) -> float:
         """How long was waited for what did not come: as long as any call may take, or for what was due next."""
         clock, wanted = self._clock, self.call.timeout
-        if self.lane is not None and clock is not None and not self._left_in_all():
-            return self.lane.hard_seconds
+        if self.server_queue is not None and clock is not None and not self._left_in_all():
+            return self.server_queue.hard_seconds
         if self.questions:
             return QUESTION_SECONDS
         is_silent = clock is None or clock.heard_at + self.timeout <= self._loop.time()
@@ -411,8 +411,8 @@ class InFlight:
     def _give_up(self, fault: Fault, reason: str) -> None:
         if self.is_sealed:
             return
-        if self.carriage is UNWRITTEN and self.lane is not None:
-            self.lane.take_back(self)
+        if self.carriage is UNWRITTEN and self.server_queue is not None:
+            self.server_queue.take_back(self)
         elif self.link is not None:
             self.link.withdraw(self, reason)
             self.carriage = None

@@ -259,7 +259,7 @@ class ServerQueue:
         self._outside, before._outside = before._outside, []
         self._tell_outside()
         for inflight in inherited:
-            inflight.lane = self
+            inflight.server_queue = self
             self._enqueue(inflight)
         if before._link is None:
             self._wait_or_refuse(self._why_not)
@@ -404,14 +404,14 @@ class ServerQueue:
         Most likely they wait for what they made; and where they do not, one call was refused that had to wait.
         """
         waiting = (inflight, *self._held, *self._queue)
-        keepers = {outer for each in waiting for outer in each.outer() if outer.lane is self}
-        if len(keepers) >= self.running:
+        reconnectors = {outer for each in waiting for outer in each.outer() if outer.server_queue is self}
+        if len(reconnectors) >= self.running:
             return True
         tenant = inflight.call.caller.tenant
         if inflight.counted_by is None or not inflight.counted_by.are_several or not self._has_its_slots(tenant):
             return False
         # Only its own tenant's slots count: what others give back is not for it.
-        return sum(keeper.call.caller.tenant == tenant for keeper in keepers) >= self._tenants[tenant]
+        return sum(reconnector.call.caller.tenant == tenant for reconnector in reconnectors) >= self._tenants[tenant]
 
     def _left_unsent(self, inflight: InFlight) -> None:
         """If it was to be the breaker's probe, the next one may be."""

@@ -70,8 +70,8 @@ def find(hub: Hub, inflight: InFlight) -> Fault | None:
 def _refused_method(hub: Hub, inflight: InFlight) -> Fault | None:
     """A server that is no MCP server, such as the hub's own functions, has no methods: said in its place."""
     server = inflight.target.feature.server
-    lane = hub.lanes.get(server)
-    if lane is None or lane.takes_methods:
+    server_queue = hub.server_queues.get(server)
+    if server_queue is None or server_queue.takes_methods:
         return None
     return ServerError(server, METHOD_NOT_FOUND, f"Method not found: {inflight.name}")
 
@@ -115,8 +115,8 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
     """Find the lane of the tool's server and start the clock."""
     assert inflight.route is not None
     server = inflight.route.feature.server
-    lane = hub.lanes.get(server)
-    if lane is None:
+    server_queue = hub.server_queues.get(server)
+    if server_queue is None:
         return NotConnected(server, "it was removed")
     call = inflight.call
     tenant, tenants = call.caller.tenant, hub.tenants
@@ -126,9 +126,9 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
         inflight.counted_by = tenants
     wanted = call.timeout
     # The result of a task is waited for as long as the task takes.
-    longest = hub.limits.hard_seconds if call.lasts or call.kind == "task_result" else lane.timeout
+    longest = hub.limits.hard_seconds if call.lasts or call.kind == "task_result" else server_queue.timeout
     inflight.limit(longest if wanted is None else min(wanted, longest), hub.deadlines)
-    inflight.lane = lane
+    inflight.server_queue = server_queue
     return None
 
 
@@ -146,7 +146,7 @@ def validate(hub: Hub, inflight: InFlight) -> Fault | None:
 
 def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     """Hand the call to its lane, which sends, queues or refuses it; or first to who has to write it down."""
-    assert inflight.lane is not None
+    assert inflight.server_queue is not None
     if inflight.carriage is EXPENSIVE:
         assert hub.validation is not None
         inflight.carriage = None
@@ -155,7 +155,7 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     if hub.witness is not None:
         hub.witness.begin(inflight, hub.send)
         return None
-    return inflight.lane.submit(inflight)
+    return inflight.server_queue.submit(inflight)
 
 
 STAGES: tuple[Stage, ...] = (admit, find, fill, validate, recall, assign, submit)

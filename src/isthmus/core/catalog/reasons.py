@@ -42,7 +42,7 @@ def reasons(snapshot: Snapshot, grants: Grants) -> list[Reason]:
         reached = _table(own, listed)
         for exposed, route in sorted(_table(everything, listed).items()):
             feature = route.feature
-            labels = labels_of(feature, snapshot.standings[feature.server].rules)
+            labels = labels_of(feature, snapshot.server_statuses[feature.server].rules)
             why = policy.why(feature.server, FeatureName(feature.name), labels)
             found.append(Reason(listed, exposed, route, exposed in reached, why, labels))
     return found

@@ -65,14 +65,14 @@ class Review:
         self._seen: dict[ServerName, _Seen] = {}
         self._told: dict[ServerName, LeftOut] = {}
 
-    def of(self, standing: ServerStatus) -> ServerStatus:
+    def of(self, server_status: ServerStatus) -> ServerStatus:
         """The standing as callers are to see it."""
-        if not standing.has_lists and not standing.variants:
-            return standing
-        seen = self._seen.get(standing.server)
-        if seen is None or _listed(seen.raw) != _listed(standing):
-            seen = self._seen[standing.server] = _Seen(standing, self._look(standing))
-        return standing if seen.shown is seen.raw else _with_lists_of(standing, seen.shown)
+        if not server_status.has_lists and not server_status.variants:
+            return server_status
+        seen = self._seen.get(server_status.server)
+        if seen is None or _listed(seen.raw) != _listed(server_status):
+            seen = self._seen[server_status.server] = _Seen(server_status, self._look(server_status))
+        return server_status if seen.shown is seen.raw else _with_lists_of(server_status, seen.shown)
 
     async def prepare(self, features: Iterable[Feature]) -> None:
         """Look at what is about to be published, a little at a time: a thousand tools would hold up every call."""
@@ -104,26 +104,26 @@ class Review:
         self._seen.pop(server, None)
         self._told.pop(server, None)
 
-    def _look(self, standing: ServerStatus) -> ServerStatus:
-        base, withheld, left_out = self._offer(_lists(standing), NO_CAPABILITIES)
-        variants = dict(standing.variants)
-        for client_caps, offer in standing.variants.items():
+    def _look(self, server_status: ServerStatus) -> ServerStatus:
+        base, withheld, left_out = self._offer(_lists(server_status), NO_CAPABILITIES)
+        variants = dict(server_status.variants)
+        for client_caps, offer in server_status.variants.items():
             variants[client_caps], missing, outside = self._offer(offer, client_caps)
             withheld += [name for name in missing if name not in withheld]
             left_out = {**outside, **left_out}
-        self._tell(standing.server, left_out)
-        if base == _lists(standing) and variants == standing.variants:
-            return standing
+        self._tell(server_status.server, left_out)
+        if base == _lists(server_status) and variants == server_status.variants:
+            return server_status
         return msgspec.structs.replace(
-            standing,
+            server_status,
             tools=base.tools,
             prompts=base.prompts,
             resources=base.resources,
             templates=base.templates,
             variants=variants,
             withheld=tuple(withheld),
-            left_out={**standing.left_out, **left_out},
-            notes=(*standing.notes, *_notes(standing.server, withheld), *_notes_on(left_out)),
+            left_out={**server_status.left_out, **left_out},
+            notes=(*server_status.notes, *_notes(server_status.server, withheld), *_notes_on(left_out)),
         )
 
     def _tell(self, server: ServerName, left_out: LeftOut) -> None:
@@ -174,19 +174,25 @@ class Review:
         return found
 
 
-def _listed(standing: ServerStatus) -> tuple[object, ...]:
+def _listed(server_status: ServerStatus) -> tuple[object, ...]:
     """What a review is of; the same until the server lists something else."""
-    lists = (standing.tools, standing.prompts, standing.resources, standing.templates)
-    return (*lists, standing.variants, standing.notes)
+    lists = (server_status.tools, server_status.prompts, server_status.resources, server_status.templates)
+    return (*lists, server_status.variants, server_status.notes)
 
 
-def _lists(standing: ServerStatus) -> Offer:
-    return Offer(standing.tools, standing.prompts, standing.resources, standing.templates, standing.abilities)
+def _lists(server_status: ServerStatus) -> Offer:
+    return Offer(
+        server_status.tools,
+        server_status.prompts,
+        server_status.resources,
+        server_status.templates,
+        server_status.abilities,
+    )
 
 
-def _with_lists_of(standing: ServerStatus, shown: ServerStatus) -> ServerStatus:
+def _with_lists_of(server_status: ServerStatus, shown: ServerStatus) -> ServerStatus:
     return msgspec.structs.replace(
-        standing,
+        server_status,
         tools=shown.tools,
         prompts=shown.prompts,
         resources=shown.resources,

@@ -109,13 +109,13 @@ class Snapshot:
     def __init__(
         self,
         version: int,
-        standings: Mapping[ServerName, ServerStatus],
+        server_statuses: Mapping[ServerName, ServerStatus],
         checks: CheckCache,
         narrowing: Narrowing | None = None,
     ) -> None:
         self.version = version
         self._narrowing = narrowing
-        self.standings = standings
+        self.server_statuses = server_statuses
         self._checks = checks
         self._views: dict[Key, View] = {}
         self._single: dict[Key, View] = {}
@@ -127,7 +127,7 @@ class Snapshot:
 
     def as_patterns_have_it(self) -> Snapshot:
         """The same with nobody else asked of what callers may use."""
-        return self if self._narrowing is None else Snapshot(self.version, self.standings, self._checks)
+        return self if self._narrowing is None else Snapshot(self.version, self.server_statuses, self._checks)
 
     def view(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities = NO_CAPABILITIES) -> View:
         """The table for these permissions on this surface, compiled on first use."""
@@ -148,9 +148,9 @@ class Snapshot:
             view = views.get((grants, surface))
             if view is not None:
                 return view.routes.get(name) or view.find_unlisted(name)
-        if surface.server is None and surface.style == "canonical" and len(self.standings) > MANY:
+        if surface.server is None and surface.style == "canonical" and len(self.server_statuses) > MANY:
             server = ServerName(name.partition(".")[0])
-            if server not in self.standings:
+            if server not in self.server_statuses:
                 return None
             surface = Surface(surface.style, server)
         return self.view(grants, surface, client_caps).find_tool(name)
@@ -164,67 +164,78 @@ class Snapshot:
         if surface.style == "llm":
             return self._find_unreached_llm(policy, name)
         named, _, tool = name.partition(".") if surface.style == "canonical" else (surface.server or "", "", name)
-        standing = self.standings.get(ServerName(named))
-        if standing is None or surface.server not in (None, named):
+        server_status = self.server_statuses.get(ServerName(named))
+        if server_status is None or surface.server not in (None, named):
             return None
-        return standing.server if _is_seen(policy, standing) and _may_have(policy, standing, tool) else None
+        return (
+            server_status.server if _is_seen(policy, server_status) and _may_have(policy, server_status, tool) else None
+        )
 
     def _find_unreached_llm(self, policy: Policy, name: str) -> ServerName | None:
         """The same for a name that language models are given: the longest server's name that fits is meant."""
         fitting = {
-            beginning: standing
-            for server, standing in self.standings.items()
-            if name.startswith(beginning := llm_form((server, FeatureName("")))) and _is_seen(policy, standing)
+            beginning: server_status
+            for server, server_status in self.server_statuses.items()
+            if name.startswith(beginning := llm_form((server, FeatureName("")))) and _is_seen(policy, server_status)
         }
         if not fitting:
             return None
         beginning = max(fitting, key=len)
-        standing = fitting[beginning]
-        server, rules = standing.server, standing.rules
+        server_status = fitting[beginning]
+        server, rules = server_status.server, server_status.rules
         # Several names look the same for language models; those that the operator wrote decide.
         written = {*policy.named_tools(server), *rules.hidden, *(rules.only or ()), *rules.tags}
         alike = [tool for tool in written if name in llm_forms((server, FeatureName(tool)))]
         tools = alike or [name.removeprefix(beginning)]
-        return server if all(_may_have(policy, standing, tool) for tool in tools) else None
+        return server if all(_may_have(policy, server_status, tool) for tool in tools) else None
 
     def _is_varied(self, client_caps: ClientCapabilities, server: ServerName | None) -> bool:
         if server is not None:
-            return server in self.standings and client_caps in self.standings[server].variants
+            return server in self.server_statuses and client_caps in self.server_statuses[server].variants
         if self._varied is None:
-            self._varied = frozenset(known for standing in self.standings.values() for known in standing.variants)
+            self._varied = frozenset(
+                known for server_status in self.server_statuses.values() for known in server_status.variants
+            )
         return client_caps in self._varied
 
     def policy(self, grants: Grants) -> Policy:
         """What these permissions cover, as things stand."""
         # Not methods: a view that led back here would keep the snapshot, once it is an old one, in memory.
-        agent_of, tags_of = partial(_agent_of, self.standings), partial(_tags_of, self.standings)
+        agent_of, tags_of = partial(_agent_of, self.server_statuses), partial(_tags_of, self.server_statuses)
         return Policy(grants, agent_of, tags_of, self._narrowing)
 
     def _compile(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
         policy = self.policy(grants)
         shown = self._shown(policy, surface)
-        view = View(policy, {standing.server: _offer(standing, client_caps).abilities for standing in shown})
+        view = View(
+            policy, {server_status.server: _offer(server_status, client_caps).abilities for server_status in shown}
+        )
         view.hubs = _hubs_behind(shown)
         if surface.style == "llm":
             view.aliases = self._llm_aliases(surface)
         if surface.style == "own" and surface.server is not None:
             view.whole = next((each.server for each in shown if _is_whole(each, policy)), None)
-        for standing in shown:
-            offer = _offer(standing, client_caps)
+        for server_status in shown:
+            offer = _offer(server_status, client_caps)
             if offer.tools:
-                self._add_tools(view, offer.tools, standing.rules, policy, self._names_of(surface, "tools"))
+                self._add_tools(view, offer.tools, server_status.rules, policy, self._names_of(surface, "tools"))
             if offer.prompts:
-                _add(view.prompts, offer.prompts, standing.rules, policy, self._names_of(surface, "prompts"))
+                _add(view.prompts, offer.prompts, server_status.rules, policy, self._names_of(surface, "prompts"))
             if offer.resources:
-                _add(view.resources, offer.resources, standing.rules, policy, self._names_of(surface, "resources"))
+                _add(view.resources, offer.resources, server_status.rules, policy, self._names_of(surface, "resources"))
             if offer.templates:
-                _add(view.templates, offer.templates, standing.rules, policy, self._names_of(surface, "templates"))
+                _add(view.templates, offer.templates, server_status.rules, policy, self._names_of(surface, "templates"))
             if policy.has_denials:
-                view.withhold(standing.server, _denied_uris(policy, standing))
-            if standing.is_unlisted and policy.covers_all_of(standing.server):
-                view.unlisted["" if surface.style == "own" else standing.server] = (standing.server, standing.rules)
-            if standing.state != "ready":
-                view.missing[standing.server] = Missing(standing.state, standing.reason, standing.has_lists)
+                view.withhold(server_status.server, _denied_uris(policy, server_status))
+            if server_status.is_unlisted and policy.covers_all_of(server_status.server):
+                view.unlisted["" if surface.style == "own" else server_status.server] = (
+                    server_status.server,
+                    server_status.rules,
+                )
+            if server_status.state != "ready":
+                view.missing[server_status.server] = Missing(
+                    server_status.state, server_status.reason, server_status.has_lists
+                )
         return view
 
     def _add_tools(
@@ -248,8 +259,10 @@ class Snapshot:
     def _shown(self, policy: Policy, surface: Surface) -> list[ServerStatus]:
         """The servers to look at, in the order of their names: listings are deterministic."""
         names = policy.named_servers() if surface.server is None else {surface.server}
-        looked_at = self.standings if names is None else self.standings.keys() & names
-        return [self.standings[name] for name in sorted(looked_at) if _is_seen(policy, self.standings[name])]
+        looked_at = self.server_statuses if names is None else self.server_statuses.keys() & names
+        return [
+            self.server_statuses[name] for name in sorted(looked_at) if _is_seen(policy, self.server_statuses[name])
+        ]
 
     def _names_of(self, surface: Surface, listed: Listed) -> dict[Pair, str] | None:
         """What everything of one list is called on a surface; None where servers' own names are used."""
@@ -278,20 +291,20 @@ class Snapshot:
         """Everything of one list, of every server, to whomever it is listed: a name means the same to everybody."""
         return [
             (feature.server, feature.name)
-            for standing in self.standings.values()
-            if standing.state != "disabled"
-            for feature in _all_of(standing, listed)
+            for server_status in self.server_statuses.values()
+            if server_status.state != "disabled"
+            for feature in _all_of(server_status, listed)
         ]
 
 
-def _agent_of(standings: Mapping[ServerName, ServerStatus], server: ServerName) -> str | None:
-    standing = standings.get(server)
-    return None if standing is None else standing.agent
+def _agent_of(server_statuses: Mapping[ServerName, ServerStatus], server: ServerName) -> str | None:
+    server_status = server_statuses.get(server)
+    return None if server_status is None else server_status.agent
 
 
-def _tags_of(standings: Mapping[ServerName, ServerStatus], server: ServerName) -> tuple[str, ...]:
-    standing = standings.get(server)
-    return () if standing is None else standing.rules.tags_of_all
+def _tags_of(server_statuses: Mapping[ServerName, ServerStatus], server: ServerName) -> tuple[str, ...]:
+    server_status = server_statuses.get(server)
+    return () if server_status is None else server_status.rules.tags_of_all
 
 
 def _labels(policy: Policy, feature: Feature, rules: Rules) -> Labels:
@@ -306,13 +319,13 @@ def _is_denied(policy: Policy, feature: Feature, rules: Rules) -> bool:
     return policy.denies(feature.server, feature.name, _labels(policy, feature, rules))
 
 
-def _denied_uris(policy: Policy, standing: ServerStatus) -> Iterable[str]:
+def _denied_uris(policy: Policy, server_status: ServerStatus) -> Iterable[str]:
     """What is refused of the resources and templates that a server lists to anybody, or may have without listing them.
 
     The latter are known by name, from permissions and from the operator's tags.
     """
-    server, rules = standing.server, standing.rules
-    listed = (*_all_of(standing, "resources"), *_all_of(standing, "templates"))
+    server, rules = server_status.server, server_status.rules
+    listed = (*_all_of(server_status, "resources"), *_all_of(server_status, "templates"))
     yield from (feature.name for feature in listed if _is_denied(policy, feature, rules))
     yield from (name for name in policy.denied_names(server) if ":" in name)
     for name in rules.tags if policy.reads_labels else ():
@@ -320,50 +333,54 @@ def _denied_uris(policy: Policy, standing: ServerStatus) -> Iterable[str]:
             yield name
 
 
-def _is_seen(policy: Policy, standing: ServerStatus) -> bool:
+def _is_seen(policy: Policy, server_status: ServerStatus) -> bool:
     """Whether there is such a server: its name is granted, or something that it has is by what is said of that."""
-    if standing.state == "disabled":
+    if server_status.state == "disabled":
         return False
-    if policy.may_see_server(standing.server) and not (policy.is_narrowed and standing.has_lists):
+    if policy.may_see_server(server_status.server) and not (policy.is_narrowed and server_status.has_lists):
         return True
     return (policy.reads_labels or policy.is_narrowed) and any(
-        _is_allowed(policy, feature, standing.rules) for listed in LISTS for feature in _all_of(standing, listed)
+        _is_allowed(policy, feature, server_status.rules)
+        for listed in LISTS
+        for feature in _all_of(server_status, listed)
     )
 
 
-def _may_have(policy: Policy, standing: ServerStatus, tool: str) -> bool:
+def _may_have(policy: Policy, server_status: ServerStatus, tool: str) -> bool:
     """Whether a server that is not connected may have a tool, as far as is known, which the caller could use then."""
-    rules = standing.rules
-    is_known = standing.state == "ready" or standing.has_lists or standing.withheld or standing.left_out
+    rules = server_status.rules
+    is_known = (
+        server_status.state == "ready" or server_status.has_lists or server_status.withheld or server_status.left_out
+    )
     if is_known or not tool or not rules.shows(tool):
         return False
     tags = frozenset(f"{TAG}{tag}" for tag in (*rules.tags_of_all, *rules.tags.get(tool, ())))
-    return policy.allows(standing.server, FeatureName(tool), Labels(tags, tags))
+    return policy.allows(server_status.server, FeatureName(tool), Labels(tags, tags))
 
 
-def _is_whole(standing: ServerStatus, policy: Policy) -> bool:
+def _is_whole(server_status: ServerStatus, policy: Policy) -> bool:
     """Whether nothing of a server is kept from whoever has these permissions."""
-    is_all_shown = not standing.withheld and not standing.left_out
-    return standing.rules.changes_nothing and is_all_shown and policy.may_use_all_of(standing.server)
+    is_all_shown = not server_status.withheld and not server_status.left_out
+    return server_status.rules.changes_nothing and is_all_shown and policy.may_use_all_of(server_status.server)
 
 
 def _hubs_behind(shown: Iterable[ServerStatus]) -> dict[str, int]:
     """Hubs behind these servers, and how many others are between on the longest way."""
     hubs: dict[str, int] = {}
-    for standing in shown:
-        for id, steps in standing.hubs.items():
+    for server_status in shown:
+        for id, steps in server_status.hubs.items():
             hubs[id] = max(steps + 1, hubs.get(id, 0))
     return hubs
 
 
-def _offer(standing: ServerStatus, client_caps: ClientCapabilities) -> ServerStatus | Offer:
-    return standing.variants.get(client_caps, standing) if client_caps else standing
+def _offer(server_status: ServerStatus, client_caps: ClientCapabilities) -> ServerStatus | Offer:
+    return server_status.variants.get(client_caps, server_status) if client_caps else server_status
 
 
-def _all_of(standing: ServerStatus, listed: Listed) -> Iterable[Feature]:
-    if not standing.variants:
-        return _list_of(standing, listed)
-    offers: tuple[ServerStatus | Offer, ...] = (standing, *standing.variants.values())
+def _all_of(server_status: ServerStatus, listed: Listed) -> Iterable[Feature]:
+    if not server_status.variants:
+        return _list_of(server_status, listed)
+    offers: tuple[ServerStatus | Offer, ...] = (server_status, *server_status.variants.values())
     return [feature for offer in offers for feature in _list_of(offer, listed)]
 
 

@@ -93,9 +93,11 @@ class _Weighing(_Count):
 class Allowance:
     """What each owner has kept. `most` says how much that may be now, `forget` is told of what is gone."""
 
-    def __init__(self, journal: Journal, crew: BackgroundTasks, most: Callable[[Owner], int], forget: Forget) -> None:
+    def __init__(
+        self, journal: Journal, background: BackgroundTasks, most: Callable[[Owner], int], forget: Forget
+    ) -> None:
         self._journal = journal
-        self._crew = crew
+        self._background = background
         self.most = most
         self._forget = forget
         self._loop = asyncio.get_running_loop()
@@ -210,7 +212,7 @@ class Allowance:
         if owner not in self._looking:
             self._looking.add(owner)
             with suppress(RuntimeError):  # the crew is closed, with the hub
-                self._crew.spawn("room for tasks", self._make_room(owner))
+                self._background.spawn("room for tasks", self._make_room(owner))
 
     async def _make_room(self, owner: Owner) -> None:
         try:

@@ -83,12 +83,12 @@ class Engine:
         hub: Hub,
         journal: Journal,
         now: Now,
-        crew: BackgroundTasks | None = None,
+        background: BackgroundTasks | None = None,
         keep_bytes: Callable[[Owner], int] = lambda _: BYTES,
     ) -> None:
         """`keep_bytes` says how much is kept of an owner's tasks now.
 
-        Without a `crew` of the hub's it has one of its own, which nobody need close: all that it does ends soon.
+        Without a `background` of the hub's it has one of its own, which nobody need close: all that it does ends soon.
         """
         self._hub = hub
         self._journal = journal
@@ -103,13 +103,13 @@ class Engine:
         """Those whose servers are away."""
         self._left: list[Record] = []
         """Those that the hub before this one left waiting."""
-        self._crew = crew or BackgroundTasks("tasks")
+        self._background = background or BackgroundTasks("tasks")
         self.on_due: OnDue = _leave_due
         """Is told what is to be sent as soon as that is kept."""
         self.write_question: Callable[[Record], Message | None] = lambda _: None
         """The open question of a task as a message of its history, where its face has one."""
         self._quota = Quota()
-        self.allowance = Allowance(journal, self._crew, keep_bytes, self._forget)
+        self.allowance = Allowance(journal, self._background, keep_bytes, self._forget)
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -303,10 +303,10 @@ class Engine:
 
     # -- waiting for a server ------------------------------------------------------------------------------------------
 
-    def go_on(self, live: Live, lane: ServerQueue | None = None) -> None:
+    def go_on(self, live: Live, server_queue: ServerQueue | None = None) -> None:
         """Start the call of a task that waits for its server, or wait on.
 
-        `lane` is that of its server by now, if that has news.
+        `server_queue` is that of its server by now, if that has news.
         """
         pending = live.record.pending
         if live.record.phase != "waiting" or pending is None or live.inflight is not None:
@@ -314,8 +314,8 @@ class Engine:
         self.waits.stop(live)
         if live.is_starting:  # once that is kept
             return
-        if lane is not None and lane.server != pending.server:
-            self._keep_waiting(live, self.waits.rename(live, pending, lane.server))
+        if server_queue is not None and server_queue.server != pending.server:
+            self._keep_waiting(live, self.waits.rename(live, pending, server_queue.server))
         found = self.waits.look(live)
         if isinstance(found, Call):
             inflight = self._hub.start(found, live)
@@ -468,7 +468,7 @@ class Engine:
     def _look(self, live: Live, record: Record) -> None:
         """See what the journal has in the place of what was kept; what changes meanwhile is written after that."""
         live.is_writing = True
-        self._crew.spawn(f"look at task {record.id}", self._settle(live, record))
+        self._background.spawn(f"look at task {record.id}", self._settle(live, record))
 
     async def _settle(self, live: Live, record: Record) -> None:
         try:

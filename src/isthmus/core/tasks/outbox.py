@@ -117,11 +117,11 @@ class _Lane:
 class _Host:
     """The lanes that lead to one host, and those whose turn it is."""
 
-    __slots__ = ("has_turn", "lanes", "name", "ready", "running")
+    __slots__ = ("has_turn", "name", "ready", "running", "server_queues")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.lanes = 0
+        self.server_queues = 0
         self.running = 0
         self.ready: deque[_Lane] = deque()
         self.has_turn = False
@@ -136,7 +136,7 @@ class Outbox:
         journal: Journal,
         courier: Courier,
         write: Write,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         now: Now,
         chance: Callable[[], float],
     ) -> None:
@@ -145,11 +145,11 @@ class Outbox:
         self._journal = journal
         self._courier = courier
         self._write = write
-        self._crew = crew
+        self._background = background
         self._now = now
         self._chance = chance
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[Key, _Lane] = {}
+        self._server_queues: dict[Key, _Lane] = {}
         self._hosts: dict[str, _Host] = {}
         self._turns: deque[_Host] = deque()
         """The hosts with something ready and room for it, each in its turn."""
@@ -184,9 +184,9 @@ class Outbox:
     def close(self) -> None:
         """Begin nothing more; what is due stays so."""
         self._is_closed = True
-        for lane in self._lanes.values():
-            if lane.timer is not None:
-                lane.timer.cancel()
+        for server_queue in self._server_queues.values():
+            if server_queue.timer is not None:
+                server_queue.timer.cancel()
 
     # -- what is due -------------------------------------------------------------------------------------------------
 
@@ -219,31 +219,31 @@ class Outbox:
     def _add(self, due: _Due) -> None:
         """Remember a delivery, unless there is no room, or others come first for which there was none."""
         owner = due.key[0]
-        if (lane := self._lanes.get(due.key)) is not None:
-            lane.add(due.number)
+        if (server_queue := self._server_queues.get(due.key)) is not None:
+            server_queue.add(due.number)
         elif owner in self._behind or self._counts.get(owner, 0) >= LANES_MAX:
             self._behind.add(owner)
         else:
-            lane = self._lanes[due.key] = _Lane(due.key, self._host(due.host))
+            server_queue = self._server_queues[due.key] = _Lane(due.key, self._host(due.host))
             self._counts[owner] = self._counts.get(owner, 0) + 1
-            lane.add(due.number)
-            self._wait(lane, due.next - self._now())
+            server_queue.add(due.number)
+            self._wait(server_queue, due.next - self._now())
 
     def _has_room(self, owner: str) -> bool:
         return self._counts.get(owner, 0) <= LANES_MAX // 2
 
     def _host(self, name: str) -> _Host:
         host = self._hosts.setdefault(name, _Host(name))
-        host.lanes += 1
+        host.server_queues += 1
         return host
 
-    def _leave(self, lane: _Lane) -> None:
+    def _leave(self, server_queue: _Lane) -> None:
         """Forget a lane."""
-        del self._lanes[lane.key]
-        lane.host.lanes -= 1
-        if not lane.host.lanes:
-            del self._hosts[lane.host.name]
-        owner = lane.key[0]
+        del self._server_queues[server_queue.key]
+        server_queue.host.server_queues -= 1
+        if not server_queue.host.server_queues:
+            del self._hosts[server_queue.host.name]
+        owner = server_queue.key[0]
         self._counts[owner] -= 1
         if not self._counts[owner]:
             del self._counts[owner]
@@ -252,17 +252,17 @@ class Outbox:
 
     # -- whose turn it is --------------------------------------------------------------------------------------------
 
-    def _wait(self, lane: _Lane, seconds: float) -> None:
+    def _wait(self, server_queue: _Lane, seconds: float) -> None:
         """Let a lane have its turn after a while, which no clock that was put back makes any longer."""
         if seconds > 0:
-            lane.timer = self._loop.call_later(min(seconds, RETRY_AFTER_SECONDS_MAX), self._ready, lane)
+            server_queue.timer = self._loop.call_later(min(seconds, RETRY_AFTER_SECONDS_MAX), self._ready, server_queue)
         else:
-            self._ready(lane)
+            self._ready(server_queue)
 
-    def _ready(self, lane: _Lane) -> None:
-        lane.timer = None
-        lane.host.ready.append(lane)
-        self._line_up(lane.host)
+    def _ready(self, server_queue: _Lane) -> None:
+        server_queue.timer = None
+        server_queue.host.ready.append(server_queue)
+        self._line_up(server_queue.host)
         self._start_some()
 
     def _line_up(self, host: _Host) -> None:
@@ -277,48 +277,50 @@ class Outbox:
             self._start(host.ready.popleft())
             self._line_up(host)
 
-    def _start(self, lane: _Lane) -> None:
+    def _start(self, server_queue: _Lane) -> None:
         self._running += 1
-        lane.host.running += 1
-        self._crew.spawn(
-            f"delivery to {lane.host.name}", self._attempt(lane), on_crash=lambda _: self._over(lane, BROKEN_SECONDS)
+        server_queue.host.running += 1
+        self._background.spawn(
+            f"delivery to {server_queue.host.name}",
+            self._attempt(server_queue),
+            on_crash=lambda _: self._over(server_queue, BROKEN_SECONDS),
         )
 
-    async def _attempt(self, lane: _Lane) -> None:
+    async def _attempt(self, server_queue: _Lane) -> None:
         try:
-            pause = await self._try(lane)
+            pause = await self._try(server_queue)
         except OSError as error:
-            log.warning("a delivery could not be read", host=lane.host.name, error=str(error))
+            log.warning("a delivery could not be read", host=server_queue.host.name, error=str(error))
             pause = READ_AGAIN_SECONDS
-        self._over(lane, pause if lane.due else None)
+        self._over(server_queue, pause if server_queue.due else None)
 
-    def _over(self, lane: _Lane, pause: float | None) -> None:
+    def _over(self, server_queue: _Lane, pause: float | None) -> None:
         """An attempt is over; the next of its lane comes after a pause, or there is none."""
         self._running -= 1
-        lane.host.running -= 1
+        server_queue.host.running -= 1
         if pause is None:
-            self._leave(lane)
+            self._leave(server_queue)
         else:
-            self._wait(lane, pause)
-        self._line_up(lane.host)
+            self._wait(server_queue, pause)
+        self._line_up(server_queue.host)
         self._start_some()
 
     # -- one attempt -------------------------------------------------------------------------------------------------
 
-    async def _try(self, lane: _Lane) -> float:
+    async def _try(self, server_queue: _Lane) -> float:
         """Try the next delivery of a lane, and return how long to wait before the next try."""
-        owner, task, recipient = lane.key
-        number = lane.due[0]
+        owner, task, recipient = server_queue.key
+        number = server_queue.due[0]
         document = await self._journal.read(DELIVERY, owner, id_of(task, recipient, number))
         if document is None or document.state != "due":
-            lane.due.remove(number)
+            server_queue.due.remove(number)
             return 0.0
         delivery = delivery_of(document)
         tried, state = await self._send(owner, delivery)
         if tried is delivery and state == "due":
             return AWAY_SECONDS
         if state != "due":
-            lane.due.remove(number)
+            server_queue.due.remove(number)
         await self._keep(after(document, tried, state))
         return tried.next - self._now() if state == "due" else 0.0
 
@@ -334,8 +336,8 @@ class Outbox:
         record = read_record(delivery.record) if delivery.record else live.kept or live.record
         for letter in self._write(recipient, record, _mark(owner, delivery))[delivery.told :]:
             # Before each: what goes before it may have taken its time, and the key been revoked meanwhile.
-            if (standing := self.judge(_owner(owner), recipient.key)) != "known":
-                return delivery, "due" if standing == "away" else "dropped"
+            if (server_status := self.judge(_owner(owner), recipient.key)) != "known":
+                return delivery, "due" if server_status == "away" else "dropped"
             receipt = await self._carry(letter, is_trusted=recipient.is_trusted)
             delivery = self._after(delivery, receipt)
             if not is_arrived(receipt):

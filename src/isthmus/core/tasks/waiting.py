@@ -46,16 +46,16 @@ class Wait:
 
     __slots__ = ("_is_over", "_take_back", "_then", "_timer")
 
-    def __init__(self, lane: ServerQueue, seconds: float, then: OnEnd) -> None:
+    def __init__(self, server_queue: ServerQueue, seconds: float, then: OnEnd) -> None:
         self._is_over = False
         self._then = then
         self._timer = asyncio.get_running_loop().call_later(seconds, self._end, None)
-        self._take_back = lane.tell_of_link(self._end)
+        self._take_back = server_queue.tell_of_link(self._end)
 
-    def _end(self, lane: ServerQueue | None) -> None:
+    def _end(self, server_queue: ServerQueue | None) -> None:
         if not self._is_over:
             self.stop()
-            self._then(lane)
+            self._then(server_queue)
 
     def stop(self) -> None:
         """Wait no more."""
@@ -77,10 +77,10 @@ class Waits:
 
     def put_back(self, live: Live, inflight: InFlight) -> Pending | None:
         """Have a call wait that its lane could not send: what is to be kept of it; None if it is to wait there."""
-        if live.call is None or inflight.lane is None or live.record.is_ended:
+        if live.call is None or inflight.server_queue is None or live.record.is_ended:
             return None
-        self._wait(live, inflight.lane, self._seconds_left(live, live.call))
-        pending, server = self.pending(live, inflight), inflight.lane.server
+        self._wait(live, inflight.server_queue, self._seconds_left(live, live.call))
+        pending, server = self.pending(live, inflight), inflight.server_queue.server
         if pending.server == server:
             return pending
         # It was renamed while the call was queued.
@@ -95,8 +95,8 @@ class Waits:
         return Pending(unsent, server, self._agent_of(server), inflight.name, live.since, live.waits_for_login)
 
     def _agent_of(self, server: ServerName) -> str | None:
-        standing = self._hub.snapshot.standings.get(server)
-        return None if standing is None else standing.agent
+        server_status = self._hub.snapshot.server_statuses.get(server)
+        return None if server_status is None else server_status.agent
 
     def rename(self, live: Live, pending: Pending, server: ServerName) -> Pending:
         """Have a task wait for its server by the name that this has now; what is to be kept of that."""
@@ -107,7 +107,7 @@ class Waits:
 
     def check(self, pending: Pending) -> Fault | None:
         """Why a call must not be sent now: its server's name is another's."""
-        if self._agent_of(pending.server) == pending.agent or pending.server not in self._hub.lanes:
+        if self._agent_of(pending.server) == pending.agent or pending.server not in self._hub.server_queues:
             return None
         return NotConnected(pending.server, "it is gone, and another server has its name")
 
@@ -122,17 +122,17 @@ class Waits:
             return TimedOut(pending.server, self._seconds(call), executed="no")
         if (fault := self.check(pending)) is not None:
             return fault
-        lane = self._hub.lanes.get(pending.server)
-        if live.is_left and lane is not None and not lane.has_link and not lane.grace:
+        server_queue = self._hub.server_queues.get(pending.server)
+        if live.is_left and server_queue is not None and not server_queue.has_link and not server_queue.grace:
             # It is configured, and only starting perhaps. Another lane may come in the place of this one.
-            self._wait(live, lane, min(left, LOOK_SECONDS))
+            self._wait(live, server_queue, min(left, LOOK_SECONDS))
             return None
         return msgspec.structs.replace(call, timeout=left)
 
-    def _wait(self, live: Live, lane: ServerQueue, seconds: float) -> None:
+    def _wait(self, live: Live, server_queue: ServerQueue, seconds: float) -> None:
         self.stop(live)
         if not self.are_left:
-            live.wait = Wait(lane, seconds, partial(self._engine.go_on, live))
+            live.wait = Wait(server_queue, seconds, partial(self._engine.go_on, live))
 
     def stop(self, live: Live) -> None:
         """Have a task wait no more."""

@@ -82,7 +82,7 @@ class _Views:
         return self._hub.snapshot.view(self._caller.grants, surface)
 
     def knows(self, server: str) -> bool:
-        return server in self._hub.lanes and server in self.view(EVERYTHING).servers
+        return server in self._hub.server_queues and server in self.view(EVERYTHING).servers
 
     def closed(self, server: str) -> NotConnected | None:
         missing = self.view(EVERYTHING).missing.get(ServerName(server))
@@ -93,8 +93,8 @@ class _Views:
 
     def away(self, server: str) -> NotConnected | None:
         name = ServerName(server)
-        lane = self._hub.lanes.get(name) if name in self.view(EVERYTHING).missing else None
-        return None if lane is None else lane.absence()
+        server_queue = self._hub.server_queues.get(name) if name in self.view(EVERYTHING).missing else None
+        return None if server_queue is None else server_queue.absence()
 
     def find(self, named: Named) -> ServerName | Aim | Fault:
         if self._targets is None:

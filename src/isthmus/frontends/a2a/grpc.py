@@ -86,10 +86,10 @@ class GrpcSettings(Struct, frozen=True):
 class A2aGrpc:
     """The service, on its own port; whoever opens it closes it."""
 
-    def __init__(self, face: A2aHttp, gate: Authenticator, crew: BackgroundTasks, settings: GrpcSettings) -> None:
+    def __init__(self, face: A2aHttp, auth: Authenticator, background: BackgroundTasks, settings: GrpcSettings) -> None:
         self._face = face
-        self._gate = gate
-        self._crew = crew
+        self._auth = auth
+        self._background = background
         self._settings = settings
         self._server: Any = None
         self.bases: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class A2aGrpc:
         caller = await self._caller(fields, context, scope)
         visit = _GrpcVisit(self._face, caller, _Client(), fields)
         # The desk finishes what it begins, whoever waits for it: a task may be kept and not yet known as begun.
-        work = self._crew.spawn("a call over gRPC", visit.do(method, request))
+        work = self._background.spawn("a call over gRPC", visit.do(method, request))
         try:
             done = await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -178,9 +178,9 @@ class A2aGrpc:
 
     async def _caller(self, fields: Fields, context: Any, scope: Request) -> Caller:
         """Who is let in with this metadata; refuses the call, which raises, where nobody is."""
-        caller = self._gate.know(fields, "a2a", scope)
+        caller = self._auth.know(fields, "a2a", scope)
         if isinstance(caller, Denied):
-            self._gate.on_turned_away("a2a", caller.status)
+            self._auth.on_turned_away("a2a", caller.status)
             _tell_nonce(context, caller)
             await _abort(context, DENIALS.get(caller.status, grpc.StatusCode.UNAUTHENTICATED), caller.message)
         return caller

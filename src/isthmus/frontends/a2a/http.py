@@ -83,9 +83,9 @@ Answered: TypeAlias = Payload | Problem
 class A2aHttp:
     """The face."""
 
-    def __init__(self, desk: Desk, gate: Authenticator, cards: AgentCards) -> None:
+    def __init__(self, desk: Desk, auth: Authenticator, cards: AgentCards) -> None:
         self.desk = desk
-        self._gate = gate
+        self._auth = auth
         self._cards = cards
         self._streams: set[Telling] = set()
         self._callers: Container[Caller] | None = None
@@ -100,7 +100,7 @@ class A2aHttp:
         """Answer one request."""
         peer: Taking = scope["extensions"][PEER]
         fields = joined(scope["headers"])
-        admitted = self._gate.admit(fields, "a2a", scope)
+        admitted = self._auth.admit(fields, "a2a", scope)
         path: str = scope["path"]
         if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
             self._turn_away(peer, path, admitted)
@@ -119,13 +119,13 @@ class A2aHttp:
                 if (body := await read_body(receive)) is None:
                     return
                 # It may have taken its time, and the key may have been revoked meanwhile.
-                if isinstance(admitted := self._gate.admit(fields, "a2a", scope), Denied):
+                if isinstance(admitted := self._auth.admit(fields, "a2a", scope), Denied):
                     self._turn_away(peer, path, admitted)
                     return
             await self._serve(scope, fields, admitted, peer, body)
 
     def _turn_away(self, peer: Taking, path: str, denied: Denied) -> None:
-        self._gate.on_turned_away("a2a", denied.status)
+        self._auth.on_turned_away("a2a", denied.status)
         _say(peer, path, denied)
 
     async def _serve(self, scope: Message, fields: Fields, caller: Caller, peer: Taking, body: bytes) -> None:

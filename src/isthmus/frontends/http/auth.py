@@ -68,7 +68,7 @@ class Authenticator:
     """Set where there are issuers, whose tokens may be bound to keys."""
 
     def __init__(self, origins: OriginGuard, identify: Identify) -> None:
-        self.brake = FailedAuthLimit()
+        self.failed_auth_limit = FailedAuthLimit()
         self._origins = origins
         self._identify = identify
 
@@ -110,6 +110,6 @@ class Authenticator:
         if isinstance(known, Unprovable):
             return Denied(503, known.reason, (RETRY,))
         denied = self.refuse(fields, face)
-        if denied.is_guess and (seconds := self.brake.failed_here()):
+        if denied.is_guess and (seconds := self.failed_auth_limit.failed_here()):
             return slowed(seconds)
         return denied

@@ -22,9 +22,9 @@ class Health:
     not start keeps nobody away from the others; and not while the journal refuses every write.
     """
 
-    def __init__(self, hub: Hub, gate: Authenticator, is_storage_failing: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, hub: Hub, auth: Authenticator, is_storage_failing: Callable[[], bool] = lambda: False) -> None:
         self._hub = hub
-        self._gate = gate
+        self._auth = auth
         self._is_storage_failing = is_storage_failing
 
     async def serve(self, scope: Message, _: Receive, send: Send) -> None:
@@ -36,8 +36,8 @@ class Health:
             status = "storage_failing"
         document: dict[str, object] = {"status": status}
         if path == READY and self._is_operator(scope):
-            unready = (each for each in self._hub.snapshot.standings.values() if each.state == "starting")
-            document["starting"] = sorted(standing.server for standing in unready)
+            unready = (each for each in self._hub.snapshot.server_statuses.values() if each.state == "starting")
+            document["starting"] = sorted(server_status.server for server_status in unready)
         body = msgspec.json.encode(document)
         headers = [
             (b"content-type", b"application/json"),
@@ -48,5 +48,5 @@ class Health:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def _is_operator(self, scope: Message) -> bool:
-        caller = self._gate.admit(joined(scope["headers"]), "rest")
+        caller = self._auth.admit(joined(scope["headers"]), "rest")
         return not isinstance(caller, Denied) and caller.is_operator

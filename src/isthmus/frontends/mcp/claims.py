@@ -52,8 +52,8 @@ def _is_anything_wanted(snapshot: Snapshot) -> bool:
     """Whether any tool may want arguments repeated: asked once per snapshot, so that calls need not."""
     return any(
         MARK in bytes(schema)
-        for standing in snapshot.standings.values()
-        for tools in (standing.tools, *(variant.tools for variant in standing.variants.values()))
+        for server_status in snapshot.server_statuses.values()
+        for tools in (server_status.tools, *(variant.tools for variant in server_status.variants.values()))
         for tool in tools
         if (schema := tool.definition.get("inputSchema")) is not None
     )

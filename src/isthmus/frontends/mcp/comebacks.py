@@ -283,7 +283,7 @@ def _is_harmless(call: Call, view: View, hub: Hub) -> bool:
     if call.kind != "tool":
         return True
     route = view.routes.get(call.name)
-    standing = None if route is None else hub.snapshot.standings.get(route.feature.server)
-    if route is None or standing is None:
+    server_status = None if route is None else hub.snapshot.server_statuses.get(route.feature.server)
+    if route is None or server_status is None:
         return False
-    return not HARMLESS.isdisjoint(labels_of(route.feature, standing.rules).believed)
+    return not HARMLESS.isdisjoint(labels_of(route.feature, server_status.rules).believed)

@@ -60,7 +60,7 @@ class Conversation:
         dialogue: Dialogue,
         caller: Caller,
         surface: Surface,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         deliver: Callable[[bytes], None],
         is_crowded: Callable[[], bool] = lambda: False,
         session: str | None = None,
@@ -77,7 +77,7 @@ class Conversation:
         self._hub = dialogue.hub
         self._caller = caller
         self._surface = surface
-        self._crew = crew
+        self._background = background
         self._say = deliver
         self._calls: dict[bytes, InFlight] = {}
         self._waiting: set[bytes] = set()
@@ -148,7 +148,7 @@ class Conversation:
                 if message.method in CALLS:
                     self._waiting.add(bytes(message.id))
                 crashed = partial(self._crashed, message.id)
-                self._crew.spawn(f"answer to {message.method}", self._answer(message), on_crash=crashed)
+                self._background.spawn(f"answer to {message.method}", self._answer(message), on_crash=crashed)
             case Notification():
                 self._noted(message)
             case Malformed():

@@ -31,7 +31,7 @@ SWEEP_SECONDS = 60.0
 class McpHttp:
     """The face over HTTP. It is called with the surface that the path stands for."""
 
-    def __init__(self, dialogue: Dialogue, gate: Authenticator) -> None:
+    def __init__(self, dialogue: Dialogue, auth: Authenticator) -> None:
         self.dialogue = dialogue
         self.hub = dialogue.hub
         self.sessions = Sessions(on_close=dialogue.hub.left)
@@ -40,7 +40,7 @@ class McpHttp:
         self.loop = asyncio.get_running_loop()
         self.slow = Deadlines(self.loop)
         """Calls of which it is not known yet whether they are answered soon."""
-        self._gate = gate
+        self._auth = auth
         self._callers: Container[Caller] | None = None
         """Those who may still hear something, once others may not."""
         self._sweeping: asyncio.TimerHandle | None = None
@@ -87,7 +87,7 @@ class McpHttp:
         if scope["method"] != "POST" or self.hub.is_settling():
             return False
         fields = joined(scope["headers"])
-        caller = self._gate.admit(fields, "mcp", scope)
+        caller = self._auth.admit(fields, "mcp", scope)
         if isinstance(caller, Denied):
             return False
         visit = Visit(self, caller, surface, scope["headers"], fields, arrival)
@@ -122,9 +122,9 @@ class McpHttp:
 
     def admit(self, fields: Fields, peer: Peer, scope: Message) -> Caller | None:
         """Who sent these headers; None if nobody who is let in, and who it is has been told so."""
-        caller = self._gate.admit(fields, "mcp", scope)
+        caller = self._auth.admit(fields, "mcp", scope)
         if not isinstance(caller, Denied):
             return caller
-        self._gate.on_turned_away("mcp", caller.status)
+        self._auth.on_turned_away("mcp", caller.status)
         say(peer, caller.status, caller.message, caller.headers)
         return None

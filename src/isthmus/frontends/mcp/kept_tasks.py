@@ -79,7 +79,7 @@ class KeptTasks:
         hub: Hub,
         engine: Engine,
         journal: Journal,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         settings: Callable[[], TaskSettings],
         keep: Callable[[], float],
         now: Callable[[], float],
@@ -88,7 +88,7 @@ class KeptTasks:
         self._hub = hub
         self._engine = engine
         self._journal = journal
-        self._crew = crew
+        self._background = background
         self._settings = settings
         self._keep = keep
         self._now = now
@@ -175,7 +175,7 @@ class KeptTasks:
     def _expire(self, owner: Owner, id: str) -> None:
         self._expiring -= 1
         with suppress(RuntimeError):  # the hub is closing, and who comes next looks for itself
-            self._crew.spawn("a task's expiry", self._forget(owner, id))
+            self._background.spawn("a task's expiry", self._forget(owner, id))
 
     async def _forget(self, owner: Owner, id: str) -> None:
         with suppress(OSError):  # who comes next looks for itself
@@ -195,9 +195,9 @@ class KeptTasks:
         if inflight.outcome is not None or not isinstance(exchange, CallerSide) or self._hub.is_draining:
             return
         # As a task, one that waits to be sent would be kept as one that may have been.
-        is_held_up = inflight.lane is not None and not inflight.may_have_run
-        if not is_held_up and (inflight.lane is None or inflight.lane.let_last(inflight)):
-            self._crew.spawn("a call that becomes a task", self._keep_running(inflight, exchange))
+        is_held_up = inflight.server_queue is not None and not inflight.may_have_run
+        if not is_held_up and (inflight.server_queue is None or inflight.server_queue.let_last(inflight)):
+            self._background.spawn("a call that becomes a task", self._keep_running(inflight, exchange))
         else:  # or tasks hold enough of its server; there may be fewer by and by
             self._slow.add(_Patience(inflight, self._promote), AGAIN_SECONDS)
 
@@ -338,7 +338,7 @@ class KeptTasks:
 
     def _work(self, name: str, inflight: InFlight, work: Coroutine[Any, Any, None]) -> None:
         try:
-            self._crew.spawn(name, work, on_crash=lambda _: _blame(inflight))
+            self._background.spawn(name, work, on_crash=lambda _: _blame(inflight))
         except RuntimeError:  # the crew is closed, with the hub
             inflight.finish(Draining())
 
@@ -363,8 +363,8 @@ class _Patience:
 
 def _stay(inflight: InFlight) -> None:
     """A call that was to become a task goes on as what it was."""
-    if inflight.lane is not None:
-        inflight.lane.lasts_no_more(inflight)
+    if inflight.server_queue is not None:
+        inflight.server_queue.lasts_no_more(inflight)
 
 
 def _blame(inflight: InFlight) -> None:

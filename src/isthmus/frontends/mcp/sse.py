@@ -76,13 +76,13 @@ class McpSse:
     """The face over HTTP+SSE."""
 
     def __init__(
-        self, dialogue: Dialogue, gate: Authenticator, crew: BackgroundTasks, surface: Surface, prefix: str = ""
+        self, dialogue: Dialogue, auth: Authenticator, background: BackgroundTasks, surface: Surface, prefix: str = ""
     ) -> None:
         """`prefix` is the path under which a proxy shows the hub, if it does."""
         self._dialogue = dialogue
         dialogue.face = "sse"
-        self._gate = gate
-        self._crew = crew
+        self._auth = auth
+        self._background = background
         self._surface = surface
         self._prefix = prefix
         self._sessions: dict[str, _Session] = {}
@@ -132,10 +132,10 @@ class McpSse:
 
     def _admit(self, scope: Message, peer: Peer) -> Caller | None:
         """Who sent a request; None if nobody who is let in, and who it is has been told so."""
-        caller = self._gate.admit(joined(scope["headers"]), "sse", scope)
+        caller = self._auth.admit(joined(scope["headers"]), "sse", scope)
         if not isinstance(caller, Denied):
             return caller
-        self._gate.on_turned_away("sse", caller.status)
+        self._auth.on_turned_away("sse", caller.status)
         say(peer, caller.status, caller.message, caller.headers)
         return None
 
@@ -156,7 +156,7 @@ class McpSse:
         loop = asyncio.get_running_loop()
         session = _Session(secrets.token_urlsafe(24), caller, peer, loop.create_future(), loop.time, loop.time())
         session.conversation = Conversation(
-            self._dialogue, caller, self._surface, self._crew, session.tell, session.is_crowded
+            self._dialogue, caller, self._surface, self._background, session.tell, session.is_crowded
         )
         self._sessions[session.id] = session
         self._streams[caller.tenant, caller.name] += 1

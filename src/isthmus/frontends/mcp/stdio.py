@@ -24,13 +24,13 @@ class McpStdio:
         dialogue: Dialogue,
         caller: Caller,
         surface: Surface,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         write: Callable[[bytes], None],
         is_crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         """`is_crowded` says that the caller reads slowly."""
         self._write = write
-        self._conversation = Conversation(dialogue, caller, surface, crew, self._say, is_crowded)
+        self._conversation = Conversation(dialogue, caller, surface, background, self._say, is_crowded)
         self._decoder = lines.LineDecoder(dialogue.hub.limits.request_bytes)
         self.finish = self._conversation.finish
         self.cancel_all = self._conversation.cancel_all

@@ -90,7 +90,7 @@ class Visit:
         if server is None:
             return True
         # Asked about made-up names, the snapshot would keep a view for each and drop those in use.
-        if server not in self._hub.lanes:
+        if server not in self._hub.server_queues:
             return False
         return server in self._hub.snapshot.view(self._caller.grants, self._surface).servers
 

@@ -62,14 +62,14 @@ class OauthHttp:
 
     def __init__(
         self,
-        gate: Authenticator,
+        auth: Authenticator,
         giver: Giver,
         address: Callable[[Fields], str | None],
         issuers: Callable[[], Sequence[Trusted]],
         algorithms: Sequence[str] = (),
     ) -> None:
         """`algorithms` are those of proofs that somebody has the key of a token (RFC 9449)."""
-        self._gate = gate
+        self._auth = auth
         self._giver = giver
         self._address = address
         self._issuers = issuers
@@ -109,8 +109,8 @@ class OauthHttp:
         return resource_document(base, place, self._issuers(), gives_tokens=gives, algorithms=self._algorithms)
 
     async def _give(self, peer: Peer, method: str, fields: Fields, receive: Receive, base: str) -> None:
-        if (denied := self._gate.place(fields)) is not None:
-            self._gate.on_turned_away(FACE, denied.status)
+        if (denied := self._auth.place(fields)) is not None:
+            self._auth.on_turned_away(FACE, denied.status)
             peer.answer(denied.status, JSON + header_lines(_SECRET), msgspec.json.encode({"error": denied.message}))
             return
         if method != "POST":
@@ -139,9 +139,9 @@ class OauthHttp:
         return self._unknown()
 
     def _unknown(self) -> Refused:
-        seconds = self._gate.brake.failed_here()
+        seconds = self._auth.failed_auth_limit.failed_here()
         status = TOO_MANY if seconds else 401
-        self._gate.on_turned_away(FACE, status)
+        self._auth.on_turned_away(FACE, status)
         if seconds:
             return Refused("temporarily_unavailable", SLOWED, status, seconds)
         return Refused("invalid_client", "No caller of this name has this key", status)

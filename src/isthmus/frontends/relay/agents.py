@@ -175,18 +175,18 @@ class Agent:
     def present(self) -> list[str]:
         """Who is here, of all servers that its devices see."""
         own = [seat.server_id for seat in self.seats() if seat.is_here]
-        return [*own, *(server for server, standing in self._other_servers() if standing.state == "ready")]
+        return [*own, *(server for server, server_status in self._other_servers() if server_status.state == "ready")]
 
     def absent(self, *, with_others: bool = False) -> list[Absent]:
         """Who is away, or is not listed yet, and why: of its own servers, or of all that its devices see."""
         arriving = dict.fromkeys(each.label for each in self._roster.arriving() if not each.ended.done())
-        standings = self.hub.snapshot.standings
+        server_statuses = self.hub.snapshot.server_statuses
         away = [seat for seat in self.seats() if not seat.is_here and seat.server_id not in arriving]
         others = [entry for entry in self._other_servers() if entry[1].state != "ready"] if with_others else []
         return [
-            *(Absent(seat.server_id, _reason(standings.get(seat.server))) for seat in away),
+            *(Absent(seat.server_id, _reason(server_statuses.get(seat.server))) for seat in away),
             *(Absent(server_id, ARRIVING) for server_id in arriving),
-            *(Absent(server, _reason(standing)) for server, standing in others),
+            *(Absent(server, _reason(server_status)) for server, server_status in others),
         ]
 
     def _other_servers(self) -> list[tuple[str, ServerStatus]]:
@@ -208,15 +208,17 @@ class Agent:
         sources = tuple(self._find_sources(snapshot, seats))
         if self._sources is None or not _are_same(sources, self._sources):
             entries = (
-                entry for server_id, standing in sources for entry in self._entries(snapshot, server_id, standing)
+                entry
+                for server_id, server_status in sources
+                for entry in self._entries(snapshot, server_id, server_status)
             )
             self._table = Table(entries, self.settings.frame_bytes)
             self._sources = sources
         self._version, self._seats = snapshot.version, seats
 
     def _find_sources(self, snapshot: Snapshot, seats: Sequence[Seat]) -> Iterator[tuple[str, ServerStatus]]:
-        standings = snapshot.standings
-        own = [(seat.server_id, standings[seat.server]) for seat in seats if seat.server in standings]
+        server_statuses = snapshot.server_statuses
+        own = [(seat.server_id, server_statuses[seat.server]) for seat in seats if seat.server in server_statuses]
         # Servers that are away are not listed, but a device may still call tools that it listed before. They come
         # last, so that a server that is here has the bare name.
         yield from (source for source in own if source[1].state != "away")
@@ -228,24 +230,24 @@ class Agent:
         """Servers that the rules name, in the order of their names."""
         for name in sorted(self._named(snapshot) - own):
             if self._may_see(snapshot, name):
-                yield name, snapshot.standings[name]
+                yield name, snapshot.server_statuses[name]
 
     def _named(self, snapshot: Snapshot) -> set[ServerName]:
         """Whose tools may be among those that the rules allow; only a name means one that dialled in elsewhere."""
         patterns = self.caller.grants.allow[1:]
-        standings = snapshot.standings
-        named = {server for pattern in patterns if (server := ServerName(pattern.partition(".")[0])) in standings}
+        server_statuses = snapshot.server_statuses
+        named = {server for pattern in patterns if (server := ServerName(pattern.partition(".")[0])) in server_statuses}
         agents: set[str | None] = {pattern.removeprefix(AGENT) for pattern in patterns if is_of_agent(pattern)}
         if "*" in patterns or any(map(is_of_label, patterns)):
             agents.add(None)
         if agents:
-            named.update(server for server, standing in standings.items() if standing.agent in agents)
+            named.update(server for server, server_status in server_statuses.items() if server_status.agent in agents)
         return named
 
-    def _entries(self, snapshot: Snapshot, server_id: str, standing: ServerStatus) -> Iterator[Entry]:
-        surface = Surface("own", standing.server)
+    def _entries(self, snapshot: Snapshot, server_id: str, server_status: ServerStatus) -> Iterator[Entry]:
+        surface = Surface("own", server_status.server)
         for route in snapshot.view(self.caller.grants, surface).routes.values():
-            yield Entry(server_id, surface, route, standing.state != "away")
+            yield Entry(server_id, surface, route, server_status.state != "away")
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
@@ -291,6 +293,6 @@ def _are_same(one: Sequence[tuple[str, ServerStatus]], other: Sequence[tuple[str
     return len(one) == len(other) and all(a[1] is b[1] and a[0] == b[0] for a, b in zip(one, other, strict=True))
 
 
-def _reason(standing: ServerStatus | None) -> str:
-    said = None if standing is None else standing.reason
+def _reason(server_status: ServerStatus | None) -> str:
+    said = None if server_status is None else server_status.reason
     return (said or "it is not connected")[:REASON_LENGTH]

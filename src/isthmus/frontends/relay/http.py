@@ -111,8 +111,8 @@ class RelayHttp:
     def __init__(
         self,
         hub: Hub,
-        crew: BackgroundTasks,
-        gate: Authenticator,
+        background: BackgroundTasks,
+        auth: Authenticator,
         tokens: Tokens,
         dialins: DialIns,
         settings: RelaySettings,
@@ -120,8 +120,8 @@ class RelayHttp:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._hub = hub
-        self._crew = crew
-        self._gate = gate
+        self._background = background
+        self._auth = auth
         self._tokens = tokens
         self._dialins = dialins
         self._settings = settings
@@ -179,7 +179,7 @@ class RelayHttp:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
         fields = joined(scope["headers"])
-        if (denied := self._gate.place(fields)) is not None:
+        if (denied := self._auth.place(fields)) is not None:
             _answer(peer, denied.status, {"error": denied.message})
         elif scope["method"] not in ("GET", "HEAD"):
             _answer(peer, 405, {"error": "Use GET"}, (b"allow", b"GET, HEAD"))
@@ -209,7 +209,7 @@ class RelayHttp:
 
     def _health(self) -> dict[str, Any]:
         uptime = self._hub.now() - self._began
-        sockets, calls, tasks = self._dialins.connections(), self._hub.running(), len(self._crew)
+        sockets, calls, tasks = self._dialins.connections(), self._hub.running(), len(self._background)
         counts = documents.Counts(sockets, calls, tasks, uptime, self._me.version)
         return documents.health(self._dialins.servers(), self.devices(), counts)
 
@@ -219,7 +219,7 @@ class RelayHttp:
         """Decide on a request for a WebSocket. As devices expect it, a bad token opens it and has it closed."""
         fields = joined(scope["headers"])
         role = ROLES.get(scope["path"].removesuffix("/"))
-        if (denied := self._gate.place(fields)) is not None:
+        if (denied := self._auth.place(fields)) is not None:
             return denied
         if role is None:
             return Denied(404, f"No WebSocket is here; the relay's are {' and '.join(f'{path}/' for path in ROLES)}")
@@ -268,15 +268,15 @@ class RelayHttp:
 
     def _slowed(self, client: Client) -> Denied | None:
         """What somebody is told instead who shows what proves nothing again and again."""
-        seconds = self._gate.brake.failed(client)
+        seconds = self._auth.failed_auth_limit.failed(client)
         if not seconds:
             return None
-        self._gate.on_turned_away("relay", TOO_MANY)
+        self._auth.on_turned_away("relay", TOO_MANY)
         return slowed(seconds)
 
     def _turn_away(self, socket: AcceptedSocket, role: Role, refused: Refused) -> Hearer:
         self._refusals.tell(role, socket.client, refused.reason)
-        self._gate.on_turned_away("relay", refused.code)
+        self._auth.on_turned_away("relay", refused.code)
         socket.close(refused.code, refused.reason)
         return _Deaf()
 
@@ -314,7 +314,7 @@ class RelayHttp:
         if not self._hub.is_settling():
             return None
         if self._settled is None or self._settled.done():
-            self._settled = self._crew.spawn("relay waits for servers", self._hub.settle(EVERYTHING))
+            self._settled = self._background.spawn("relay waits for servers", self._hub.settle(EVERYTHING))
         return self._settled
 
 

@@ -53,14 +53,14 @@ class RestHttp:
     """The face over HTTP."""
 
     def __init__(
-        self, hub: Hub, gate: Authenticator, relay: RelayBook | None = None, loop_figures: Callable[[], object] = dict
+        self, hub: Hub, auth: Authenticator, relay: RelayBook | None = None, loop_figures: Callable[[], object] = dict
     ) -> None:
         """Without a `relay` there is nothing to be found of one. `loop_figures` tells how late the event loop runs."""
         self.hub = hub
         self.relay = relay
         self.loop_figures = loop_figures
         self.loop = asyncio.get_running_loop()
-        self._gate = gate
+        self._auth = auth
 
     def take(self, arrival: IncomingRequest) -> bool:
         """Start a call at once, if the request is one and nothing has to be waited for."""
@@ -70,7 +70,7 @@ class RestHttp:
         if place is None or operation is None or not operation.is_call or self.hub.is_settling():
             return False
         fields = joined(scope["headers"])
-        caller = self._gate.admit(fields, "rest", scope)
+        caller = self._auth.admit(fields, "rest", scope)
         if isinstance(caller, Denied):
             return False
         visit = _Visit(self, caller, operation, place, scope, fields, arrival)
@@ -89,9 +89,9 @@ class RestHttp:
 
     def admit(self, fields: Fields, scope: Message) -> Caller | Denied:
         """Who sent these headers; book is kept of who is not let in."""
-        caller = self._gate.admit(fields, "rest", scope)
+        caller = self._auth.admit(fields, "rest", scope)
         if isinstance(caller, Denied):
-            self._gate.on_turned_away("rest", caller.status)
+            self._auth.on_turned_away("rest", caller.status)
         return caller
 
     async def _serve(self, scope: Message, receive: Receive, peer: Peer) -> Problem | None:
@@ -170,7 +170,7 @@ class _Visit:
         if server is None:
             return list_document(await self.view(), shape, is_operator=self.caller.is_operator)
         # Asked about made-up names, the snapshot would keep a view for each and drop those in use.
-        if server in self._hub.lanes:
+        if server in self._hub.server_queues:
             view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server)))
             if view.servers:
                 return list_document(view, shape, is_operator=self.caller.is_operator)

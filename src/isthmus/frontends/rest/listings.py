@@ -78,9 +78,9 @@ def servers_document(hub: Hub, caller: Caller) -> bytes:
 
 def server_document(hub: Hub, caller: Caller, name: str) -> bytes | None:
     """How one server stands; None if the caller does not see it."""
-    for told, standing in _told(hub, caller):
-        if standing.server == name:
-            return msgspec.json.encode({**told, **_heard(hub, standing.server)} if caller.is_operator else told)
+    for told, server_status in _told(hub, caller):
+        if server_status.server == name:
+            return msgspec.json.encode({**told, **_heard(hub, server_status.server)} if caller.is_operator else told)
     return None
 
 
@@ -88,31 +88,33 @@ def _told(hub: Hub, caller: Caller) -> Iterable[tuple[dict[str, Any], ServerStat
     view = hub.snapshot.view(caller.grants, EVERYTHING)
     counts = {shape: _counts(view, shape) for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)}
     is_trusted = caller.is_operator
-    for name, standing in sorted(hub.snapshot.standings.items()):
+    for name, server_status in sorted(hub.snapshot.server_statuses.items()):
         if name in view.servers or is_trusted:
-            told = _summary(standing, is_operator=is_trusted) | {shape.member: counts[shape][name] for shape in counts}
-            yield (told | _detail(standing) if is_trusted else told), standing
+            told = _summary(server_status, is_operator=is_trusted) | {
+                shape.member: counts[shape][name] for shape in counts
+            }
+            yield (told | _detail(server_status) if is_trusted else told), server_status
 
 
 def _counts(view: View, shape: ListShape) -> Counter[ServerName]:
     return Counter(route.feature.server for route in _table(view, shape).values())
 
 
-def _summary(standing: ServerStatus, *, is_operator: bool) -> dict[str, Any]:
+def _summary(server_status: ServerStatus, *, is_operator: bool) -> dict[str, Any]:
     return {
-        "name": standing.server,
-        "state": standing.state,
-        "reason": _reason(standing.reason, is_operator=is_operator),
-        "transport": standing.carrier,
-        "era": standing.era,
-        "capabilities": sorted(standing.abilities),
-        "unlisted": standing.is_unlisted,
+        "name": server_status.server,
+        "state": server_status.state,
+        "reason": _reason(server_status.reason, is_operator=is_operator),
+        "transport": server_status.carrier,
+        "era": server_status.era,
+        "capabilities": sorted(server_status.abilities),
+        "unlisted": server_status.is_unlisted,
     }
 
 
-def _detail(standing: ServerStatus) -> dict[str, Any]:
-    return {"detail": standing.detail, "notes": standing.notes}
+def _detail(server_status: ServerStatus) -> dict[str, Any]:
+    return {"detail": server_status.detail, "notes": server_status.notes}
 
 
 def _heard(hub: Hub, server: ServerName) -> dict[str, Any]:
-    return {"log": list(hub.lanes[server].heard)}
+    return {"log": list(hub.server_queues[server].heard)}

@@ -41,10 +41,10 @@ class WellKnown:
     """The face. `needs_key` says whether callers must have one now, `agent` what the agent is called."""
 
     def __init__(
-        self, hub: Hub, gate: Authenticator, cards: Cards, needs_key: Callable[[], bool], agent: Callable[[], str]
+        self, hub: Hub, auth: Authenticator, cards: Cards, needs_key: Callable[[], bool], agent: Callable[[], str]
     ) -> None:
         self._hub = hub
-        self._gate = gate
+        self._auth = auth
         self._cards = cards
         self._needs_key = needs_key
         self._agent = agent
@@ -54,15 +54,15 @@ class WellKnown:
         if path == CATALOG_PATH:
             return True
         is_card = path.startswith(ENDPOINT + "/") and path.endswith(SUFFIX) and method in METHODS
-        return is_card and path.removeprefix(ENDPOINT + "/") not in self._hub.lanes
+        return is_card and path.removeprefix(ENDPOINT + "/") not in self._hub.server_queues
 
     async def serve(self, scope: Message, _: Receive, __: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        admitted = self._gate.admit(joined(scope["headers"]), "mcp", scope)
+        admitted = self._auth.admit(joined(scope["headers"]), "mcp", scope)
         match scope["method"]:
             case _ if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
-                self._gate.on_turned_away("mcp", admitted.status)
+                self._auth.on_turned_away("mcp", admitted.status)
                 _say(peer, admitted.status, admitted.message, admitted.headers)
             case "OPTIONS":
                 peer.answer(204, header_lines(PUBLIC), b"")

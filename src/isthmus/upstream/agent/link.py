@@ -87,13 +87,13 @@ class AgentLink(BaseLink):
         reach: AgentSettings,
         credentials: Credentials,
         egress: Egress,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
         self.dialect = LegacyDialect("A2A")
         self._egress = egress
-        self._crew = crew
+        self._background = background
         self._max_calls = max_calls
         self._origins = reach.origins
         self._home, target = parse_url(reach.url)
@@ -363,7 +363,7 @@ class AgentLink(BaseLink):
                 self._credentials.signer,
                 origin,
                 self._egress,
-                self._crew,
+                self._background,
                 is_configured=True,
                 limit=self._max_calls + SPARE_CONNECTIONS,
                 connect_seconds=self.limits.connect_seconds,

@@ -34,8 +34,8 @@ class Seat:
         "agent",
         "came",
         "is_named",
-        "keeper",
         "offered",
+        "reconnector",
         "server_id",
         "since",
         "title",
@@ -43,10 +43,10 @@ class Seat:
         "welcome",
     )
 
-    def __init__(self, agent: Agent, server_id: str, keeper: DialInReconnector, came: float) -> None:
+    def __init__(self, agent: Agent, server_id: str, reconnector: DialInReconnector, came: float) -> None:
         self.agent = agent
         self.server_id = server_id
-        self.keeper = keeper
+        self.reconnector = reconnector
         self.is_named = False
         """It said what it is to be called when it dialled; else that is what it calls itself."""
         self.offered = 0
@@ -66,17 +66,17 @@ class Seat:
     @property
     def server(self) -> ServerName:
         """What it is called in the hub."""
-        return self.keeper.settings.name
+        return self.reconnector.settings.name
 
     @property
     def is_here(self) -> bool:
         """Whether it is connected and has been listed."""
-        return self.keeper.link is not None
+        return self.reconnector.link is not None
 
     @property
     def is_trimmed(self) -> bool:
         """Whether some of its tools found no room."""
-        return left_out(self.keeper.listing) is not None
+        return left_out(self.reconnector.listing) is not None
 
     def trim(self, listing: Listing) -> Listing:
         """A listing with no more tools than its agent may still have; servers that are away make room for it."""
@@ -88,7 +88,7 @@ class Seat:
 
     def shorten(self, room: int) -> None:
         """Keep no more tools than so many of those that are known."""
-        self.keeper.relisted(self._cut(self.keeper.listing, room))
+        self.reconnector.relisted(self._cut(self.reconnector.listing, room))
 
     def _cut(self, listing: Listing, room: int) -> Listing:
         kept = cut(listing, room, self.agent.max_tools, self.offered)
@@ -100,12 +100,12 @@ class Seat:
 
     def has_fewer_tools(self) -> bool:
         """Whether it has fewer than when this was last asked."""
-        before, self._tools = self._tools, len(self.keeper.listing.tools)
+        before, self._tools = self._tools, len(self.reconnector.listing.tools)
         return self._tools < before
 
     def likeness(self, tools: Set[str]) -> float:
         """How much of what it lists, and of these tools, is the same: from 0 to 1."""
-        own = {tool.name for tool in self.keeper.listing.tools}
+        own = {tool.name for tool in self.reconnector.listing.tools}
         return len(own & tools) / (len(own | tools) or 1)
 
     def take(self, link: DialInLink) -> None:
@@ -115,34 +115,34 @@ class Seat:
         if link.who is not None:
             self.title = f"{link.who.title or link.who.name} {link.who.version}".strip()
         self.welcome = link.welcome
-        self.keeper.take(link)
+        self.reconnector.take(link)
 
     def shown(self) -> DialledServer:
         """It for people."""
-        keeper, link = self.keeper, self.keeper.link
+        reconnector, link = self.reconnector, self.reconnector.link
         return DialledServer(
             self.agent.key,
             self.server_id,
             self.server,
             "away" if link is None else "ready",
             self.since,
-            tuple(tool.name for tool in keeper.listing.tools),
+            tuple(tool.name for tool in reconnector.listing.tools),
             self.title,
-            keeper.standing.reason,
+            reconnector.server_status.reason,
             None if link is None else link.client,
             link is not None and link.is_muxed,
-            keeper.lane.running + keeper.lane.queued,
+            reconnector.server_queue.running + reconnector.server_queue.queued,
         )
 
     def record(self, now: float) -> Record:
         """What is remembered of it."""
-        keeper = self.keeper
+        reconnector = self.reconnector
         return Record(
             self.agent.key,
             self.server_id,
             self.server,
-            keeper.listing,
-            keeper.standing.abilities,
+            reconnector.listing,
+            reconnector.server_status.abilities,
             self.came,
             now,
             self.is_here,
@@ -219,7 +219,7 @@ class Agent:
             seats.append(seat)
         fit = {seat: (seat.likeness(tools), -number) for number, seat in enumerate(seats)}
         best = max((seat for seat in seats if not seat.is_here), key=fit.__getitem__, default=None)
-        unsure = [seat.keeper.link for seat in seats if best is None or fit[seat] > fit[best]]
+        unsure = [seat.reconnector.link for seat in seats if best is None or fit[seat] > fit[best]]
         place = twin_id(name, len(seats) + 1) if best is None else best.server_id
         return place, [link for link in unsure if link is not None and link not in alive]
 
@@ -231,17 +231,17 @@ class Agent:
 
     def tools_here(self, beside: Seat) -> int:
         """Tools of all others that are here."""
-        return sum(len(seat.keeper.listing.tools) for seat in self._list if seat.is_here and seat is not beside)
+        return sum(len(seat.reconnector.listing.tools) for seat in self._list if seat.is_here and seat is not beside)
 
     def fit(self, beside: Seat | None = None, tools: int = 0) -> None:
         """Keep to the limit, given that the server `beside` has so many tools: who is away longest loses some first."""
         others = [seat for seat in self._list if seat is not beside]
-        excess = tools + sum(len(seat.keeper.listing.tools) for seat in others) - self.max_tools
+        excess = tools + sum(len(seat.reconnector.listing.tools) for seat in others) - self.max_tools
         if excess <= 0:
             return
         away = sorted((seat for seat in others if not seat.is_here), key=lambda seat: seat.since)
         for seat in (*away, *(seat for seat in reversed(others) if seat.is_here)):
-            had = len(seat.keeper.listing.tools)
+            had = len(seat.reconnector.listing.tools)
             if had and excess > 0:
                 seat.shorten(max(0, had - excess))
                 excess -= had
@@ -267,7 +267,7 @@ class Agent:
         """There may be room for more tools of others."""
         for seat in self._list:
             if seat.is_trimmed and seat is not beside:
-                seat.keeper.look()
+                seat.reconnector.look()
 
     # -- those who come --------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class DialIns:
     def __init__(
         self,
         hub: Hub,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         me: Implementation,
         settings: DialInSettings,
         now: Callable[[], float] = time.time,
@@ -65,7 +65,7 @@ class DialIns:
     ) -> None:
         """Without a `journal` nobody is remembered when the process ends. Needs a running loop."""
         self._hub = hub
-        self._crew = crew
+        self._background = background
         self._me = me
         self._settings = settings
         self._names = Names(settings.agents)
@@ -86,7 +86,7 @@ class DialIns:
         """When each went, the first to be forgotten first."""
         self._forgetting: asyncio.TimerHandle | None = None
         self._is_closing = False
-        self._remembered = None if journal is None else Remembered(journal, crew, now)
+        self._remembered = None if journal is None else Remembered(journal, background, now)
 
     # -- what the face asks ----------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class DialIns:
         agent.expect(link, label, is_named=server_id is not None)
         self.on_come()
         arrival = self._receive(agent, link, server_id)
-        self._crew.spawn(f"arrival at {agent.key}", arrival, on_crash=partial(_failed, link))
+        self._background.spawn(f"arrival at {agent.key}", arrival, on_crash=partial(_failed, link))
         return link
 
     async def _receive(self, agent: Agent, link: DialInLink, server_id: str | None) -> None:
@@ -207,7 +207,7 @@ class DialIns:
         if link.lost.done() or link.is_leaving or self._is_closing:
             return
         seat = agent.seat(server_id)
-        if seat is not None and seat.keeper.link is not None and seat.keeper.link.number > link.number:
+        if seat is not None and seat.reconnector.link is not None and seat.reconnector.link.number > link.number:
             link.end(NORMAL, REPLACED, "another connection took its place")  # a newer one, which was greeted faster
             return
         if seat is None:
@@ -230,9 +230,9 @@ class DialIns:
         """`last` is what it was called before the hub was started."""
         bid = self._names.bid(agent.key, server_id)
         name = self._claim(bid, bid.names() if last is None else bid.names_from(last))
-        keeper = DialInReconnector(self._hub, self._crew, name, agent.key, lambda: self._stood(seat))
-        keeper.lane.grace = self._settings.grace_of(agent.key)
-        seat = self._seats[name] = Seat(agent, server_id, keeper, came)
+        reconnector = DialInReconnector(self._hub, self._background, name, agent.key, lambda: self._stood(seat))
+        reconnector.server_queue.grace = self._settings.grace_of(agent.key)
+        seat = self._seats[name] = Seat(agent, server_id, reconnector, came)
         return seat
 
     def _claim(self, bid: Bid, names: Iterable[ServerName], beside: Collection[ServerName] = ()) -> ServerName:
@@ -245,7 +245,7 @@ class DialIns:
 
     def _may_have(self, bid: Bid, name: ServerName) -> bool:
         holder = self._seats.get(name)
-        return name not in self._hub.lanes if holder is None else bid.strength >= self._bid(holder).strength
+        return name not in self._hub.server_queues if holder is None else bid.strength >= self._bid(holder).strength
 
     def _bid(self, seat: Seat) -> Bid:
         return self._names.bid(seat.agent.key, seat.server_id)
@@ -311,7 +311,7 @@ class DialIns:
         """Forget a server."""
         self._away.pop(seat, None)
         self._seats.pop(seat.server, None)
-        seat.keeper.close(REFUSED, why, why)
+        seat.reconnector.close(REFUSED, why, why)
         seat.agent.remove(seat)
         seat.agent.look_at_trimmed(seat)
         if self._remembered is not None:
@@ -328,10 +328,10 @@ class DialIns:
                 self._rename(seat)
         limits = self._hub.limits
         for seat in self._seats.values():
-            lane = seat.keeper.lane
-            lane.adjust(limits.max_calls, limits.max_queued, limits.call_seconds)
-            if lane.grace != (grace := settings.grace_of(seat.agent.key)):
-                lane.grace = grace
+            server_queue = seat.reconnector.server_queue
+            server_queue.adjust(limits.max_calls, limits.max_queued, limits.call_seconds)
+            if server_queue.grace != (grace := settings.grace_of(seat.agent.key)):
+                server_queue.grace = grace
         for agent in list(self._agents.values()):
             agent.limit(settings.max_tools)
         if self._forgetting is not None:
@@ -347,23 +347,23 @@ class DialIns:
 
     def _rename(self, seat: Seat, beside: Collection[ServerName] = ()) -> None:
         """Give a server the best name that there is for it, on the connection that it has."""
-        before, old, bid = seat.keeper, seat.server, self._bid(seat)
+        before, old, bid = seat.reconnector, seat.server, self._bid(seat)
         name = self._claim(bid, bid.names(), beside)
         if name == old:
             return
-        keeper = DialInReconnector(self._hub, self._crew, name, seat.agent.key, lambda: self._stood(seat))
-        keeper.lane.inherit(before.lane)
-        link, listing, abilities = before.release(), before.listing, before.standing.abilities
-        why = before.lane.absence().why
+        reconnector = DialInReconnector(self._hub, self._background, name, seat.agent.key, lambda: self._stood(seat))
+        reconnector.server_queue.inherit(before.server_queue)
+        link, listing, abilities = before.release(), before.listing, before.server_status.abilities
+        why = before.server_queue.absence().why
         before.close(REFUSED, "", f"it is called {name} now")
         del self._seats[old]
         self._seats[name] = seat
-        seat.keeper = keeper
+        seat.reconnector = reconnector
         if link is None:
-            keeper.remember(listing, abilities, why)
+            reconnector.remember(listing, abilities, why)
         else:
             link.listing = listing
-            keeper.take(link)
+            reconnector.take(link)
             _tell_name(seat, link)
         seat.agent.changed()
 
@@ -403,7 +403,7 @@ class DialIns:
         seat = self._new_seat(agent, record.server_id, record.came, record.name)
         seat.is_named, seat.title = record.is_named, record.title
         seat.offered = len(record.listing.tools)
-        seat.keeper.remember(record.listing, record.abilities, "it has not dialled in since the hub was started")
+        seat.reconnector.remember(record.listing, record.abilities, "it has not dialled in since the hub was started")
         seat.since = self._away[seat] = record.seen
         agent.add(seat)
         agent.fit()
@@ -416,8 +416,8 @@ class DialIns:
         if self._forgetting is not None:
             self._forgetting.cancel()
         for seat in self._seats.values():
-            seat.keeper.is_hidden = True  # what becomes of ten thousand of them now is no news to anybody
-            seat.keeper.leave()
+            seat.reconnector.is_hidden = True  # what becomes of ten thousand of them now is no news to anybody
+            seat.reconnector.leave()
         words = "the hub is shutting down"
         channels = [link.channel for link in self._links if not link.is_muxed]
         for host in list(self._hosts):
@@ -448,7 +448,7 @@ def _checked_once(is_valid: Callable[[Claim], bool]) -> Callable[[Claim], bool]:
 
 def _tell_name(seat: Seat, link: DialInLink) -> None:
     if isinstance(link.channel, Naming):
-        link.channel.named(seat.server, seat.keeper.lane.grace)
+        link.channel.named(seat.server, seat.reconnector.server_queue.grace)
 
 
 def _turn_away(link: DialInLink, code: int, why: str) -> None:

@@ -98,11 +98,11 @@ class Names:
         """An agent's server."""
         prefix = self._prefixes.get(agent, agent)
         is_configured = agent in self._prefixes
-        keeper = self._keeper(_legal(f"{prefix}_{server_id}"))
-        is_barred = keeper is not None and not (is_configured and keeper == _legal(prefix))
+        reconnector = self._reconnector(_legal(f"{prefix}_{server_id}"))
+        is_barred = reconnector is not None and not (is_configured and reconnector == _legal(prefix))
         return Bid(agent, server_id, prefix, is_configured, is_barred)
 
-    def _keeper(self, plain: str) -> str | None:
+    def _reconnector(self, plain: str) -> str | None:
         """With what the names begin among which this one is kept; the longest, if there are several."""
         ends = (at for at in range(len(plain) - 1, 0, -1) if plain[at] == "_")
         return next((plain[:at] for at in ends if plain[:at] in self._kept), None)

@@ -50,12 +50,12 @@ class DialInReconnector(Reconnector):
     absent: ServerState = "away"
 
     def __init__(
-        self, hub: Hub, crew: BackgroundTasks, name: ServerName, agent: str, on_stand: Callable[[], None]
+        self, hub: Hub, background: BackgroundTasks, name: ServerName, agent: str, on_stand: Callable[[], None]
     ) -> None:
         """`on_stand` is called when the server's standing changed."""
-        super().__init__(hub, crew, ServerQueue(name, hub.limits), ServerSettings(name, _REACH), _nowhere)
+        super().__init__(hub, background, ServerQueue(name, hub.limits), ServerSettings(name, _REACH), _nowhere)
         self.is_hidden = True
-        self.standing = msgspec.structs.replace(self.standing, agent=agent, carrier=DialInLink.carrier)
+        self.server_status = msgspec.structs.replace(self.server_status, agent=agent, carrier=DialInLink.carrier)
         self._on_stand = on_stand
         self._work: asyncio.Task[None] | None = None
         self._refresh: asyncio.TimerHandle | None = None
@@ -84,7 +84,7 @@ class DialInReconnector(Reconnector):
     def remember(self, listing: Listing, abilities: frozenset[Ability], reason: str) -> None:
         """Show a server that is known from before and has not come yet."""
         self._listing = renamed(listing, self.settings.name)
-        self.lane.explain(reason)
+        self.server_queue.explain(reason)
         self._stand(state=self.absent, reason=_in_words(reason), abilities=abilities, is_settled=True, **self._offer())
         self._show_once()
 
@@ -103,7 +103,9 @@ class DialInReconnector(Reconnector):
             link.on_gap = self._gap
         self._pace.clear()
         self._is_doubtful = False
-        self.lane.refuse_tools(_tools_of(self._listing) - _tools_of(link.listing))  # another program may have come
+        self.server_queue.refuse_tools(
+            _tools_of(self._listing) - _tools_of(link.listing)
+        )  # another program may have come
         self._listing = link.listing = renamed(link.listing, self.settings.name)
         self._take_up(link)
         self._show_once()
@@ -119,7 +121,7 @@ class DialInReconnector(Reconnector):
         log.info(
             "server dialled in",
             server=link.server,
-            agent=self.standing.agent,
+            agent=self.server_status.agent,
             client=None if self.link is None else self.link.client,
             tools=len(self._listing.tools),
             protocol=link.dialect.version,
@@ -170,7 +172,9 @@ class DialInReconnector(Reconnector):
         """Do what there is to do, in a task that ends with it."""
         link = self.link
         if link is not None and self._work is None and not self.is_leaving:
-            self._work = self._crew.spawn(f"lists of {self.settings.name}", self._see_to(link), on_crash=self.crashed)
+            self._work = self._background.spawn(
+                f"lists of {self.settings.name}", self._see_to(link), on_crash=self.crashed
+            )
 
     def crashed(self, error: BaseException) -> None:
         """A defect in the keeper itself: who dials again is greeted again."""
@@ -220,7 +224,7 @@ class DialInReconnector(Reconnector):
         self._part_from(self.link)
         self._link = None
         log.info("server away", server=self.settings.name, reason=reason)
-        self.lane.detach(reason, is_failure=is_failure)
+        self.server_queue.detach(reason, is_failure=is_failure)
         self._variants.close()
         self._hub.subscriptions.attach(self.settings.name, None)
         self._stand(state=self.absent, reason=_in_words(reason))
@@ -244,15 +248,15 @@ class DialInReconnector(Reconnector):
         self._on_stand = _unheard
         if self._unwatch is not None:
             self._unwatch()
-        self.lane.grace = 0.0
-        self.lane.detach(reason, is_failure=False)
+        self.server_queue.grace = 0.0
+        self.server_queue.detach(reason, is_failure=False)
         if link is not None:
             link.end(code, words, reason)
 
     def _stand(self, **changes: object) -> None:
-        before = self.standing
+        before = self.server_status
         super()._stand(**changes)
-        if self.standing != before and not self.is_hidden:
+        if self.server_status != before and not self.is_hidden:
             self._on_stand()
 
 

@@ -96,9 +96,9 @@ class _Known(msgspec.Struct, frozen=True):
 class Remembered:
     """Keeps records up to date in the journal; `now` tells the time in seconds since the epoch."""
 
-    def __init__(self, journal: Journal, crew: BackgroundTasks, now: Callable[[], float]) -> None:
+    def __init__(self, journal: Journal, background: BackgroundTasks, now: Callable[[], float]) -> None:
         self._journal = journal
-        self._crew = crew
+        self._background = background
         self._now = now
         self._known: dict[Key, _Known] = {}
         self._bytes = 0
@@ -125,7 +125,7 @@ class Remembered:
     def _put(self, key: Key, record: Record | None) -> None:
         self._due[key] = record
         if self._work is None:
-            self._work = self._crew.spawn("remembering what dialled in", self._write_all())
+            self._work = self._background.spawn("remembering what dialled in", self._write_all())
 
     async def aclose(self) -> None:
         """Write what is still to be written, within `CLOSE_SECONDS`."""

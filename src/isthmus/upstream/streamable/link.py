@@ -86,18 +86,18 @@ class StreamableLink(BaseLink):
         url: str,
         credentials: Credentials,
         egress: Egress,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
         self._credentials = credentials
-        self._crew = crew
+        self._background = background
         self._origin, self._target = parse_url(url)
         self._client = client_for(
             credentials.signer,
             self._origin,
             egress,
-            crew,
+            background,
             is_configured=True,
             limit=max_calls + SPARE_CONNECTIONS,
             connect_seconds=limits.connect_seconds,
@@ -412,7 +412,9 @@ class StreamableLink(BaseLink):
             return
         if self._expired is None:
             self._expired = []
-            self._crew.spawn(f"session of {self.server}", self._renew(), on_crash=lambda _: self._lose("a defect"))
+            self._background.spawn(
+                f"session of {self.server}", self._renew(), on_crash=lambda _: self._lose("a defect")
+            )
         self._expired.append(post)
 
     async def _renew(self) -> None:

@@ -79,9 +79,9 @@ class Aim(msgspec.Struct, frozen=True):
 class _Guest:
     """One server in use, or kept for the next time."""
 
-    def __init__(self, aim: Aim, keeper: Reconnector, now: float) -> None:
+    def __init__(self, aim: Aim, reconnector: Reconnector, now: float) -> None:
         self.aim = aim
-        self.keeper = keeper
+        self.reconnector = reconnector
         self.used_at = now
         self.waiting = 0
         """Those who wait for it to be reached."""
@@ -89,17 +89,17 @@ class _Guest:
 
     @property
     def name(self) -> ServerName:
-        return self.keeper.settings.name
+        return self.reconnector.settings.name
 
     @property
     def is_busy(self) -> bool:
-        lane = self.keeper.lane
-        return bool(self.waiting or lane.running or lane.queued)
+        server_queue = self.reconnector.server_queue
+        return bool(self.waiting or server_queue.running or server_queue.queued)
 
     @property
     def is_lost(self) -> bool:
         """It was reached or not, and is not there now."""
-        return self.keeper.tried.done() and self.keeper.standing.state != "ready"
+        return self.reconnector.tried.done() and self.reconnector.server_status.state != "ready"
 
 
 class Targets:
@@ -110,7 +110,7 @@ class Targets:
         hub: Hub,
         annex: Hub,
         supervisor: Supervisor,
-        crew: BackgroundTasks,
+        background: BackgroundTasks,
         egress: Egress,
         settings: TargetSettings,
         configured: ConfiguredServers,
@@ -120,7 +120,7 @@ class Targets:
         self.settings = settings
         self._hub = hub
         self._supervisor = supervisor
-        self._crew = crew
+        self._background = background
         self._egress = egress
         self._configured = configured
         self._guests: OrderedDict[Key, _Guest] = OrderedDict()
@@ -194,7 +194,9 @@ class Targets:
         whose = None if self._is_there(aim) else (aim.caller.tenant, aim.caller.name)
         if whose is not None and (others := self._in_the_way(whose)):
             return self._loop.call_soon(then, TooManyTargets(others)).cancel
-        way = self._crew.spawn(f"way to {aim.address.origin}", self._open(aim, then), on_crash=partial(_blame, then))
+        way = self._background.spawn(
+            f"way to {aim.address.origin}", self._open(aim, then), on_crash=partial(_blame, then)
+        )
         self._ways[way] = then
         if whose is not None:
             self._bound[whose] += 1
@@ -203,7 +205,7 @@ class Targets:
 
     def _is_there(self, aim: Aim) -> bool:
         guest = self._guests.get(self._key(aim))
-        return guest is not None and guest.keeper.standing.state == "ready"
+        return guest is not None and guest.reconnector.server_status.state == "ready"
 
     def _in_the_way(self, whose: tuple[str, str]) -> int:
         """How many are on their way, if so many are that another one cannot be."""
@@ -259,7 +261,7 @@ class Targets:
         self._guests.move_to_end(key)
         guest.waiting += 1
         try:
-            await asyncio.wait({guest.keeper.tried}, timeout=self._hub.limits.call_seconds)
+            await asyncio.wait({guest.reconnector.tried}, timeout=self._hub.limits.call_seconds)
         finally:
             guest.waiting -= 1
             self._used(key, guest)
@@ -278,7 +280,7 @@ class Targets:
         self._make_room(aim.caller)
         settings = self._settings_for(key, aim)
         self._supervisor.add(settings, is_awaited=False)
-        guest = self._guests[key] = _Guest(aim, self._supervisor.keepers[settings.name], self._loop.time())
+        guest = self._guests[key] = _Guest(aim, self._supervisor.reconnectors[settings.name], self._loop.time())
         log.info("a caller named a server", server=settings.name, caller=aim.caller.name)
         return guest
 
@@ -297,16 +299,18 @@ class Targets:
         )
 
     def _opened(self, key: Key, guest: _Guest) -> Opened:
-        keeper, standing = guest.keeper, guest.keeper.standing
+        reconnector, server_status = guest.reconnector, guest.reconnector.server_status
         is_kept = self._guests.get(key) is guest
-        if standing.state != "ready" or not is_kept:
+        if server_status.state != "ready" or not is_kept:
             if is_kept and not guest.is_busy:
                 self._forget(key)  # nobody keeps knocking at a door because a caller named it once
-            is_late = is_kept and not keeper.tried.done()
-            raise NotConnected(guest.name, "it did not answer in time") if is_late else keeper.lane.absence()
-        self._remember(key, standing.carrier)
-        is_plain = standing.carrier == "rpc"
-        return Opened(self.annex, guest.name, is_plain=is_plain, initialize_result=keeper.initialize_result)
+            is_late = is_kept and not reconnector.tried.done()
+            raise (
+                NotConnected(guest.name, "it did not answer in time") if is_late else reconnector.server_queue.absence()
+            )
+        self._remember(key, server_status.carrier)
+        is_plain = server_status.carrier == "rpc"
+        return Opened(self.annex, guest.name, is_plain=is_plain, initialize_result=reconnector.initialize_result)
 
     def _remember(self, key: Key, carrier: str | None) -> None:
         self._known[key] = "sse" if carrier == "sse" else "rpc" if carrier == "rpc" else "http"

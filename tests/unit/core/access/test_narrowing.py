@@ -34,8 +34,8 @@ class Refusing:
         return f"{server}.{name}" not in self._refused or whose is None or whose.name not in self._to
 
 
-def snapshot(narrowing: Narrowing | None, *standings: ServerStatus) -> Snapshot:
-    return Snapshot(1, {each.server: each for each in standings}, CheckCache(limit_bytes=4096), narrowing)
+def snapshot(narrowing: Narrowing | None, *server_statuses: ServerStatus) -> Snapshot:
+    return Snapshot(1, {each.server: each for each in server_statuses}, CheckCache(limit_bytes=4096), narrowing)
 
 
 def grants_of(caller: Caller, tenants: Tenants | None = None) -> Grants:
@@ -77,16 +77,16 @@ def test_a_server_of_which_everything_is_refused_is_not_there() -> None:
 
 
 def test_prompts_and_resources_are_refused_alike() -> None:
-    standing = ready(prompts=(prompt("ask"),), resources=(resource("file:///a"), resource("file:///b")))
-    now = snapshot(Refusing("files.ask", "files.file:///a"), standing)
+    server_status = ready(prompts=(prompt("ask"),), resources=(resource("file:///a"), resource("file:///b")))
+    now = snapshot(Refusing("files.ask", "files.file:///a"), server_status)
     view = now.view(grants_of(PLANNER), Surface("own", FILES))
     assert (list(view.prompts), list(view.resources)) == ([], ["file:///b"])
     assert view.find_resource("file:///a") is None
 
 
 def test_a_refused_resource_is_not_had_by_a_template() -> None:
-    standing = ready(templates=(template("file:///{name}"),), resources=(resource("file:///secret"),))
-    view = snapshot(Refusing("files.file:///secret"), standing).view(grants_of(PLANNER), Surface("own", FILES))
+    server_status = ready(templates=(template("file:///{name}"),), resources=(resource("file:///secret"),))
+    view = snapshot(Refusing("files.file:///secret"), server_status).view(grants_of(PLANNER), Surface("own", FILES))
     assert view.find_resource("file:///secret") is None
     assert view.find_resource("file:///other") is not None
 

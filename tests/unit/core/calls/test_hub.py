@@ -28,7 +28,7 @@ TEXT = {"type": "object", "properties": {"path": {"type": "string"}}, "required"
 
 
 def starting(hub: Hub, server: ServerName = SLOW) -> None:
-    hub.open_lane(ServerQueue(server, hub.limits), ServerStatus(server))
+    hub.open_server_queue(ServerQueue(server, hub.limits), ServerStatus(server))
 
 
 async def test_a_call_that_the_hub_answers_itself_has_a_deadline_and_can_be_withdrawn() -> None:
@@ -74,7 +74,7 @@ async def test_arguments_that_the_schema_refuses_never_reach_the_server() -> Non
     assert isinstance(fault, BadArguments)
     assert fault.message.startswith("Invalid arguments for files.read: path: 7 ")
     assert stage.link.sent == []
-    assert stage.lane.running == 0
+    assert stage.server_queue.running == 0
 
 
 async def test_a_draining_hub_takes_nothing_new_and_lets_the_rest_end() -> None:
@@ -90,7 +90,7 @@ async def test_a_draining_hub_takes_nothing_new_and_lets_the_rest_end() -> None:
 
 async def test_a_tool_whose_lane_is_gone_is_not_connected() -> None:
     stage = Stage()
-    del stage.hub.lanes[SERVER]
+    del stage.hub.server_queues[SERVER]
     fault = stage.start()[1].fault
     assert isinstance(fault, NotConnected)
     assert fault.why == "it was removed"
@@ -132,15 +132,15 @@ async def test_servers_that_change_together_make_one_snapshot() -> None:
     after = hub.snapshot
     assert after is hub.snapshot
     assert after.version == before.version + 1
-    assert {name: standing.state for name, standing in after.standings.items()} == {SLOW: "ready"}
-    assert SERVER in before.standings
+    assert {name: server_status.state for name, server_status in after.server_statuses.items()} == {SLOW: "ready"}
+    assert SERVER in before.server_statuses
 
 
 async def test_a_server_that_comes_and_goes_unseen_leaves_nothing() -> None:
     hub = Stage().hub
     starting(hub)
     hub.close_lane(SLOW)
-    assert hub.snapshot.standings.keys() == {SERVER}
+    assert hub.snapshot.server_statuses.keys() == {SERVER}
 
 
 async def test_a_broken_watcher_keeps_the_news_from_nobody() -> None:
@@ -264,9 +264,9 @@ async def test_arguments_travel_as_they_were_written() -> None:
 
 def replacement(stage: Stage) -> HeldLink:
     """A new lane in place of the server's, with a link of its own."""
-    lane, link = ServerQueue(SERVER, stage.hub.limits), HeldLink()
-    lane.attach(link)
-    stage.hub.open_lane(lane, ready(tool()))
+    server_queue, link = ServerQueue(SERVER, stage.hub.limits), HeldLink()
+    server_queue.attach(link)
+    stage.hub.open_server_queue(server_queue, ready(tool()))
     return link
 
 
@@ -299,7 +299,7 @@ async def test_a_closed_lane_is_seen_by_nobody_and_nobody_waits_for_it() -> None
     stage.hub.close_lane(SLOW)
     stage.hub.close_lane(SERVER)
     assert not stage.hub.is_settling()
-    assert (stage.hub.snapshot.standings, stage.hub.lanes) == ({}, {})
+    assert (stage.hub.snapshot.server_statuses, stage.hub.server_queues) == ({}, {})
     assert stage.hub.running() == 1
     running.finish(DONE)
     assert listener.ends == [DONE]
@@ -328,7 +328,7 @@ class Pupil:
         self.stage = stage
         self.learning = None if knows else Learning(asyncio.get_running_loop().create_future(), stage.hub.now())
         self.asked: list[tuple[Caller, ClientCapabilities]] = []
-        stage.hub.open_lane(stage.lane, ready(tool()), learner=self)
+        stage.hub.open_server_queue(stage.server_queue, ready(tool()), learner=self)
 
     def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
         self.asked.append((caller, client_caps))
@@ -430,7 +430,7 @@ async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
     stage.hub.close_lane(SERVER)
-    stage.hub.open_lane(ServerQueue(SERVER, stage.hub.limits), ready(tool()))
+    stage.hub.open_server_queue(ServerQueue(SERVER, stage.hub.limits), ready(tool()))
     async with asyncio.timeout(30):
         await stage.hub.view_for(ANYONE, EVERYTHING, ABLE)
     assert pupil.asked == []
@@ -480,7 +480,7 @@ class Clock:
 
 async def test_who_looks_at_one_server_waits_for_no_other() -> None:
     stage = Stage(limits=Limits(listing_seconds=30.0))
-    stage.hub.open_lane(ServerQueue(SLOW, stage.hub.limits), ServerStatus(SLOW))
+    stage.hub.open_server_queue(ServerQueue(SLOW, stage.hub.limits), ServerStatus(SLOW))
     async with asyncio.timeout(5):
         view = await stage.hub.view(ANYONE.grants, Surface("own", SERVER))
     assert list(view.routes) == ["read"]

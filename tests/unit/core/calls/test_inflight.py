@@ -23,10 +23,10 @@ from tests.unit.core.doubles import DONE, PROGRESS, SERVER, Listener, Notes, Sta
 async def test_a_call_ends_once_and_frees_its_slot() -> None:
     stage = Stage()
     inflight, listener = stage.start()
-    assert stage.lane.running == 1
+    assert stage.server_queue.running == 1
     assert inflight.finish(DONE)
     assert listener.ends == [DONE]
-    assert stage.lane.running == 0
+    assert stage.server_queue.running == 0
     assert stage.notes.ends == [("files.read", SERVER, DONE)]
 
 
@@ -38,7 +38,7 @@ async def test_a_late_answer_is_counted_and_dropped() -> None:
     assert listener.ends == [DONE]
     assert stage.notes.lates == [SERVER]
     assert len(stage.notes.ends) == 1
-    assert stage.lane.running == 0
+    assert stage.server_queue.running == 0
 
 
 async def test_whatever_comes_first_wins_and_the_rest_changes_nothing() -> None:
@@ -55,7 +55,7 @@ async def test_whatever_comes_first_wins_and_the_rest_changes_nothing() -> None:
         for way in order:
             ways[way](inflight)
         assert [type(end) for end in listener.ends] == [kinds[order[0]]], order
-        assert stage.lane.running == 0
+        assert stage.server_queue.running == 0
 
 
 @pytest.mark.parametrize("way", [InFlight.expire, lambda inflight: inflight.cancel("enough")])
@@ -130,7 +130,7 @@ async def test_an_exchange_that_breaks_does_not_reach_the_link() -> None:
     stage = Stage()
     inflight = stage.hub.start(call(), Broken())
     assert inflight.finish(DONE)
-    assert stage.lane.running == 0
+    assert stage.server_queue.running == 0
 
 
 async def test_an_exchange_that_breaks_on_an_event_still_gets_its_answer() -> None:
@@ -230,7 +230,7 @@ async def test_a_question_that_nobody_answers_ends_the_call_and_the_server_is_to
     assert listener.fault.message == "Server files asked something back: nobody answered within 0.01 s"
     assert (listener.fault.executed, listener.fault.server) == ("unknown", SERVER)
     assert stage.link.withdrawn == [(inflight, "nobody answered within 0.01 s")]
-    assert stage.lane.running == 0
+    assert stage.server_queue.running == 0
     listener.asked[0][1](ANSWER)
     assert (answers, len(listener.ends)) == ([GIVEN_UP], 1)
 
@@ -378,7 +378,7 @@ async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
         inflight, listener, answers = asked(stage)
         way(inflight)
         listener.asked[0][1](ANSWER)
-        assert (len(listener.ends), answers, stage.lane.running) == (1, [told], 0)
+        assert (len(listener.ends), answers, stage.server_queue.running) == (1, [told], 0)
         assert stage.hub.deadlines.everything() == []
 
 

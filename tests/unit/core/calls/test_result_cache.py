@@ -71,7 +71,7 @@ async def test_a_named_tools_result_is_given_again_and_marked() -> None:
     assert told["_meta"]["own"] == 1
     assert told["_meta"][CACHED_KEY]["ageSeconds"] >= 0
     assert len(stage.link.sent) == 1
-    assert stage.lane.running == 0
+    assert stage.server_queue.running == 0
 
 
 @pytest.mark.parametrize("value", [7, "text", {"sum": 3}])
@@ -246,9 +246,9 @@ async def test_what_a_replaced_server_says_late_is_not_taken_for_the_new_ones(*,
     stage = Stage.of(KEPT)
     late, _ = stage.start()
     if comes_back:
-        lane = ServerQueue(SERVER, stage.hub.limits)
-        lane.attach(HeldLink())
-        stage.hub.open_lane(lane, KEPT)
+        server_queue = ServerQueue(SERVER, stage.hub.limits)
+        server_queue.attach(HeldLink())
+        stage.hub.open_server_queue(server_queue, KEPT)
     else:
         stage.hub.close_lane(SERVER)
     late.finish(DONE)

@@ -47,7 +47,7 @@ def breaks(inflight: InFlight) -> None:
 async def test_calls_beyond_the_slots_wait_and_beyond_the_queue_are_refused_at_once() -> None:
     stage = Stage(limits=SMALL)
     heard = [stage.start()[1] for _ in range(6)]
-    assert (stage.lane.running, stage.lane.queued, len(stage.link.sent)) == (2, 3, 2)
+    assert (stage.server_queue.running, stage.server_queue.queued, len(stage.link.sent)) == (2, 3, 2)
     assert isinstance(heard[5].fault, Overloaded)
     assert (heard[5].fault.executed, heard[5].fault.retry_after) == ("no", 1.0)
     assert not any(listener.ends for listener in heard[:5])
@@ -69,7 +69,7 @@ async def test_a_call_that_waits_for_its_own_makers_is_refused_at_once() -> None
     _, innermost = made_by(stage, inner)
     assert isinstance(innermost.fault, Overloaded)
     assert "of which this is one" in innermost.fault.message
-    assert (innermost.fault.executed, stage.lane.queued) == ("no", 0)
+    assert (innermost.fault.executed, stage.server_queue.queued) == ("no", 0)
 
 
 async def test_of_calls_whose_makers_keep_every_slot_only_the_last_is_refused() -> None:
@@ -89,7 +89,7 @@ async def test_who_does_not_wait_any_more_keeps_nobody_waiting() -> None:
     beside, _ = stage.start()
     outer.finish(DONE)
     innermost, heard = made_by(stage, inner)
-    assert (heard.ends, stage.lane.queued) == ([], 1)
+    assert (heard.ends, stage.server_queue.queued) == ([], 1)
     beside.finish(DONE)
     assert stage.link.sent == [outer, inner, beside, innermost]
 
@@ -111,7 +111,7 @@ async def test_a_freed_slot_goes_to_the_call_that_waited_longest() -> None:
     started[1].finish(DONE)
     started[0].finish(DONE)
     assert stage.link.sent == [started[0], started[1], started[2], started[3]]
-    assert (stage.lane.running, stage.lane.queued) == (2, 1)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (2, 1)
 
 
 async def test_a_call_withdrawn_while_it_waits_is_never_sent_and_did_not_run() -> None:
@@ -122,14 +122,14 @@ async def test_a_call_withdrawn_while_it_waits_is_never_sent_and_did_not_run() -
     assert stage.link.withdrawn == []
     started[0][0].finish(DONE)
     assert stage.link.sent == [started[0][0], started[1][0], started[3][0]]
-    assert stage.lane.queued == 0
+    assert stage.server_queue.queued == 0
 
 
 async def test_without_a_link_a_call_is_told_why() -> None:
     stage = Stage()
-    stage.lane.detach("its process ended", is_failure=False)
+    stage.server_queue.detach("its process ended", is_failure=False)
     assert "its process ended" in stage.start()[1].fault.message
-    stage.lane.explain("no such program")
+    stage.server_queue.explain("no such program")
     fault = stage.start()[1].fault
     assert isinstance(fault, NotConnected)
     assert (fault.why, fault.executed) == ("no such program", "no")
@@ -138,10 +138,10 @@ async def test_without_a_link_a_call_is_told_why() -> None:
 async def test_those_who_wait_are_told_when_the_link_is_lost() -> None:
     stage = Stage(limits=SMALL)
     heard = [stage.start()[1] for _ in range(5)]
-    stage.lane.detach("its process ended", is_failure=True)
+    stage.server_queue.detach("its process ended", is_failure=True)
     assert [type(listener.fault) for listener in heard[2:]] == [NotConnected] * 3
     assert not heard[0].ends
-    assert (stage.lane.running, stage.lane.queued) == (2, 0)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (2, 0)
 
 
 async def test_a_link_that_broke_a_moment_ago_ends_a_full_queue_too() -> None:
@@ -152,7 +152,7 @@ async def test_a_link_that_broke_a_moment_ago_ends_a_full_queue_too() -> None:
     for inflight in list(stage.link.sent):
         inflight.finish(GONE)
     assert [len(listener.ends) for listener in heard] == [1] * 320
-    assert (stage.lane.running, stage.lane.queued) == (0, 0)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (0, 0)
 
 
 async def test_the_next_call_goes_though_a_full_queue_broke_before() -> None:
@@ -163,7 +163,7 @@ async def test_the_next_call_goes_though_a_full_queue_broke_before() -> None:
     for inflight in list(stage.link.sent):
         inflight.finish(GONE)
     fresh = HeldLink()
-    stage.lane.attach(fresh)
+    stage.server_queue.attach(fresh)
     for _ in range(3):
         stage.start()
     fresh.sent[0].finish(DONE)
@@ -223,28 +223,28 @@ async def test_only_answers_are_taken_for_a_sign_of_health() -> None:
     stage = Stage()
     stage.start()[0].finish(Cancelled("enough", executed="unknown"))
     stage.start()[0].finish(GONE)
-    assert stage.lane.answered == 0
+    assert stage.server_queue.answered == 0
     stage.start()[0].finish(DONE)
     stage.start()[0].finish(ServerError(SERVER, -32000, "no"))
-    assert stage.lane.answered == 2
+    assert stage.server_queue.answered == 2
 
 
 async def test_a_lost_link_counts_once_however_many_calls_were_on_it() -> None:
     stage = Stage()
     started = [stage.start()[0] for _ in range(50)]
-    stage.lane.detach("its process ended", is_failure=True)
+    stage.server_queue.detach("its process ended", is_failure=True)
     for inflight in started:
         inflight.finish(GONE)
-    stage.lane._link = stage.link  # as it was, without what a new link's start forgives
+    stage.server_queue._link = stage.link  # as it was, without what a new link's start forgives
     assert not stage.start()[1].ends
 
 
 async def test_links_lost_five_times_in_a_row_close_the_way_until_one_starts_well() -> None:
     stage = Stage(limits=Limits(breaker_failures=1))
-    stage.lane.detach("lost", is_failure=True)
-    stage.lane._link = stage.link
+    stage.server_queue.detach("lost", is_failure=True)
+    stage.server_queue._link = stage.link
     assert isinstance(stage.start()[1].fault, BreakerOpen)
-    stage.lane.attach(stage.link)
+    stage.server_queue.attach(stage.link)
     assert not stage.start()[1].ends
 
 
@@ -253,7 +253,7 @@ async def test_a_probe_that_is_never_sent_leaves_its_place_to_the_next() -> None
     running = [stage.start(of("pot"))[0], stage.start()[0]]
     running[1].finish(TimedOut(SERVER, 1.0, executed="unknown"))
     assert isinstance(stage.start()[1].fault, BreakerOpen)
-    stage.lane._breaker.open_until = asyncio.get_running_loop().time()  # as if that were over
+    stage.server_queue._breaker.open_until = asyncio.get_running_loop().time()  # as if that were over
     held, listener = stage.start(of("pot"))
     assert (held.link, listener.ends) == (None, [])
     held.cancel("the device left")
@@ -263,7 +263,7 @@ async def test_a_probe_that_is_never_sent_leaves_its_place_to_the_next() -> None
 async def test_where_to_log_in_is_told_to_who_calls_meanwhile() -> None:
     stage = Stage(limits=SMALL)
     waiting = [stage.start()[1] for _ in range(3)][2]
-    stage.lane.detach("it answered HTTP 401", is_failure=True, login="https://bank.example/in")
+    stage.server_queue.detach("it answered HTTP 401", is_failure=True, login="https://bank.example/in")
     for fault in (waiting.fault, stage.start()[1].fault):
         assert isinstance(fault, NotConnected)
         assert fault.login == "https://bank.example/in"
@@ -271,15 +271,15 @@ async def test_where_to_log_in_is_told_to_who_calls_meanwhile() -> None:
 
 async def test_a_detach_without_a_link_or_in_good_order_is_no_failure() -> None:
     stage = Stage(limits=Limits(breaker_failures=1))
-    stage.lane.detach("the hub is shutting down", is_failure=False)
-    stage.lane.detach("never was there", is_failure=True)
-    stage.lane._link = stage.link
+    stage.server_queue.detach("the hub is shutting down", is_failure=False)
+    stage.server_queue.detach("never was there", is_failure=True)
+    stage.server_queue._link = stage.link
     assert not stage.start()[1].ends
 
 
 async def test_a_servers_own_figures_win_and_the_hard_stop_holds() -> None:
-    lane = ServerQueue(SERVER, Limits(), max_calls=1, max_queued=0, timeout=7200.0)
-    assert (lane.max_calls, lane.max_queued, lane.timeout) == (1, 0, 3600.0)
+    server_queue = ServerQueue(SERVER, Limits(), max_calls=1, max_queued=0, timeout=7200.0)
+    assert (server_queue.max_calls, server_queue.max_queued, server_queue.timeout) == (1, 0, 3600.0)
     default = ServerQueue(SERVER, Limits(call_seconds=7.0))
     assert (default.max_calls, default.max_queued, default.timeout) == (64, 256, 7.0)
 
@@ -288,11 +288,11 @@ async def test_a_new_link_takes_the_calls_from_now_on() -> None:
     stage = Stage()
     old = stage.start()[0]
     fresh = HeldLink()
-    stage.lane.attach(fresh)
+    stage.server_queue.attach(fresh)
     new = stage.start()[0]
     assert (stage.link.sent, fresh.sent) == ([old], [new])
     old.finish(GONE)  # says nothing about the new link
-    assert (stage.lane.running, stage.lane.answered) == (1, 0)
+    assert (stage.server_queue.running, stage.server_queue.answered) == (1, 0)
 
 
 async def test_a_refused_call_that_never_waited_leaves_the_queue_as_it_is() -> None:
@@ -301,7 +301,7 @@ async def test_a_refused_call_that_never_waited_leaves_the_queue_as_it_is() -> N
         stage.start()
     listener = Listener()
     stage.hub.start(call(), listener)
-    assert stage.lane.queued == 3
+    assert stage.server_queue.queued == 3
 
 
 # -- changing in place, and leaving --------------------------------------------------------------------------------
@@ -311,21 +311,21 @@ async def test_a_lane_allows_more_or_less_from_the_moment_that_is_said() -> None
     stage = Stage(limits=SMALL)
     for _ in range(5):
         stage.start()
-    stage.lane.adjust(1, 0, 7200.0)
-    assert (stage.lane.running, stage.lane.queued, stage.lane.timeout) == (2, 3, 3600.0)
+    stage.server_queue.adjust(1, 0, 7200.0)
+    assert (stage.server_queue.running, stage.server_queue.queued, stage.server_queue.timeout) == (2, 3, 3600.0)
     assert isinstance(stage.start()[1].fault, Overloaded)
     stage.link.sent[0].finish(DONE)
-    assert (stage.lane.running, stage.lane.queued) == (1, 3)
-    stage.lane.adjust(3, 5, 1.0)
-    assert (stage.lane.running, stage.lane.queued) == (3, 1)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (1, 3)
+    stage.server_queue.adjust(3, 5, 1.0)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (3, 1)
 
 
 async def test_nobody_overtakes_those_who_wait_when_a_lane_allows_more() -> None:
     stage = Stage(limits=SMALL)
     waiting = [stage.start()[0] for _ in range(5)][2:]
-    stage.lane.adjust(5, 5, 1.0)
+    stage.server_queue.adjust(5, 5, 1.0)
     later = stage.start()[0]
-    assert (stage.link.sent[2:], stage.lane.queued) == (waiting, 1)
+    assert (stage.link.sent[2:], stage.server_queue.queued) == (waiting, 1)
     stage.link.sent[0].finish(DONE)
     assert stage.link.sent[-1] is later
 
@@ -350,7 +350,7 @@ async def test_nobody_overtakes_those_who_wait_while_they_are_sent() -> None:
 async def test_who_waits_for_a_lane_to_be_idle_hears_of_its_last_call_alone() -> None:
     stage = Stage(limits=SMALL)
     heard: list[int] = []
-    stage.lane.on_idle = lambda: heard.append(stage.lane.running + stage.lane.queued)
+    stage.server_queue.on_idle = lambda: heard.append(stage.server_queue.running + stage.server_queue.queued)
     calls = [stage.start()[0] for _ in range(3)]
     for inflight in calls[:-1]:
         inflight.finish(DONE)
@@ -361,8 +361,8 @@ async def test_who_waits_for_a_lane_to_be_idle_hears_of_its_last_call_alone() ->
 
 async def test_who_owns_links_that_are_not_shared_hears_of_every_call_that_was_sent() -> None:
     stage, pool = Stage(limits=SMALL), HeldPool()
-    stage.lane.pool = pool
-    stage.lane.attach(pool)
+    stage.server_queue.pool = pool
+    stage.server_queue.attach(pool)
     calls = [stage.start()[0] for _ in range(3)]
     calls[2].cancel("while it waits")
     calls[0].finish(DONE)
@@ -371,32 +371,32 @@ async def test_who_owns_links_that_are_not_shared_hears_of_every_call_that_was_s
 
 async def test_who_can_be_asked_something_goes_to_the_pool_and_everybody_else_to_the_link() -> None:
     stage, pool = Stage(), HeldPool()
-    stage.lane.pool, stage.lane.uses_pool = pool, True
+    stage.server_queue.pool, stage.server_queue.uses_pool = pool, True
     plain, asked = stage.start()[0], stage.start(call(client_caps=frozenset({"roots"})))[0]
     assert (stage.link.sent, pool.sent) == ([plain], [asked])
 
 
 async def test_who_can_be_asked_something_goes_to_the_link_where_the_pool_is_not_used() -> None:
     stage, pool = Stage(), HeldPool()
-    stage.lane.pool = pool
+    stage.server_queue.pool = pool
     asked, _ = stage.start(call(client_caps=frozenset({"roots"})))
     assert (stage.link.sent, pool.sent) == ([asked], [])
 
 
 async def test_a_pool_that_is_no_longer_used_hears_of_the_end_of_the_calls_it_has() -> None:
     stage, pool = Stage(), HeldPool()
-    stage.lane.pool, stage.lane.uses_pool = pool, True
+    stage.server_queue.pool, stage.server_queue.uses_pool = pool, True
     asked, _ = stage.start(call(client_caps=frozenset({"roots"})))
-    stage.lane.uses_pool = False
+    stage.server_queue.uses_pool = False
     asked.finish(DONE)
     assert pool.over == [asked]
 
 
 async def test_calls_of_the_pool_count_for_the_health_of_the_server() -> None:
     stage, pool = Stage(), HeldPool()
-    stage.lane.pool, stage.lane.uses_pool = pool, True
+    stage.server_queue.pool, stage.server_queue.uses_pool = pool, True
     stage.start(call(client_caps=frozenset({"roots"})))[0].finish(DONE)
-    assert (stage.lane.answered, stage.lane.running) == (1, 0)
+    assert (stage.server_queue.answered, stage.server_queue.running) == (1, 0)
 
 
 async def test_a_link_that_breaks_while_sending_costs_one_call_and_no_slot() -> None:
@@ -407,16 +407,16 @@ async def test_a_link_that_breaks_while_sending_costs_one_call_and_no_slot() -> 
 
     stage.link.at_once = broken
     assert isinstance(stage.start()[1].fault, Bug)
-    assert stage.lane.running == 0
+    assert stage.server_queue.running == 0
     stage.link.at_once = None
     assert not stage.start()[1].ends
 
 
 async def test_a_lane_says_why_it_has_no_link() -> None:
-    lane = ServerQueue(SERVER, Limits())
-    lane.explain("it is disabled")
+    server_queue = ServerQueue(SERVER, Limits())
+    server_queue.explain("it is disabled")
     stage = Stage()
-    stage.hub.open_lane(lane, ready(tool()))
+    stage.hub.open_server_queue(server_queue, ready(tool()))
     fault = stage.start()[1].fault
     assert isinstance(fault, NotConnected)
     assert fault.why == "it is disabled"
@@ -428,7 +428,7 @@ async def test_a_call_that_is_not_sent_in_time_is_told_that_the_server_is_busy()
     _, listener = stage.start(call(timeout=0.02))
     await asyncio.wait_for(listener.ended.wait(), 5)
     assert isinstance(listener.fault, Overloaded)
-    assert (listener.fault.executed, stage.lane.queued) == ("no", 0)
+    assert (listener.fault.executed, stage.server_queue.queued) == ("no", 0)
     assert not any(inflight.outcome for inflight in running)
 
 
@@ -454,7 +454,7 @@ def of(sharer: str) -> Call:
 async def test_who_shares_a_server_has_a_quarter_of_it() -> None:
     stage = Stage(limits=Limits(max_calls=8))
     pots = [stage.start(of("pot"))[0] for _ in range(4)]
-    assert (stage.link.sent, stage.lane.queued) == (pots[:2], 2)
+    assert (stage.link.sent, stage.server_queue.queued) == (pots[:2], 2)
     others = [stage.start(of("pan"))[0], stage.start()[0], stage.start()[0], stage.start()[0]]
     assert stage.link.sent == [*pots[:2], *others]
     pots[0].finish(DONE)
@@ -462,7 +462,7 @@ async def test_who_shares_a_server_has_a_quarter_of_it() -> None:
     pots[3].cancel("enough")
     pots[1].finish(DONE)
     pots[2].finish(DONE)
-    assert (stage.lane.running, stage.lane.queued) == (4, 0)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (4, 0)
 
 
 async def test_one_slot_is_had_by_everybody() -> None:
@@ -484,7 +484,7 @@ async def test_a_free_slot_goes_to_the_oldest_call_that_may_have_it() -> None:
     others[1].finish(DONE)
     assert stage.link.sent[-1] is others[4]
     pots[1].finish(DONE)
-    assert (stage.link.sent[-1], stage.lane.queued) == (pots[2], 0)
+    assert (stage.link.sent[-1], stage.server_queue.queued) == (pots[2], 0)
 
 
 async def test_calls_that_are_held_back_are_sent_in_the_order_of_their_arrival() -> None:
@@ -511,12 +511,12 @@ async def test_a_call_that_leaves_costs_no_other_its_turn() -> None:
 
 async def test_those_that_are_held_back_go_to_the_next_link() -> None:
     stage = Stage(limits=FOUR)
-    stage.lane.grace = 30.0
+    stage.server_queue.grace = 30.0
     pots = [stage.start(of("pot"))[0] for _ in range(3)]
-    stage.lane.detach("gone", is_failure=False)
+    stage.server_queue.detach("gone", is_failure=False)
     pots[0].finish(GONE)
     back = HeldLink()
-    stage.lane.attach(back)
+    stage.server_queue.attach(back)
     assert back.sent == [pots[1]]
     pots[1].finish(DONE)
     assert back.sent == pots[1:]
@@ -536,11 +536,11 @@ def shared(limits: Limits) -> Stage:
 async def test_a_tenant_leaves_a_quarter_of_a_server_to_others() -> None:
     stage = shared(Limits(max_calls=8))
     greedy = [stage.start(call(caller=ANN))[0] for _ in range(8)]
-    assert (stage.link.sent, stage.lane.queued) == (greedy[:6], 2)
+    assert (stage.link.sent, stage.server_queue.queued) == (greedy[:6], 2)
     others = [stage.start(call(caller=ELSA))[0] for _ in range(2)]
     assert stage.link.sent == [*greedy[:6], *others]
     others[0].finish(DONE)
-    assert stage.lane.running == 7
+    assert stage.server_queue.running == 7
     greedy[0].finish(DONE)
     assert stage.link.sent[-1] is greedy[6]
 
@@ -548,21 +548,21 @@ async def test_a_tenant_leaves_a_quarter_of_a_server_to_others() -> None:
 async def test_a_tenant_leaves_a_quarter_of_the_queue_to_others() -> None:
     stage = shared(Limits(max_calls=4, max_queued=4))
     heard = [stage.start(call(caller=ANN))[1] for _ in range(7)]
-    assert (stage.lane.running, stage.lane.queued) == (3, 3)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (3, 3)
     assert isinstance(heard[6].fault, Overloaded)
     assert not stage.start(call(caller=ELSA))[1].ends
     assert not stage.start(call(caller=ELSA))[1].ends
-    assert (stage.lane.running, stage.lane.queued) == (4, 4)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (4, 4)
 
 
 async def test_a_tenant_leaves_a_quarter_of_the_queue_to_others_while_the_server_is_away() -> None:
     stage = shared(Limits(max_calls=4, max_queued=4))
-    stage.lane.grace = 60.0
-    stage.lane.detach("it is gone", is_failure=False)
+    stage.server_queue.grace = 60.0
+    stage.server_queue.detach("it is gone", is_failure=False)
     heard = [stage.start(call(caller=ANN))[1] for _ in range(4)]
     assert isinstance(heard[3].fault, Overloaded)
     assert not stage.start(call(caller=ELSA))[1].ends
-    assert stage.lane.queued == 4
+    assert stage.server_queue.queued == 4
 
 
 async def test_the_only_tenant_has_the_whole_server() -> None:
@@ -584,7 +584,7 @@ async def test_of_those_that_a_tenant_waits_with_none_is_forgotten() -> None:
     assert stage.link.sent[-1] is greedy[5]
     for each in (greedy[2], greedy[3], greedy[5], elsas[1]):
         each.finish(DONE)
-    assert (stage.lane.running, stage.lane.queued, len(stage.link.sent)) == (0, 0, 7)
+    assert (stage.server_queue.running, stage.server_queue.queued, len(stage.link.sent)) == (0, 0, 7)
     assert stage.hub.tenants.under_way("default") == stage.hub.tenants.under_way("elsewhere") == 0
 
 
@@ -608,13 +608,13 @@ def lasting(caller: Caller) -> Call:
 async def test_calls_that_last_leave_half_of_a_server_to_others() -> None:
     stage = Stage(limits=FOUR)
     tasks = [stage.start(lasting(ANN))[0] for _ in range(4)]
-    assert (stage.link.sent, stage.lane.queued) == (tasks[:2], 2)
+    assert (stage.link.sent, stage.server_queue.queued) == (tasks[:2], 2)
     plain = [stage.start(call(caller=BEN))[0] for _ in range(3)]
     assert stage.link.sent == [*tasks[:2], *plain[:2]]
     plain[0].finish(DONE)
     assert stage.link.sent[-1] is plain[2]
     tasks[1].finish(DONE)
-    assert (stage.link.sent[-1], stage.lane.queued, stage.lane.running) == (tasks[2], 1, 4)
+    assert (stage.link.sent[-1], stage.server_queue.queued, stage.server_queue.running) == (tasks[2], 1, 4)
 
 
 async def test_what_came_behind_a_call_that_is_held_back_does_not_wait_for_it() -> None:
@@ -651,41 +651,41 @@ async def test_the_only_slot_is_had_by_a_call_that_lasts_too() -> None:
     stage = Stage(limits=Limits(max_calls=1))
     first, second = [stage.start(lasting(ANN))[0] for _ in range(2)]
     first.finish(DONE)
-    assert (stage.link.sent, stage.lane.queued) == ([first, second], 0)
+    assert (stage.link.sent, stage.server_queue.queued) == ([first, second], 0)
 
 
 async def test_a_call_that_is_held_back_can_be_withdrawn_and_is_told_of_a_lost_link() -> None:
     stage = Stage(limits=FOUR)
     heard = [stage.start(lasting(ANN)) for _ in range(4)]
     heard[2][0].cancel("enough")
-    assert (heard[2][1].fault.executed, stage.lane.queued) == ("no", 1)
-    stage.lane.detach("its process ended", is_failure=True)
-    assert (type(heard[3][1].fault), stage.lane.queued) == (NotConnected, 0)
+    assert (heard[2][1].fault.executed, stage.server_queue.queued) == ("no", 1)
+    stage.server_queue.detach("its process ended", is_failure=True)
+    assert (type(heard[3][1].fault), stage.server_queue.queued) == (NotConnected, 0)
 
 
 async def test_those_that_are_held_back_are_queued_as_others_are() -> None:
     stage = Stage(limits=SMALL)
     heard = [stage.start(lasting(ANN))[1] for _ in range(5)]
-    assert (stage.lane.running, stage.lane.queued, type(heard[4].fault)) == (1, 3, Overloaded)
+    assert (stage.server_queue.running, stage.server_queue.queued, type(heard[4].fault)) == (1, 3, Overloaded)
 
 
 async def test_running_calls_come_to_last_as_long_as_there_are_few_of_them() -> None:
     stage = Stage(limits=FOUR)
     running = [stage.start(call(caller=ANN))[0] for _ in range(3)]
-    assert [stage.lane.let_last(inflight) for inflight in running] == [True, True, False]
+    assert [stage.server_queue.let_last(inflight) for inflight in running] == [True, True, False]
     held = stage.start(lasting(BEN))[0]
     assert held.link is None
-    stage.lane.lasts_no_more(running[0])
-    assert (stage.link.sent[-1], stage.lane.let_last(running[2])) == (held, False)
+    stage.server_queue.lasts_no_more(running[0])
+    assert (stage.link.sent[-1], stage.server_queue.let_last(running[2])) == (held, False)
     running[1].finish(DONE)
-    assert stage.lane.let_last(running[2])
+    assert stage.server_queue.let_last(running[2])
 
 
 async def test_a_call_that_ends_while_it_waits_gives_up_its_place_among_those_that_last() -> None:
     stage = Stage(limits=SMALL)
     running, _ = [stage.start()[0] for _ in range(2)]
     waiting, held = stage.start()[0], stage.start(lasting(BEN))[0]
-    assert stage.lane.let_last(waiting)
+    assert stage.server_queue.let_last(waiting)
     waiting.cancel("enough")
     running.finish(DONE)
     assert stage.link.sent[-1] is held
@@ -712,7 +712,7 @@ async def test_who_keeps_a_whole_server_waiting_gives_way_to_somebody_else() -> 
     stage = Stage(limits=FOUR)
     anns = [asked_of(stage, ANN) for _ in range(4)]
     ben, _ = stage.start(call(caller=BEN))
-    assert stage.lane.queued == 1
+    assert stage.server_queue.queued == 1
     await turns()
     assert [len(listener.ends) for listener in anns] == [1, 0, 0, 0]
     assert (anns[0].fault.reason, anns[0].fault.executed) == ("unanswered", "unknown")
@@ -727,7 +727,7 @@ async def test_half_of_a_server_may_be_kept_waiting_whoever_else_waits_for_it() 
         stage.start(call(caller=BEN))
     await turns()
     assert [len(listener.ends) for listener in anns] == [1, 1, 0, 0]
-    assert stage.lane.queued == 3
+    assert stage.server_queue.queued == 3
 
 
 async def test_a_caller_that_nobody_else_waits_for_thinks_about_as_much_as_it_likes() -> None:
@@ -735,7 +735,7 @@ async def test_a_caller_that_nobody_else_waits_for_thinks_about_as_much_as_it_li
     anns = [asked_of(stage, ANN) for _ in range(4)]
     stage.start(call(caller=ANN))
     await turns()
-    assert (not any(listener.ends for listener in anns), stage.lane.queued) == (True, 1)
+    assert (not any(listener.ends for listener in anns), stage.server_queue.queued) == (True, 1)
 
 
 async def test_a_caller_is_asked_too_much_only_once_others_wait() -> None:
@@ -763,7 +763,7 @@ async def test_the_only_slot_is_kept_for_who_has_it() -> None:
     ann = asked_of(stage, ANN)
     stage.start(call(caller=BEN))
     await turns()
-    assert (ann.ends, stage.lane.queued) == ([], 1)
+    assert (ann.ends, stage.server_queue.queued) == ([], 1)
 
 
 # -- waiting for a link that went ------------------------------------------------------------------------------------
@@ -772,26 +772,26 @@ async def test_the_only_slot_is_kept_for_who_has_it() -> None:
 def patient(grace: float = 60.0, limits: Limits | None = None) -> Stage:
     """A server that has just gone, and is waited for."""
     stage = Stage(limits=limits)
-    stage.lane.grace = grace
-    stage.lane.detach("its socket was closed", is_failure=True)
+    stage.server_queue.grace = grace
+    stage.server_queue.detach("its socket was closed", is_failure=True)
     return stage
 
 
 async def test_calls_wait_for_a_server_that_has_just_gone_and_are_sent_in_order_when_it_is_back() -> None:
     stage = patient()
     started = [stage.start()[0] for _ in range(3)]
-    assert (stage.lane.running, stage.lane.queued) == (0, 3)
+    assert (stage.server_queue.running, stage.server_queue.queued) == (0, 3)
     back = HeldLink()
-    stage.lane.attach(back)
+    stage.server_queue.attach(back)
     assert back.sent == started
-    assert (stage.link.sent, stage.lane.queued) == ([], 0)
+    assert (stage.link.sent, stage.server_queue.queued) == ([], 0)
 
 
 async def test_a_server_that_is_back_is_not_taken_for_away_when_the_grace_would_have_been_over() -> None:
     stage = patient(0.02, limits=Limits(max_calls=1))
-    take_back = stage.lane.tell_of_link(lambda _lane: None)
+    take_back = stage.server_queue.tell_of_link(lambda _server_queue: None)
     take_back()
-    stage.lane.attach(stage.link)
+    stage.server_queue.attach(stage.link)
     stage.start()
     _, waiting = stage.start()
     await asyncio.sleep(0.03)
@@ -800,14 +800,14 @@ async def test_a_server_that_is_back_is_not_taken_for_away_when_the_grace_would_
 
 async def test_what_waited_for_a_slot_goes_on_to_wait_for_the_next_link() -> None:
     stage = Stage(limits=SMALL)
-    stage.lane.grace = 60.0
+    stage.server_queue.grace = 60.0
     started = [stage.start() for _ in range(5)]
-    stage.lane.detach("its socket was closed", is_failure=True)
+    stage.server_queue.detach("its socket was closed", is_failure=True)
     for inflight in list(stage.link.sent):
         inflight.finish(GONE)
     assert not any(listener.ends for _, listener in started[2:])
     back = HeldLink()
-    stage.lane.attach(back)
+    stage.server_queue.attach(back)
     assert back.sent == [inflight for inflight, _ in started[2:4]]
     back.sent[0].finish(DONE)
     assert back.sent[2] is started[4][0]
@@ -826,20 +826,20 @@ async def test_who_waited_in_vain_hears_how_long_and_that_nothing_ran() -> None:
 
 async def test_a_server_that_has_never_been_there_is_waited_for_from_the_moment_it_is_expected() -> None:
     stage = Stage()
-    lane = ServerQueue(SERVER, stage.hub.limits)
-    lane.grace = 60.0
-    stage.hub.open_lane(lane, ready(tool()))
+    server_queue = ServerQueue(SERVER, stage.hub.limits)
+    server_queue.grace = 60.0
+    stage.hub.open_server_queue(server_queue, ready(tool()))
     inflight, _ = stage.start()
     back = HeldLink()
-    lane.attach(back)
+    server_queue.attach(back)
     assert back.sent == [inflight]
 
 
 async def test_a_server_is_waited_for_from_the_moment_it_went_however_long_it_was_there() -> None:
     stage = Stage()
-    stage.lane.grace = 0.02
+    stage.server_queue.grace = 0.02
     await asyncio.sleep(0.03)
-    stage.lane.detach("its socket was closed", is_failure=True)
+    stage.server_queue.detach("its socket was closed", is_failure=True)
     _, listener = stage.start()
     assert not listener.ends
     await asyncio.wait_for(listener.ended.wait(), 5)
@@ -851,7 +851,7 @@ async def test_one_more_failed_attempt_does_not_make_the_wait_longer() -> None:
     stage = patient(60.0)
     after = loop.time()
     await asyncio.sleep(0.01)  # a wait from now on would be seen to be longer
-    stage.lane.detach("it hung up again", is_failure=True)
+    stage.server_queue.detach("it hung up again", is_failure=True)
     stage.start()
     (end,) = due(loop)
     assert before - 1e-6 <= end - 60.0 <= after + 1e-6
@@ -860,7 +860,7 @@ async def test_one_more_failed_attempt_does_not_make_the_wait_longer() -> None:
 async def test_the_last_failed_attempt_is_what_is_told() -> None:
     stage = patient(0.02)
     _, listener = stage.start()
-    stage.lane.detach("it hung up again", is_failure=True)
+    stage.server_queue.detach("it hung up again", is_failure=True)
     await asyncio.wait_for(listener.ended.wait(), 5)
     assert listener.fault.message.endswith("it hung up again; it did not come back within 0.02 s")
     assert isinstance(stage.start()[1].fault, NotConnected)
@@ -878,9 +878,9 @@ async def test_a_call_that_waits_for_a_server_still_has_its_own_deadline() -> No
     inflight, listener = stage.start(call(timeout=0.02))
     await asyncio.wait_for(listener.ended.wait(), 5)
     assert isinstance(listener.fault, TimedOut)
-    assert (listener.fault.executed, stage.lane.queued) == ("no", 0)
+    assert (listener.fault.executed, stage.server_queue.queued) == ("no", 0)
     back = HeldLink()
-    stage.lane.attach(back)
+    stage.server_queue.attach(back)
     assert back.sent == []
     assert not inflight.finish(DONE)
 
@@ -889,9 +889,9 @@ async def test_a_call_withdrawn_while_it_waits_for_a_server_is_never_sent() -> N
     stage = patient()
     kept, gone = stage.start(), stage.start()
     gone[0].cancel("enough")
-    assert (gone[1].fault.executed, stage.lane.queued) == ("no", 1)
+    assert (gone[1].fault.executed, stage.server_queue.queued) == ("no", 1)
     back = HeldLink()
-    stage.lane.attach(back)
+    stage.server_queue.attach(back)
     assert back.sent == [kept[0]]
 
 
@@ -915,18 +915,18 @@ def due(loop: asyncio.AbstractEventLoop) -> list[float]:
 async def test_a_lane_that_nobody_waits_for_any_more_ends_what_waits_at_once() -> None:
     stage = patient()
     _, listener = stage.start()
-    stage.lane.grace = 0.0
+    stage.server_queue.grace = 0.0
     assert listener.fault.message.endswith("its socket was closed")
     assert isinstance(stage.start()[1].fault, NotConnected)
 
 
 async def test_a_hub_that_goes_has_nobody_wait_for_who_is_away_and_touches_nothing_else() -> None:
     stage = Stage(limits=SMALL)
-    stage.lane.grace = 60.0
+    stage.server_queue.grace = 60.0
     started = [stage.start() for _ in range(3)]
     stage.hub.wait_no_more("the hub is shutting down")
     assert not any(listener.ends for _, listener in started)
-    stage.lane.detach("its socket was closed", is_failure=True)
+    stage.server_queue.detach("its socket was closed", is_failure=True)
     assert started[2][1].fault.message.endswith("its socket was closed")
     waiting = patient()
     _, listener = waiting.start()
@@ -939,15 +939,15 @@ async def test_what_waits_in_a_lane_goes_on_to_wait_in_the_one_that_takes_its_pl
     stage = Stage(limits=SMALL)
     started = [stage.start()[0] for _ in range(5)]
     after = ServerQueue(SERVER, SMALL)
-    after.inherit(stage.lane)
-    assert (stage.lane.running, stage.lane.queued, after.running, after.queued) == (2, 0, 0, 3)
+    after.inherit(stage.server_queue)
+    assert (stage.server_queue.running, stage.server_queue.queued, after.running, after.queued) == (2, 0, 0, 3)
     link = HeldLink()
     after.attach(link)
     assert link.sent == started[2:4]
     link.sent[0].finish(DONE)
     started[0].finish(DONE)
     assert link.sent == started[2:]
-    assert (stage.lane.running, after.running) == (1, 2)
+    assert (stage.server_queue.running, after.running) == (1, 2)
 
 
 async def test_the_grace_of_a_lane_is_over_when_that_of_the_one_before_would_have_been() -> None:
@@ -957,7 +957,7 @@ async def test_the_grace_of_a_lane_is_over_when_that_of_the_one_before_would_hav
     (end,) = due(loop)
     await asyncio.sleep(0.05)
     after = ServerQueue(SERVER, stage.hub.limits)
-    after.inherit(stage.lane)
+    after.inherit(stage.server_queue)
     assert due(loop) == [pytest.approx(end, abs=0.04)]
     inflight.cancel("enough")
     assert due(loop) == []
@@ -966,31 +966,31 @@ async def test_the_grace_of_a_lane_is_over_when_that_of_the_one_before_would_hav
 async def test_calls_that_wait_for_a_tool_that_is_gone_are_refused_and_no_others() -> None:
     stage = patient()
     _, gone = stage.start()
-    stage.lane.refuse_tools({FeatureName("another")})
+    stage.server_queue.refuse_tools({FeatureName("another")})
     assert not gone.ends
-    stage.lane.refuse_tools({FeatureName("read")})
+    stage.server_queue.refuse_tools({FeatureName("read")})
     assert isinstance(gone.fault, UnknownTool)
-    assert stage.lane.queued == 0
+    assert stage.server_queue.queued == 0
 
 
 async def test_a_shorter_grace_holds_for_those_who_wait_already() -> None:
     stage = patient()
     _, listener = stage.start()
-    stage.lane.grace = 0.02
+    stage.server_queue.grace = 0.02
     await asyncio.wait_for(listener.ended.wait(), 5)
     assert "within 0.02 s" in listener.fault.message
 
 
 async def test_calls_that_last_and_were_held_back_are_not_forgotten_when_the_link_goes() -> None:
     stage = Stage(limits=FOUR)
-    stage.lane.grace = 60.0
+    stage.server_queue.grace = 60.0
     started = [stage.start(lasting(caller)) for caller in (ANN, BEN, ANN, BEN, ANN, BEN)]
     assert len(stage.link.sent) == 2
-    stage.lane.detach("its socket was closed", is_failure=True)
+    stage.server_queue.detach("its socket was closed", is_failure=True)
     for inflight in list(stage.link.sent):
         inflight.finish(GONE)
     for inflight, _ in started[2:4]:
         inflight.cancel("enough")
     back = HeldLink()
-    stage.lane.attach(back)
+    stage.server_queue.attach(back)
     assert back.sent == [inflight for inflight, _ in started[4:]]

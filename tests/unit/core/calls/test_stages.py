@@ -86,7 +86,7 @@ async def test_what_is_unknown_and_what_is_denied_end_alike(kind: Kind, fault: t
 async def test_a_resource_that_several_servers_have_is_told_with_what_could_be_meant() -> None:
     stage = Stage.of(OFFER)
     web = ServerName("web")
-    stage.hub.open_lane(
+    stage.hub.open_server_queue(
         ServerQueue(web, stage.hub.limits), ready(server=web, resources=[resource("file:///notes", web)], templates=[])
     )
     fault = stage.start(call("file:///notes", kind="resource"))[1].fault
@@ -112,7 +112,7 @@ async def test_a_tool_without_defaults_gets_the_callers_own_bytes() -> None:
 
 async def test_a_resource_whose_lane_has_no_link_says_why() -> None:
     stage = Stage.of(OFFER)
-    stage.lane.detach("it crashed", is_failure=True)
+    stage.server_queue.detach("it crashed", is_failure=True)
     fault = stage.start(call("file:///notes", kind="resource"))[1].fault
     assert isinstance(fault, NotConnected)
     assert fault.why == "it crashed"
@@ -150,9 +150,9 @@ def method(name: str = "prompts/list", caller: Caller | None = None, surface: Su
     return call(name, {"cursor": "a"}, kind="method", surface=surface, caller=caller or ANYONE)
 
 
-def versed(standing: ServerStatus = OFFER) -> Stage:
+def versed(server_status: ServerStatus = OFFER) -> Stage:
     """A server that can be asked for anything."""
-    stage = Stage.of(standing)
+    stage = Stage.of(server_status)
     setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that is
     return stage
 
@@ -211,5 +211,5 @@ async def test_a_server_without_methods_says_that_it_has_not_this_one() -> None:
 
 async def test_of_a_server_that_is_away_a_method_hears_why() -> None:
     stage = versed()
-    stage.lane.detach("its socket was closed", is_failure=True)
+    stage.server_queue.detach("its socket was closed", is_failure=True)
     assert isinstance(stage.start(method())[1].fault, NotConnected)

@@ -87,10 +87,10 @@ class Program:
             self.open(server)
 
     def open(self, server: ServerName) -> None:
-        lane = ServerQueue(server, self.hub.limits, max_calls=self.chance.choice([1, 2, 4, 5]), max_queued=8)
-        lane.grace = self.chance.choice([0.0, 60.0])
-        lane.attach(HeldLink(self.at_once))
-        self.hub.open_lane(lane, ready(tool("read", server), server=server))
+        server_queue = ServerQueue(server, self.hub.limits, max_calls=self.chance.choice([1, 2, 4, 5]), max_queued=8)
+        server_queue.grace = self.chance.choice([0.0, 60.0])
+        server_queue.attach(HeldLink(self.at_once))
+        self.hub.open_server_queue(server_queue, ready(tool("read", server), server=server))
 
     def at_once(self, inflight: InFlight) -> None:
         if self.chance.random() < 0.1:
@@ -114,7 +114,7 @@ class Program:
         asked = msgspec.structs.replace(asked, lasts=kind < 0.2, sharer=self.chance.choice("st") if kind > 0.8 else "")
         waiter = Waiter(self.chance)
         inflight = self.hub.start(asked, waiter)
-        assert inflight.lane is None or inflight.counted_by is not None or not self.hub.tenants.are_several
+        assert inflight.server_queue is None or inflight.counted_by is not None or not self.hub.tenants.are_several
         self.calls.append((inflight, waiter))
 
     def end(self) -> None:
@@ -126,8 +126,8 @@ class Program:
                 inflight.cancel("enough")
             case 1:
                 inflight.expire()
-            case 2 if inflight.link is not None and inflight.lane is not None:
-                if not inflight.lane.let_last(inflight) or self.chance.random() < 0.5:
+            case 2 if inflight.link is not None and inflight.server_queue is not None:
+                if not inflight.server_queue.let_last(inflight) or self.chance.random() < 0.5:
                     inflight.finish(DONE)
             case _:
                 if inflight.link is not None:
@@ -135,13 +135,13 @@ class Program:
 
     def come_or_go(self) -> None:
         server = self.chance.choice(SERVERS)
-        lane = self.hub.lanes[server]
-        if not lane.has_link:
-            lane.attach(HeldLink(self.at_once))
+        server_queue = self.hub.server_queues[server]
+        if not server_queue.has_link:
+            server_queue.attach(HeldLink(self.at_once))
         elif self.chance.random() < 0.3:
             self.open(server)
         elif self.chance.random() < 0.5:
-            lane.detach("it is gone", is_failure=False)
+            server_queue.detach("it is gone", is_failure=False)
 
     def change(self) -> None:
         self.hub.tenants.know(self.chance.choice(KNOWN), set(self.chance.sample(TENANTS, 1)))
@@ -164,24 +164,26 @@ class Program:
         counted = Counter(each.call.caller.tenant for each in running if each.counted_by is not None)
         assert self.hub.tenants._under_way == counted
         assert all((each.outcome is None) is not bool(waiter.ends or waiter.has_it_back) for each, waiter in self.calls)
-        lanes = {each.lane for each in running if each.lane is not None} | set(self.hub.lanes.values())
-        for lane in lanes:
-            self.check_lane(lane, [each for each in running if each.lane is lane])
+        server_queues = {each.server_queue for each in running if each.server_queue is not None} | set(
+            self.hub.server_queues.values()
+        )
+        for server_queue in server_queues:
+            self.check_lane(server_queue, [each for each in running if each.server_queue is server_queue])
 
-    def check_lane(self, lane: ServerQueue, calls: list[InFlight]) -> None:
+    def check_lane(self, server_queue: ServerQueue, calls: list[InFlight]) -> None:
         sent = [each for each in calls if each.link is not None]
-        assert lane.running == len(sent)
-        assert lane._tenants == Counter(each.call.caller.tenant for each in sent if each.counted_by is not None)
-        assert lane._shares == Counter(each.call.sharer for each in sent if each.call.sharer)
-        assert set(lane._lasting) <= set(sent)
-        waiting = [*lane._queue, *lane._held]
+        assert server_queue.running == len(sent)
+        assert server_queue._tenants == Counter(each.call.caller.tenant for each in sent if each.counted_by is not None)
+        assert server_queue._shares == Counter(each.call.sharer for each in sent if each.call.sharer)
+        assert set(server_queue._lasting) <= set(sent)
+        waiting = [*server_queue._queue, *server_queue._held]
         assert len(set(waiting)) == len(waiting)
         assert set(waiting) <= {each for each in calls if each.link is None}
         if self.witness is None:
             assert len(waiting) == sum(each.link is None for each in calls), "a call waits nowhere"
-        if lane.has_link and lane.running < lane.max_calls:
-            assert not lane._queue, "a call waits beside a free slot"
-            assert all(map(lane._is_held_back, lane._held)), "a call is held back for nothing"
+        if server_queue.has_link and server_queue.running < server_queue.max_calls:
+            assert not server_queue._queue, "a call waits beside a free slot"
+            assert all(map(server_queue._is_held_back, server_queue._held)), "a call is held back for nothing"
 
 
 async def test_the_books_of_lanes_and_tenants_are_right_after_every_step() -> None:
@@ -196,4 +198,6 @@ async def test_the_books_of_lanes_and_tenants_are_right_after_every_step() -> No
         except AssertionError as error:
             raise AssertionError(f"program {seed}: {error}") from error
         assert not program.open_calls
-        assert all(lane.running == lane.queued == 0 for lane in program.hub.lanes.values())
+        assert all(
+            server_queue.running == server_queue.queued == 0 for server_queue in program.hub.server_queues.values()
+        )

@@ -26,8 +26,10 @@ WEB = ServerName("web")
 FILES = ServerName("files")
 
 
-def snapshot(*standings: ServerStatus) -> Snapshot:
-    return Snapshot(1, {standing.server: standing for standing in standings}, CheckCache(limit_bytes=4096))
+def snapshot(*server_statuses: ServerStatus) -> Snapshot:
+    return Snapshot(
+        1, {server_status.server: server_status for server_status in server_statuses}, CheckCache(limit_bytes=4096)
+    )
 
 
 TWO = (ready(tool("search", WEB), server=WEB), ready(tool("read"), tool("write")))
@@ -340,13 +342,13 @@ def test_one_server_among_thousands_is_found_without_looking_at_the_others(grant
         )
         for number in range(1000)
     }
-    standings = Watched(every)
-    taken = Snapshot(1, standings, CheckCache(limit_bytes=4096))
+    server_statuses = Watched(every)
+    taken = Snapshot(1, server_statuses, CheckCache(limit_bytes=4096))
     for client_caps in (NO_CAPABILITIES, frozenset({"sampling"})):
         assert len(taken.view(grants, surface, client_caps).routes) == 1
         if surface is EVERYTHING:
             break  # whether it is varied for a profile is found out once for all servers
-    assert standings.looked < 20
+    assert server_statuses.looked < 20
 
 
 def test_an_agents_servers_are_seen_by_who_may_use_them() -> None:
@@ -370,7 +372,7 @@ def test_an_old_snapshot_is_freed_though_a_view_of_it_is_kept() -> None:
 CURIOUS: ClientCapabilities = frozenset({"sampling"})
 
 
-@pytest.mark.parametrize("profile", [NO_CAPABILITIES, CURIOUS])
+@pytest.mark.parametrize("client_caps", [NO_CAPABILITIES, CURIOUS])
 @pytest.mark.parametrize("many", [0, 1000])
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("surface", [EVERYTHING, Surface("llm"), Surface("own", FILES), Surface("canonical", FILES)])
@@ -465,9 +467,9 @@ def test_what_a_denied_template_stands_for_is_not_read_as_something_unlisted(nam
 
 def test_a_server_of_which_something_is_withheld_is_not_whole() -> None:
     """Nobody knows what its other methods would do with it."""
-    standing = msgspec.structs.replace(TWO[1], withheld=(FeatureName("pay"),))
+    server_status = msgspec.structs.replace(TWO[1], withheld=(FeatureName("pay"),))
     assert snapshot(TWO[1]).view(ALL, Surface("own", FILES)).whole == FILES
-    assert snapshot(standing).view(ALL, Surface("own", FILES)).whole is None
+    assert snapshot(server_status).view(ALL, Surface("own", FILES)).whole is None
 
 
 def test_rules_that_only_label_leave_a_server_whole() -> None:
@@ -481,9 +483,9 @@ def test_what_the_operator_tagged_is_denied_by_its_tag_though_the_server_does_no
     tagged: str, *, has_template: bool
 ) -> None:
     templates = [template("{+any}")] if has_template else []
-    standing = ready(templates=templates, resources=[resource("open:x")], rules=Rules(tags={tagged: ("ours",)}))
+    server_status = ready(templates=templates, resources=[resource("open:x")], rules=Rules(tags={tagged: ("ours",)}))
     for grants in (Grants(("*",), ("tag:ours",)), Grants(("*",), within=Grants(("*",), ("tag:ours",)))):
-        view = snapshot(standing).view(grants, EVERYTHING)
+        view = snapshot(server_status).view(grants, EVERYTHING)
         assert view.find("resource", "secret:x") is None
         assert (view.find("resource", "other:x") is not None) is has_template
 
@@ -492,10 +494,11 @@ def test_a_resource_that_is_denied_where_others_are_listed_it_is_not_had_by_a_te
     secret = resource("secret:x", _meta={"fastmcp": {"tags": ["ours"]}})
     others: ClientCapabilities = frozenset({"roots"})
     offer = Offer(templates=(template("secret:{name}"),), abilities=frozenset({"resources"}))
-    standing = msgspec.structs.replace(ready(resources=[secret]), variants={others: offer})
-    assert snapshot(standing).view(ALL, EVERYTHING, others).find("resource", "secret:x") is not None
+    server_status = msgspec.structs.replace(ready(resources=[secret]), variants={others: offer})
+    assert snapshot(server_status).view(ALL, EVERYTHING, others).find("resource", "secret:x") is not None
     assert (
-        snapshot(standing).view(Grants(("*",), ("tag:ours",)), EVERYTHING, others).find("resource", "secret:x") is None
+        snapshot(server_status).view(Grants(("*",), ("tag:ours",)), EVERYTHING, others).find("resource", "secret:x")
+        is None
     )
 
 
@@ -518,10 +521,10 @@ SPELLINGS = (
 
 @pytest.mark.parametrize("uri", SPELLINGS)
 def test_a_denied_uri_is_not_had_by_a_template_in_another_spelling(uri: str) -> None:
-    standing = ready(templates=[template("{+any}")], resources=[resource("docs://open")])
-    assert snapshot(standing).view(ALL, EVERYTHING).find("resource", uri) is not None
+    server_status = ready(templates=[template("{+any}")], resources=[resource("docs://open")])
+    assert snapshot(server_status).view(ALL, EVERYTHING).find("resource", uri) is not None
     for denied in ("files.docs://secret", "files.docs://s{name}"):
-        view = snapshot(standing).view(Grants(("*",), (denied,)), EVERYTHING)
+        view = snapshot(server_status).view(Grants(("*",), (denied,)), EVERYTHING)
         assert view.find("resource", uri) is None, denied
         assert view.find("resource", "docs://other") is not None
 

@@ -18,8 +18,10 @@ NOTES = "file:///notes"
 TREE = "file:///{path}"
 
 
-def view(*standings: ServerStatus, grants: Grants = ALL, surface: Surface = EVERYTHING) -> View:
-    taken = Snapshot(1, {standing.server: standing for standing in standings}, CheckCache(limit_bytes=4096))
+def view(*server_statuses: ServerStatus, grants: Grants = ALL, surface: Surface = EVERYTHING) -> View:
+    taken = Snapshot(
+        1, {server_status.server: server_status for server_status in server_statuses}, CheckCache(limit_bytes=4096)
+    )
     return taken.view(grants, surface)
 
 
@@ -260,6 +262,6 @@ def test_a_task_is_looked_for_where_there_is_one_server_that_has_tasks() -> None
     ],
 )
 def test_tools_are_claimed_as_long_as_a_server_was_never_heard(
-    standings: list[ServerStatus], claimed: set[str]
+    server_statuses: list[ServerStatus], claimed: set[str]
 ) -> None:
-    assert view(*standings).claimed == claimed
+    assert view(*server_statuses).claimed == claimed

@@ -770,7 +770,7 @@ async def test_nor_for_longer_the_more_there_is_to_end(monkeypatch: pytest.Monke
     journal = HeldJournal()
     journal.is_held = False
     shop = Workshop(journal)
-    shop.stage.lane.max_calls = 200
+    shop.stage.server_queue.max_calls = 200
     for _ in range(40):
         await shop.begin()
     journal.is_held = True

@@ -69,10 +69,10 @@ class Office:
     def __init__(self, shop: Workshop | None = None) -> None:
         self.shop = shop or Workshop()
         self.post = Post()
-        self.crew = BackgroundTasks()
+        self.background = BackgroundTasks()
         self.engine: Engine = self.shop.engine
         self.outbox = Outbox(
-            self.engine, self.shop.journal, self.post, write, self.crew, lambda: self.shop.seconds, lambda: 0.0
+            self.engine, self.shop.journal, self.post, write, self.background, lambda: self.shop.seconds, lambda: 0.0
         )
 
     async def begin(self, *urls: str, id: str = "t") -> Live:
@@ -103,13 +103,13 @@ def recipient(url: str) -> Recipient:
 async def sending(office: Office | None = None) -> AsyncIterator[Office]:
     """An office whose outbox is at work."""
     office = office or Office()
-    office.crew.spawn("outbox", office.outbox.run())
+    office.background.spawn("outbox", office.outbox.run())
     await turns()
     try:
         yield office
     finally:
         office.outbox.close()
-        await office.crew.aclose()
+        await office.background.aclose()
 
 
 async def test_every_change_is_told_once_and_in_order() -> None:
@@ -124,7 +124,7 @@ async def test_every_change_is_told_once_and_in_order() -> None:
             ("delivered", 1, 1),
             ("delivered", 2, 2),
         ]
-        assert (office.outbox._lanes, office.outbox._hosts) == ({}, {})
+        assert (office.outbox._server_queues, office.outbox._hosts) == ({}, {})
 
 
 async def test_what_does_not_arrive_is_tried_again_and_what_follows_it_waits() -> None:
@@ -268,7 +268,7 @@ async def test_what_is_too_much_to_remember_waits_in_the_journal(monkeypatch: py
             office.post.held[f"http://{number}/"] = asyncio.Event()
             await office.begin(f"http://{number}/", id=f"t{number}")
         await turns(20)
-        assert len(office.outbox._lanes) == 4
+        assert len(office.outbox._server_queues) == 4
         for number in range(10):
             office.end(number)
         for event in office.post.held.values():
@@ -292,7 +292,7 @@ async def test_who_names_many_that_do_not_answer_holds_up_nobody_else(monkeypatc
         await office.engine.begin(made)
         await office.until_carried(5)
         assert len(office.post.to("http://b/")) == 1
-        assert len(office.outbox._lanes) == 4
+        assert len(office.outbox._server_queues) == 4
 
 
 async def test_nothing_is_held_of_what_was_missed_once_the_journal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +414,7 @@ async def test_what_is_due_of_a_task_that_is_gone_is_dropped() -> None:
     await office.shop.journal.prune("task", ("completed",), before=1e12, limit=9)
     office.engine._rested.take(live.key)
     async with sending(office):
-        await until(lambda: not office.outbox._lanes)
+        await until(lambda: not office.outbox._server_queues)
         await turns()
         assert [each.state for each, _ in await office.kept()] == ["dropped", "dropped"]
         assert office.post.carried == []
@@ -426,7 +426,7 @@ async def test_a_delivery_that_was_pruned_meanwhile_is_forgotten() -> None:
         await office.begin("http://a/")
         await office.until_carried(1)
         await office.shop.journal.prune(DELIVERY, ("due",), before=1e12, limit=9)
-        await until(lambda: not office.outbox._lanes)
+        await until(lambda: not office.outbox._server_queues)
         assert len(office.post.carried) == 1
 
 
@@ -479,8 +479,8 @@ async def test_nothing_is_begun_any_more_once_it_is_closed() -> None:
         office.post.receipts["http://a/"].append(Receipt(503, retry_after=100.0))
         await office.begin("http://a/")
         await office.until_carried(1)
-        [lane] = office.outbox._lanes.values()
-        timer = lane.timer
+        [server_queue] = office.outbox._server_queues.values()
+        timer = server_queue.timer
         office.outbox.close()
         assert timer is not None
         assert timer.cancelled()
@@ -491,22 +491,24 @@ async def test_nothing_is_begun_any_more_once_it_is_closed() -> None:
 
 async def test_who_is_gone_is_told_nothing_and_of_whom_nobody_can_say_later() -> None:
     async with sending() as office:
-        standings: dict[str, Standing] = {"mine": "gone", "theirs": "away"}
-        office.outbox.judge = lambda owner, key: standings[key] if owner == OWNER else "known"
-        named = [msgspec.structs.replace(recipient(f"http://{key}/"), key=key) for key in standings]
+        server_statuses: dict[str, Standing] = {"mine": "gone", "theirs": "away"}
+        office.outbox.judge = lambda owner, key: server_statuses[key] if owner == OWNER else "known"
+        named = [msgspec.structs.replace(recipient(f"http://{key}/"), key=key) for key in server_statuses]
         await office.engine.begin(msgspec.structs.replace(draft(call(), id="t"), recipients=tuple(named)))
-        await until(lambda: {lane.timer is not None for lane in office.outbox._lanes.values()} == {True})
+        await until(
+            lambda: {server_queue.timer is not None for server_queue in office.outbox._server_queues.values()} == {True}
+        )
         assert office.post.carried == []
         assert [(each.state, delivery.attempts) for each, delivery in await office.kept()] == [
             ("dropped", ()),
             ("due", ()),
         ]
-        (lane,) = office.outbox._lanes.values()
-        standings["theirs"] = "known"
-        assert lane.timer is not None
-        assert lane.timer.when() - asyncio.get_running_loop().time() > AWAY_SECONDS / 2
-        lane.timer.cancel()
-        office.outbox._ready(lane)
+        (server_queue,) = office.outbox._server_queues.values()
+        server_statuses["theirs"] = "known"
+        assert server_queue.timer is not None
+        assert server_queue.timer.when() - asyncio.get_running_loop().time() > AWAY_SECONDS / 2
+        server_queue.timer.cancel()
+        office.outbox._ready(server_queue)
         await office.until_carried(1)
         assert office.post.to("http://theirs/") == ["t submitted"]
 
@@ -518,6 +520,6 @@ async def test_a_key_that_is_revoked_between_two_letters_ends_them() -> None:
         answers: deque[Standing] = deque(["known", "gone"])
         office.outbox.judge = lambda _owner, _key: answers.popleft()
         office.end()
-        await until(lambda: not answers and not office.outbox._lanes)
+        await until(lambda: not answers and not office.outbox._server_queues)
         assert office.post.to("http://a/") == ["t submitted", "t completed"]
         assert [each.state for each, _ in await office.kept()] == ["delivered", "dropped"]

@@ -27,13 +27,13 @@ GRACE = 60.0
 def away(journal: MemoryJournal | None = None, *, grace: float = GRACE) -> Workshop:
     """A workshop whose server went away a moment ago."""
     shop = Workshop(journal)
-    shop.stage.lane.grace = grace
-    shop.stage.lane.detach("it left", is_failure=False)
+    shop.stage.server_queue.grace = grace
+    shop.stage.server_queue.detach("it left", is_failure=False)
     return shop
 
 
 def come_back(shop: Workshop) -> None:
-    shop.stage.lane.attach(shop.link)
+    shop.stage.server_queue.attach(shop.link)
 
 
 async def kept(shop: Workshop, live: Live) -> Record:
@@ -98,7 +98,7 @@ async def test_a_server_that_is_gone_again_before_that_is_kept_is_waited_for_aga
     live = await beginning
     come_back(shop)
     await until(lambda: bool(journal.waiting))
-    shop.stage.lane.detach("it left again", is_failure=False)
+    shop.stage.server_queue.detach("it left again", is_failure=False)
     journal.settle()
     assert (live.record.phase, shop.sent, shop.stage.notes.ends) == ("waiting", [], [])
     journal.let_go()
@@ -109,11 +109,11 @@ async def test_a_server_that_is_gone_again_before_that_is_kept_is_waited_for_aga
 
 async def test_a_task_that_waits_for_a_slot_waits_on_when_its_server_goes() -> None:
     shop = Workshop()
-    shop.stage.lane.grace = GRACE
-    shop.stage.lane.max_calls = 1
+    shop.stage.server_queue.grace = GRACE
+    shop.stage.server_queue.max_calls = 1
     first, second = await shop.begin(numbered(1)), await shop.begin(numbered(2))
     assert (len(shop.sent), second.record.phase, second.record.state) == (1, "waiting", "submitted")
-    shop.stage.lane.detach("it left", is_failure=True)
+    shop.stage.server_queue.detach("it left", is_failure=True)
     await turns()
     assert (first.record.phase, (await kept(shop, second)).phase) == ("sent", "waiting")
     come_back(shop)
@@ -146,15 +146,15 @@ async def test_a_task_waits_no_longer_than_it_may_take() -> None:
 
 
 async def test_a_wait_ends_once_by_time_or_by_news() -> None:
-    lane, heard = away().stage.lane, list[str]()
-    Wait(lane, 0.0, lambda _: heard.append("time"))
-    Wait(lane, GRACE, lambda _: heard.append("news"))
-    Wait(lane, 0.0, lambda _: heard.append("nothing")).stop()
+    server_queue, heard = away().stage.server_queue, list[str]()
+    Wait(server_queue, 0.0, lambda _: heard.append("time"))
+    Wait(server_queue, GRACE, lambda _: heard.append("news"))
+    Wait(server_queue, 0.0, lambda _: heard.append("nothing")).stop()
     await until(lambda: heard == ["time"])
-    lane.attach(HeldLink())
+    server_queue.attach(HeldLink())
     await until(lambda: len(heard) > 1)
-    lane.detach("it left", is_failure=False)
-    lane.attach(HeldLink())
+    server_queue.detach("it left", is_failure=False)
+    server_queue.attach(HeldLink())
     await turns()
     assert heard == ["time", "news"]
 
@@ -186,7 +186,7 @@ async def test_what_would_be_refused_anyway_does_not_wait() -> None:
 
 async def test_as_many_wait_as_may_be_queued() -> None:
     shop = away()
-    shop.stage.lane.max_queued = 2
+    shop.stage.server_queue.max_queued = 2
     lives = [await shop.begin(numbered(number)) for number in range(3)]
     await turns()
     assert [live.record.state for live in lives] == ["submitted", "submitted", "rejected"]
@@ -208,14 +208,14 @@ async def test_a_server_that_is_called_otherwise_now_is_waited_for_by_that_name(
     live = await shop.begin()
     hub = shop.stage.hub
     heir = ServerQueue(ServerName("papers"), hub.limits)
-    heir.inherit(shop.stage.lane)
+    heir.inherit(shop.stage.server_queue)
     hub.close_lane(SERVER)
-    hub.open_lane(heir, replace(ready(tool(server="papers")), server=ServerName("papers")))
+    hub.open_server_queue(heir, replace(ready(tool(server="papers")), server=ServerName("papers")))
     # Another server has taken its name, and is there.
     other = HeldLink()
-    lane = ServerQueue(SERVER, hub.limits)
-    lane.attach(other)
-    hub.open_lane(lane, ready(tool()))
+    server_queue = ServerQueue(SERVER, hub.limits)
+    server_queue.attach(other)
+    hub.open_server_queue(server_queue, ready(tool()))
     await turns()
     pending = (await kept(shop, live)).pending
     assert pending is not None
@@ -227,14 +227,14 @@ async def test_a_server_that_is_called_otherwise_now_is_waited_for_by_that_name(
 
 async def test_a_task_that_waits_for_a_slot_follows_its_server_to_its_new_name_and_waits_on_there() -> None:
     shop = Workshop()
-    hub, lane = shop.stage.hub, shop.stage.lane
-    lane.grace, lane.max_calls = GRACE, 1
+    hub, server_queue = shop.stage.hub, shop.stage.server_queue
+    server_queue.grace, server_queue.max_calls = GRACE, 1
     await shop.begin(numbered(1))
     second = await shop.begin(numbered(2))
     heir = ServerQueue(ServerName("papers"), hub.limits, max_calls=1)
-    heir.inherit(lane)
+    heir.inherit(server_queue)
     hub.close_lane(SERVER)
-    hub.open_lane(heir, replace(ready(tool(server="papers")), server=ServerName("papers"), agent="a"))
+    hub.open_server_queue(heir, replace(ready(tool(server="papers")), server=ServerName("papers"), agent="a"))
     heir.detach("it left", is_failure=True)
     await turns()
     pending = (await kept(shop, second)).pending
@@ -342,7 +342,7 @@ async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
     shop.engine.leave_waiting()
     async with asyncio.timeout(SECONDS):
         await shop.engine.until_idle()
-    shop.stage.lane.wait_no_more("the hub is shutting down")
+    shop.stage.server_queue.wait_no_more("the hub is shutting down")
     come_back(shop)
     await turns()
     assert (waits.is_left, hears.heard, shop.sent) == (True, [], [])
@@ -377,7 +377,7 @@ async def test_a_call_whose_server_is_back_when_the_hub_ends_is_drained_as_any_o
 
 async def queued(shop: Workshop) -> tuple[Live, Live]:
     """A task that runs, and one that waits for its slot."""
-    shop.stage.lane.max_calls = 1
+    shop.stage.server_queue.max_calls = 1
     return await shop.begin(numbered(1), id="runs"), await shop.begin(numbered(2), id="waits")
 
 
@@ -416,7 +416,7 @@ async def test_a_queued_task_that_is_cancelled_did_not_run_and_gives_its_slot_ba
     assert [inflight.call.arguments for inflight in shop.sent] == [numbered(1).arguments, numbered(3).arguments]
     assert second.record.ending is not None
     assert (second.record.state, second.record.ending.executed) == ("canceled", "no")
-    assert shop.stage.lane.running == 1
+    assert shop.stage.server_queue.running == 1
 
 
 async def test_what_was_queued_before_a_crash_runs_after_it_and_what_was_sent_is_lost() -> None:
@@ -437,7 +437,7 @@ async def test_what_was_queued_before_a_crash_waits_for_its_server_to_start() ->
     after = Workshop(shop.journal)
     after.seconds = shop.seconds
     after.engine.waits.find_caller = lambda _: ANYONE
-    after.stage.lane.detach("it starts", is_failure=False)
+    after.stage.server_queue.detach("it starts", is_failure=False)
     await after.engine.recover()
     after.engine.resume()
     await turns()
@@ -460,17 +460,17 @@ async def test_a_hub_that_ends_leaves_what_is_still_queued_to_the_next_one() -> 
     async with asyncio.timeout(SECONDS):
         await shop.engine.until_idle()
     assert (waits.is_left, len(shop.sent), first.record.state) == (True, 1, "completed")
-    assert ((await kept(shop, second)).phase, shop.stage.lane.queued) == ("waiting", 0)
+    assert ((await kept(shop, second)).phase, shop.stage.server_queue.queued) == ("waiting", 0)
 
 
 async def test_a_task_that_is_not_kept_leaves_no_call_behind() -> None:
     journal = HeldJournal()
     shop = Workshop(journal)
-    shop.stage.lane.max_calls = 1
+    shop.stage.server_queue.max_calls = 1
     beginning = [asyncio.ensure_future(shop.begin(numbered(number))) for number in range(2)]
     await until(lambda: len(journal.waiting) == 2)
     journal.settle("refused")
     journal.settle("refused")
     refused = await asyncio.gather(*beginning, return_exceptions=True)
     assert [type(each) for each in refused] == [NotKept, NotKept]
-    assert (shop.sent, shop.stage.lane.running, shop.stage.lane.queued) == ([], 0, 0)
+    assert (shop.sent, shop.stage.server_queue.running, shop.stage.server_queue.queued) == ([], 0, 0)

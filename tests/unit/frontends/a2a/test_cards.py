@@ -157,7 +157,7 @@ async def test_the_extended_card_is_for_callers_and_in_their_words() -> None:
 async def test_the_extended_card_waits_for_a_server_that_is_only_starting(method: str) -> None:
     async with hall() as here:
         late = ServerQueue(ServerName("late"), here.office.hub.limits)
-        here.office.hub.open_lane(late, ServerStatus(late.server, "starting"))
+        here.office.hub.open_server_queue(late, ServerStatus(late.server, "starting"))
         asked = asyncio.create_task(here.rpc(method, {}))
         # What is asked after it is answered before it.
         assert (await here.rpc("GetTask", {"id": "nope"}))["error"]

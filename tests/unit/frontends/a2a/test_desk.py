@@ -225,8 +225,10 @@ async def test_that_the_tool_for_words_takes_none_is_logged_once() -> None:
 )
 async def test_of_a_server_that_was_never_reached_just_that_is_said(said: dict[str, Any]) -> None:
     office = Office()
-    lane = ServerQueue(ServerName("gone"), office.hub.limits)
-    office.hub.open_lane(lane, ServerStatus(lane.server, "retrying", "no such host", is_settled=True))
+    server_queue = ServerQueue(ServerName("gone"), office.hub.limits)
+    office.hub.open_server_queue(
+        server_queue, ServerStatus(server_queue.server, "retrying", "no such host", is_settled=True)
+    )
     record = (await begun(office, saying(said))).record
     assert record.ending is not None
     assert (record.state, record.ending.reason, record.ending.executed) == ("failed", "not_connected", "no")

@@ -88,18 +88,18 @@ async def counter(
     **more: Any,
 ) -> AsyncIterator[Caller]:
     """The agent behind gRPC, and a client before it."""
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
     async with hall() as here:
         settings = GrpcSettings("127.0.0.1", 0, BODY_BYTES, stall_seconds, message_seconds, **more)
-        service = A2aGrpc(here.face, gate, crew, settings)
+        service = A2aGrpc(here.face, gate, background, settings)
         port = await service.open()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=SMALL_WINDOW) as channel:
                 yield Caller(here, service, channel, port)
         finally:
             await service.close()
-            await crew.aclose()
+            await background.aclose()
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ async def test_a_server_that_lists_nothing_before_is_waited_for_too() -> None:
     async with hall() as here:
         hub = here.office.hub
         bank = ServerQueue(ServerName("bank"), hub.limits)
-        hub.open_lane(bank, ServerStatus(bank.server, "retrying", is_settled=True))
+        hub.open_server_queue(bank, ServerStatus(bank.server, "retrying", is_settled=True))
         bank.detach("nobody is there", is_failure=True)
         gone = await here.task("SendMessage", run("bank.pay"))
         assert gone["status"]["state"] == "TASK_STATE_FAILED"

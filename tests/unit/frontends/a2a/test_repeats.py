@@ -536,7 +536,7 @@ async def test_the_same_again_while_it_runs_is_answered_with_its_end(lines: tupl
 async def test_two_of_the_first_generation_at_the_same_moment_are_one() -> None:
     office = Office()
     late = ServerQueue(ServerName("late"), office.hub.limits)
-    office.hub.open_lane(late, ServerStatus(late.server, "starting"))
+    office.hub.open_server_queue(late, ServerStatus(late.server, "starting"))
     said = Send(Message("", "user", (Data(raw({"tool": "late.read"})),)), task="mine")
     two = [asyncio.create_task(office.desk.send(ANYONE, "0.1", said)) for _ in range(2)]
     await turns()

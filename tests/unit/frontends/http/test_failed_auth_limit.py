@@ -77,7 +77,7 @@ def test_the_operator_is_told_once_a_minute(clock: Clock) -> None:
 
 def test_the_gate_brakes_guesses_of_whom_it_knows_whence_they_come() -> None:
     gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
-    gate.brake.per_minute = 1
+    gate.failed_auth_limit.per_minute = 1
     guess = Denied(401, "no", is_guess=True)
     gate.refuse = lambda fields, _face: guess if fields else PLAIN_DENIAL
     shown = {b"x-api-key": b"wrong"}

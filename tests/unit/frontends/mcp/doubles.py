@@ -68,8 +68,8 @@ class Announcer:
 class Hosted:
     """A hub with one server that offers everything and holds its calls, and the face's dialogue."""
 
-    def __init__(self, standing: ServerStatus = OFFER) -> None:
-        self.stage = Stage.of(standing)
+    def __init__(self, server_status: ServerStatus = OFFER) -> None:
+        self.stage = Stage.of(server_status)
         self.hub = self.stage.hub
         self.announcer = Announcer()
         self.hub.subscriptions.attach(SERVER, self.announcer)
@@ -99,12 +99,12 @@ class Talk:
     """A conversation, whatever carries it."""
 
     def __init__(self, hosted: Hosted, caller: Caller = ANYONE, surface: Surface = EVERYTHING) -> None:
-        self.crew = BackgroundTasks("talk")
+        self.background = BackgroundTasks("talk")
         self.heard: list[Any] = []
         self.is_crowded = False
         self._news = asyncio.Event()
         self.conversation = Conversation(
-            hosted.dialogue, caller, surface, self.crew, self._deliver, lambda: self.is_crowded
+            hosted.dialogue, caller, surface, self.background, self._deliver, lambda: self.is_crowded
         )
 
     def _deliver(self, message: bytes) -> None:
@@ -146,7 +146,7 @@ class Talk:
     async def settle(self) -> None:
         """Wait until every request has been worked off that waits for nobody else."""
         async with asyncio.timeout(SECONDS):
-            while len(self.crew):  # noqa: ASYNC110 - a crew tells nobody
+            while len(self.background):  # noqa: ASYNC110 - a crew tells nobody
                 await asyncio.sleep(0)
 
 

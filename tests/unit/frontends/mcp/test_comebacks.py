@@ -268,22 +268,22 @@ async def test_a_caller_that_comes_back_too_often_waits_and_nobody_else_does(
 
 async def test_a_call_that_its_server_did_not_get_has_not_used_its_state_up(desk: Desk) -> None:
     state, sent = desk.required().state, len(desk.sent)
-    desk.stage.lane.detach("away", is_failure=False)
+    desk.stage.server_queue.detach("away", is_failure=False)
     assert isinstance(desk.visit(state=state).outcome, NotConnected)
-    desk.stage.lane.attach(desk.stage.link)
+    desk.stage.server_queue.attach(desk.stage.link)
     assert (desk.visit(state=state).ends, len(desk.sent)) == ([], sent + 1)
     assert is_refused(desk.visit(state=state))
 
 
 async def test_a_call_that_never_left_its_queue_has_not_used_its_state_up(desk: Desk) -> None:
     state = desk.required().state
-    desk.stage.lane.adjust(1, 1, 30.0)
+    desk.stage.server_queue.adjust(1, 1, 30.0)
     desk.visit()
     queued = desk.visit(state=state)
     assert is_refused(desk.visit(state=state)), "it may still be sent"
-    desk.stage.lane.detach("away", is_failure=False)
+    desk.stage.server_queue.detach("away", is_failure=False)
     desk.last.finish(DONE)
-    desk.stage.lane.attach(desk.stage.link)
+    desk.stage.server_queue.attach(desk.stage.link)
     assert isinstance(queued.outcome, NotConnected)
     assert desk.visit(state=state).ends == []
 
@@ -474,7 +474,7 @@ async def test_a_question_is_the_result_and_the_call_goes_on_when_its_caller_is_
     asked, answers = desk.asked()
     assert asked.result["resultType"] == "input_required"
     assert asked.result["inputRequests"] == {"q1": {"method": "elicitation/create", "params": {"message": "who?"}}}
-    assert (len(desk.comebacks), desk.stage.lane.running) == (1, 1)
+    assert (len(desk.comebacks), desk.stage.server_queue.running) == (1, 1)
     again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
     (answer,) = answers
     assert isinstance(answer, Answered)
@@ -559,7 +559,7 @@ async def test_who_comes_back_without_an_answer_is_asked_again(desk: Desk, respo
 async def test_a_call_that_ended_meanwhile_is_told_to_who_comes_back(desk: Desk) -> None:
     asked, answers = desk.asked()
     desk.last.finish(DONE)
-    assert (desk.stage.lane.running, len(desk.comebacks)) == (0, 1)
+    assert (desk.stage.server_queue.running, len(desk.comebacks)) == (0, 1)
     again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
     assert (again.outcome, again.inflight, len(answers), len(desk.comebacks)) == (DONE, None, 1, 0)
 

@@ -39,14 +39,14 @@ HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"na
 UPDATED = "notifications/resources/updated"
 
 
-def talking(standing: ServerStatus = OFFER, **more: Any) -> tuple[Hosted, Talk]:
-    hosted = Hosted(standing)
+def talking(server_status: ServerStatus = OFFER, **more: Any) -> tuple[Hosted, Talk]:
+    hosted = Hosted(server_status)
     return hosted, Talk(hosted, **more)
 
 
 def starting(hosted: Hosted, server: ServerName = SLOW) -> None:
     """A server whose first attempt to connect takes its time."""
-    hosted.hub.open_lane(ServerQueue(server, hosted.hub.limits), ServerStatus(server))
+    hosted.hub.open_server_queue(ServerQueue(server, hosted.hub.limits), ServerStatus(server))
 
 
 def logged(level: str) -> Log:
@@ -67,9 +67,9 @@ ALL_OF_IT = {
 }
 
 
-@pytest.mark.parametrize(("standing", "capabilities"), [(PLAIN, TOOLS_ONLY), (OFFER, ALL_OF_IT)])
-async def test_a_caller_is_told_what_the_servers_really_can(standing: ServerStatus, capabilities: Any) -> None:
-    _, talk = talking(standing)
+@pytest.mark.parametrize(("server_status", "capabilities"), [(PLAIN, TOOLS_ONLY), (OFFER, ALL_OF_IT)])
+async def test_a_caller_is_told_what_the_servers_really_can(server_status: ServerStatus, capabilities: Any) -> None:
+    _, talk = talking(server_status)
     assert (await talk.ask("initialize", HELLO, id=1))["capabilities"] == capabilities
     assert (await talk.ask_modern("server/discover", id=2))["capabilities"] == capabilities
 
@@ -92,7 +92,9 @@ async def test_every_list_is_given_in_both_eras_and_names_who_is_missing(
     method: str, member: str, entry: dict[str, Any]
 ) -> None:
     hosted, talk = talking()
-    hosted.hub.open_lane(ServerQueue(SLOW, hosted.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True))
+    hosted.hub.open_server_queue(
+        ServerQueue(SLOW, hosted.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True)
+    )
     missing = {"isthmus/missing": {"slow": {"state": "retrying", "reason": "gone", "listed": False}}}
     assert await talk.ask(method, id=1) == {member: [entry], "_meta": missing}
     modern = {"resultType": "complete", member: [entry], "ttlMs": 0, "cacheScope": "private", "_meta": missing}
@@ -457,7 +459,7 @@ async def test_a_conversation_that_ends_lets_go_of_everything() -> None:
 async def test_servers_hear_that_a_conversation_is_over() -> None:
     hosted, talk = talking()
     pool = HeldPool()
-    hosted.stage.lane.pool = pool
+    hosted.stage.server_queue.pool = pool
     talk.conversation.cancel_all("the caller has left")
     assert pool.gone == [talk.conversation._session]
 

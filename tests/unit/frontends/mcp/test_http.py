@@ -55,8 +55,8 @@ NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 class Face:
     """The face over HTTP, visited without a socket."""
 
-    def __init__(self, standing: ServerStatus = OFFER) -> None:
-        self.hosted = Hosted(standing)
+    def __init__(self, server_status: ServerStatus = OFFER) -> None:
+        self.hosted = Hosted(server_status)
         self.hub = self.hosted.hub
         self.http = McpHttp(self.hosted.dialogue, Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify))
 
@@ -155,18 +155,20 @@ async def test_every_list_is_given_in_both_eras_and_names_who_is_missing(
     method: str, member: str, named: list[str]
 ) -> None:
     face = Face()
-    face.hub.open_lane(ServerQueue(SLOW, face.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True))
+    face.hub.open_server_queue(
+        ServerQueue(SLOW, face.hub.limits), ServerStatus(SLOW, "retrying", "gone", is_settled=True)
+    )
     for told in (await face.ask(method), await face.ask_modern(method)):
         assert [entry["name"] for entry in told[member]] == named
         assert list(told["_meta"]["isthmus/missing"]) == ["slow"]
 
 
 async def test_a_caller_is_told_what_the_servers_really_can() -> None:
-    for standing, capabilities in (
+    for server_status, capabilities in (
         (OFFER, {"tools", "prompts", "resources", "completions", "logging"}),
         (ready(tool(), abilities=frozenset({"tools", "logging"})), {"tools", "logging"}),
     ):
-        face = Face(standing)
+        face = Face(server_status)
         assert (await face.ask("initialize", HELLO))["capabilities"].keys() == capabilities
         assert (await face.ask_modern("server/discover"))["capabilities"].keys() == capabilities
 
@@ -215,14 +217,14 @@ async def test_a_header_that_names_another_thing_than_the_body_is_refused(name: 
 
 def starting(face: Face) -> ServerQueue:
     """A server that was never seen and whose first attempt runs."""
-    lane = ServerQueue(SLOW, face.hub.limits)
-    face.hub.open_lane(lane, ServerStatus(SLOW))
-    return lane
+    server_queue = ServerQueue(SLOW, face.hub.limits)
+    face.hub.open_server_queue(server_queue, ServerStatus(SLOW))
+    return server_queue
 
 
-def is_there(face: Face, lane: ServerQueue) -> None:
+def is_there(face: Face, server_queue: ServerQueue) -> None:
     """It has answered."""
-    lane.attach(face.hosted.stage.link)
+    server_queue.attach(face.hosted.stage.link)
     face.hub.publish(ready(tool(server=SLOW), server=SLOW))
 
 
@@ -596,7 +598,7 @@ async def test_a_call_that_is_refused_after_waiting_for_servers_is_answered_too(
     params: dict[str, Any], headers: dict[str, str]
 ) -> None:
     face = Face()
-    face.hub.open_lane(ServerQueue(SLOW, face.hub.limits), ServerStatus(SLOW))
+    face.hub.open_server_queue(ServerQueue(SLOW, face.hub.limits), ServerStatus(SLOW))
     client = Client()
     asking = asyncio.ensure_future(face.visit(request("tools/call", params), headers, client=client))
     await asyncio.sleep(0)

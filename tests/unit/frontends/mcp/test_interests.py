@@ -49,13 +49,13 @@ async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
 )
 async def test_of_what_the_caller_may_see_no_more_no_update_is_told(grants: Grants, then: Rules) -> None:
     hosted = Hosted()
-    standing = hosted.hub.snapshot.standings[SERVER]
-    hosted.hub.publish(msgspec.structs.replace(standing, rules=Rules(tags={NOTES: ("open",)})))
+    server_status = hosted.hub.snapshot.server_statuses[SERVER]
+    hosted.hub.publish(msgspec.structs.replace(server_status, rules=Rules(tags={NOTES: ("open",)})))
     interests, told = wanting(hosted, Caller("limited", "default", grants))
     assert await interests.follow(NOTES) is None
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert told == [NOTES]
-    hosted.hub.publish(msgspec.structs.replace(standing, rules=then))
+    hosted.hub.publish(msgspec.structs.replace(server_status, rules=then))
     interests._feed._tick()
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert told == [NOTES]
@@ -65,7 +65,7 @@ async def test_of_what_is_not_listed_any_more_updates_are_told_as_before() -> No
     hosted = Hosted()
     interests, told = wanting(hosted)
     assert await interests.follow(NOTES) is None
-    hosted.hub.publish(msgspec.structs.replace(hosted.hub.snapshot.standings[SERVER], resources=()))
+    hosted.hub.publish(msgspec.structs.replace(hosted.hub.snapshot.server_statuses[SERVER], resources=()))
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert told == [NOTES]
 

@@ -50,10 +50,16 @@ class House:
             self.journal.let_go()
         self.seconds = 100.0
         self.settings = DEFAULT
-        self.crew = BackgroundTasks("house")
+        self.background = BackgroundTasks("house")
         self.engine = Engine(self.hub, self.journal, lambda: self.seconds)
         self.kept = KeptTasks(
-            self.hub, self.engine, self.journal, self.crew, lambda: self.settings, lambda: keep, lambda: self.seconds
+            self.hub,
+            self.engine,
+            self.journal,
+            self.background,
+            lambda: self.settings,
+            lambda: keep,
+            lambda: self.seconds,
         )
         self.hosted.dialogue.kept = self.kept
         self.hosted.dialogue.comebacks = Comebacks(ProcessSealer(), self.hub.limits, gather_seconds=0)
@@ -124,7 +130,7 @@ async def test_a_hub_that_goes_away_begins_none() -> None:
     house.hub.refuse_new_calls()
     talk = house.talk()
     assert await talk.ask("tools/call", {"name": "files.read", "arguments": {}, "task": {}}) == -32010
-    await house.crew.aclose()
+    await house.background.aclose()
     assert await ask(talk, "tasks/get", "0" * 32) == -32010
 
 
@@ -418,14 +424,14 @@ async def test_while_tasks_hold_half_of_a_server_no_call_becomes_one(monkeypatch
     seen: list[bool] = []
     let_last = ServerQueue.let_last
 
-    def note(lane: ServerQueue, inflight: InFlight) -> bool:
-        seen.append(let_last(lane, inflight))
+    def note(server_queue: ServerQueue, inflight: InFlight) -> bool:
+        seen.append(let_last(server_queue, inflight))
         return seen[-1]
 
     monkeypatch.setattr(ServerQueue, "let_last", note)
     monkeypatch.setattr("isthmus.frontends.mcp.kept_tasks.AGAIN_SECONDS", 0.01)
     house = House()
-    house.hosted.stage.lane.adjust(2, 10, 60.0)
+    house.hosted.stage.server_queue.adjust(2, 10, 60.0)
     task = await begin(house.talk())
     talk = house.talk()
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": {**META, KEY: CAN}}, id="m")
@@ -594,6 +600,6 @@ async def test_no_call_becomes_a_task_while_the_hub_goes_away() -> None:
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
     house.hub.refuse_new_calls()
     house.kept._promote(house.sent[0])
-    assert len(house.crew) == 0
+    assert len(house.background) == 0
     house.sent[0].finish(DONE)
     assert (await talk.reply("m"))["result"]["resultType"] == "complete"

@@ -50,9 +50,9 @@ class Face:
 
     def __init__(self) -> None:
         self.hosted = Hosted()
-        self.crew = BackgroundTasks("face")
+        self.background = BackgroundTasks("face")
         gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
-        self.sse = McpSse(self.hosted.dialogue, gate, self.crew, EVERYTHING)
+        self.sse = McpSse(self.hosted.dialogue, gate, self.background, EVERYTHING)
 
     @staticmethod
     def _identify(fields: Fields) -> Caller | None:
@@ -110,7 +110,7 @@ async def face() -> AsyncIterator[Face]:
     made = Face()
     yield made
     made.sse.end_streams()
-    await made.crew.aclose()
+    await made.background.aclose()
 
 
 # -- whose it is -------------------------------------------------------------------------------------------------

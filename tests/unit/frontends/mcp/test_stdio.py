@@ -22,10 +22,10 @@ CALL = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "resources/read", "param
 class Streams:
     def __init__(self) -> None:
         self.stage = Stage.of(OFFER, Limits(request_bytes=4096))
-        self.crew = BackgroundTasks("stdio")
+        self.background = BackgroundTasks("stdio")
         self.written: list[Any] = []
         dialogue = Dialogue(self.stage.hub, Implementation("isthmus", "1"))
-        self.face = McpStdio(dialogue, ANYONE, EVERYTHING, self.crew, self._write)
+        self.face = McpStdio(dialogue, ANYONE, EVERYTHING, self.background, self._write)
 
     def _write(self, line: bytes) -> None:
         assert line.endswith(b"\n")

@@ -122,7 +122,7 @@ async def test_a_server_that_says_nothing_is_waited_for_a_moment(monkeypatch: py
     host = hosted(*"123456")  # one more than the failures for which a server is given a rest
     assert listed(await page(host)) == [(shown(id), "working") for id in "123456"]
     assert [why for _, why in host.stage.link.withdrawn] == ["the list does not wait for it"] * 6
-    assert not host.stage.lane._breaker.wait(host.hub.now())
+    assert not host.stage.server_queue._breaker.wait(host.hub.now())
 
 
 async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys() -> None:

@@ -46,14 +46,14 @@ STRANGER = Caller("stranger", ANYONE.tenant, ANYONE.grants)
 ABILITIES: dict[ServerName, Ability] = {OLD: "tasks", NEW: "task_handles", PLAIN: "tools"}
 
 
-def standing(server: ServerName, ability: Ability) -> ServerStatus:
+def server_status(server: ServerName, ability: Ability) -> ServerStatus:
     slow = Tool.of(server, FeatureName("slow"), {})
     return ServerStatus(server, "ready", tools=(slow,), abilities=frozenset({"tools", ability}))
 
 
 def view(surface: Surface = EVERYTHING) -> View:
-    standings = {server: standing(server, ability) for server, ability in ABILITIES.items()}
-    return Snapshot(1, standings, CheckCache(limit_bytes=4096)).view(ANYONE.grants, surface)
+    server_statuses = {server: server_status(server, ability) for server, ability in ABILITIES.items()}
+    return Snapshot(1, server_statuses, CheckCache(limit_bytes=4096)).view(ANYONE.grants, surface)
 
 
 def known() -> Tasks:

@@ -91,11 +91,11 @@ class Room:
         welcome = json.dumps({"protocolVersion": "2024-11-05", "serverInfo": {"name": server_id}}).encode()
         seat = Seated(server_id, server, welcome)
         named = tuple(each if isinstance(each, Tool) else tool(each, server) for each in tools)
-        lane = ServerQueue(seat.server, self.hub.limits)
-        lane.attach(seat.link)
+        server_queue = ServerQueue(seat.server, self.hub.limits)
+        server_queue.attach(seat.link)
         agent = self.agent if is_own else None
-        standing = ServerStatus(seat.server, "ready", tools=named, abilities=ABLE, is_settled=True, agent=agent)
-        self.hub.open_lane(lane, standing)
+        server_status = ServerStatus(seat.server, "ready", tools=named, abilities=ABLE, is_settled=True, agent=agent)
+        self.hub.open_server_queue(server_queue, server_status)
         if is_own:
             self._seats = (*self._seats, seat)
             self.tell()
@@ -114,18 +114,18 @@ class Room:
     def go_away(self, seat: Seated, why: str = "it is not connected") -> None:
         """A server's connection goes; its tools are kept."""
         seat.is_here = False
-        standing = self.hub.snapshot.standings[seat.server]
-        state: ServerState = "retrying" if standing.agent is None else "away"
-        self.hub.lanes[seat.server].detach(why, is_failure=False)
-        self.hub.publish(msgspec.structs.replace(standing, state=state, reason=why))
+        server_status = self.hub.snapshot.server_statuses[seat.server]
+        state: ServerState = "retrying" if server_status.agent is None else "away"
+        self.hub.server_queues[seat.server].detach(why, is_failure=False)
+        self.hub.publish(msgspec.structs.replace(server_status, state=state, reason=why))
         self.tell()
 
     def come_back(self, seat: Seated) -> None:
         """It is connected again."""
         seat.is_here = True
-        standing = self.hub.snapshot.standings[seat.server]
-        self.hub.lanes[seat.server].attach(seat.link)
-        self.hub.publish(msgspec.structs.replace(standing, state="ready", reason=None))
+        server_status = self.hub.snapshot.server_statuses[seat.server]
+        self.hub.server_queues[seat.server].attach(seat.link)
+        self.hub.publish(msgspec.structs.replace(server_status, state="ready", reason=None))
         self.tell()
 
     def get_up(self, server_id: str) -> None:
@@ -136,7 +136,7 @@ class Room:
     def relist(self, seat: Seated, *tools: str) -> None:
         """It lists other tools."""
         named = tuple(tool(each, seat.server) for each in tools)
-        self.hub.publish(msgspec.structs.replace(self.hub.snapshot.standings[seat.server], tools=named))
+        self.hub.publish(msgspec.structs.replace(self.hub.snapshot.server_statuses[seat.server], tools=named))
         self.tell()
 
 

@@ -68,7 +68,7 @@ async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
     room = Room()
     room.sit("clock", "now", "set", is_own=False)
     rules = Rules(tags={"now": ("safe",)})
-    clock = room.hub.snapshot.standings[ServerName("clock")]
+    clock = room.hub.snapshot.server_statuses[ServerName("clock")]
     room.hub.publish(msgspec.structs.replace(clock, rules=rules))
     spy = ServerStatus(
         room.sit("x", is_own=False).server, "ready", tools=(tool("now", "x"),), agent="bath", rules=rules
@@ -194,6 +194,6 @@ async def test_an_agent_keeps_no_old_snapshot_in_memory() -> None:
     visit.list_tools()
     old = weakref.ref(room.hub.snapshot)
     room.sit("elsewhere", "other", is_own=False)
-    assert "elsewhere" in room.hub.snapshot.standings
+    assert "elsewhere" in room.hub.snapshot.server_statuses
     gc.collect()
     assert old() is None, "among ten thousand servers, ten thousand of them would not fit"

@@ -110,12 +110,12 @@ def nobody(_: object) -> Caller | None:
 class House:
     """The face behind an open door."""
 
-    def __init__(self, room: Room, crew: BackgroundTasks, settings: RelaySettings) -> None:
+    def __init__(self, room: Room, background: BackgroundTasks, settings: RelaySettings) -> None:
         self.room = room
         self.ring = Ring()
         self.hall = Hall(room)
         gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), nobody)
-        self.face = RelayHttp(room.hub, crew, gate, self.ring, self.hall, settings, ME, now=lambda: 7.0)
+        self.face = RelayHttp(room.hub, background, gate, self.ring, self.hall, settings, ME, now=lambda: 7.0)
         self.port = 0
 
     def http(self) -> httpx2.AsyncClient:
@@ -138,13 +138,13 @@ class House:
 
 @asynccontextmanager
 async def housed(settings: RelaySettings | None = None) -> AsyncIterator[House]:
-    crew = BackgroundTasks()
-    house = House(Room(), crew, settings or RelaySettings())
+    background = BackgroundTasks()
+    house = House(Room(), background, settings or RelaySettings())
     async with opened(house.face.serve) as (door, port):
         door.offer_sockets(house.face.upgrade)
         house.port = port
         yield house
-    await crew.aclose()
+    await background.aclose()
 
 
 @pytest.fixture

@@ -332,8 +332,8 @@ async def test_a_caller_that_leaves_while_a_server_starts_has_nothing_run() -> N
     stage, client = Stage(), Client(b"{}")
     starting = ServerName("starting")
     stage.hub.publish(STANDING)
-    lane = ServerQueue(starting, stage.hub.limits)
-    stage.hub.open_lane(lane, ServerStatus(starting))
+    server_queue = ServerQueue(starting, stage.hub.limits)
+    stage.hub.open_server_queue(server_queue, ServerStatus(starting))
     face = RestHttp(stage.hub, Authenticator(OriginGuard(bind_host="127.0.0.1"), identify))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     path = "/v1/tools/starting.read"
@@ -341,7 +341,7 @@ async def test_a_caller_that_leaves_while_a_server_starts_has_nothing_run() -> N
     asking = asyncio.ensure_future(face.serve(scope, _nothing, _nowhere))
     await asyncio.sleep(0)
     client.leave()
-    lane.attach(stage.link)
+    server_queue.attach(stage.link)
     read = tool(server=starting)
     stage.hub.publish(ServerStatus(starting, "ready", is_settled=True, tools=(read,)))
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -31,18 +31,22 @@ def stage() -> Stage:
     made = Stage(tool("read", description="Read."), tool("write"))
     prompt = Prompt.of(SERVER, FeatureName("ask"), {"name": raw("ask")})
     resource = Resource.of(SERVER, FeatureName("file:///a"), {"uri": raw("file:///a"), "name": raw("a")})
-    standing = made.hub.snapshot.standings[SERVER]
+    server_status = made.hub.snapshot.server_statuses[SERVER]
     made.hub.publish(
         ServerStatus(
-            SERVER, "ready", tools=standing.tools, prompts=(prompt,), resources=(resource,), is_settled=True,
+            SERVER, "ready", tools=server_status.tools, prompts=(prompt,), resources=(resource,), is_settled=True,
             abilities=frozenset({"tools", "prompts"}), era="2025-11-25", carrier="stdio",
             notes=("a schema cannot be checked",), detail="last words",
         )
     )  # fmt: skip
-    made.lane.hear(ServerLogLine(5.0, "warning", "low on space"))
-    made.hub.open_lane(ServerQueue(AWAY, made.hub.limits), ServerStatus(AWAY, "retrying", "refused", is_settled=True))
+    made.server_queue.hear(ServerLogLine(5.0, "warning", "low on space"))
+    made.hub.open_server_queue(
+        ServerQueue(AWAY, made.hub.limits), ServerStatus(AWAY, "retrying", "refused", is_settled=True)
+    )
     off = ServerName("off")
-    made.hub.open_lane(ServerQueue(off, made.hub.limits), ServerStatus(off, "disabled", "disabled", is_settled=True))
+    made.hub.open_server_queue(
+        ServerQueue(off, made.hub.limits), ServerStatus(off, "disabled", "disabled", is_settled=True)
+    )
     return made
 
 

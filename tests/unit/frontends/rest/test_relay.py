@@ -83,8 +83,8 @@ def identify(fields: Fields) -> Caller | None:
 def dialled_in(stage: Stage, told: DialledServer) -> None:
     state: ServerState = "ready" if told.state == "ready" else "away"
     tools = tuple(tool(name, server=told.name) for name in told.tools)
-    standing = ServerStatus(told.name, state, is_settled=True, tools=tools, agent=told.agent)
-    stage.hub.open_lane(ServerQueue(told.name, stage.hub.limits), standing)
+    server_status = ServerStatus(told.name, state, is_settled=True, tools=tools, agent=told.agent)
+    stage.hub.open_server_queue(ServerQueue(told.name, stage.hub.limits), server_status)
 
 
 @asynccontextmanager

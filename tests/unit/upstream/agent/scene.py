@@ -33,9 +33,9 @@ LIMITS = Limits(reply_bytes=64 * 1024, connect_seconds=5.0)
 class Scene:
     """An agent, a link to it, and a hub whose only server it is."""
 
-    def __init__(self, agent: ScriptedAgent, crew: BackgroundTasks) -> None:
+    def __init__(self, agent: ScriptedAgent, background: BackgroundTasks) -> None:
         self.agent = agent
-        self._crew = crew
+        self._background = background
         self.given = GivenTasks()
         self.link = self.dial(agent.origin)
 
@@ -48,7 +48,7 @@ class Scene:
             reach=reach,
             credentials=StaticCredentials({SERVER: reach.headers}),
             egress=Egress(),
-            crew=self._crew,
+            background=self._background,
             max_calls=4,
         )
         link.given = self.given
@@ -59,7 +59,7 @@ class Scene:
         await self.link.greet("legacy")
         listing = await self.link.list_features()
         self.stage = Stage(*listing.tools)
-        self.stage.lane.attach(self.link)
+        self.stage.server_queue.attach(self.link)
 
     def start(self, arguments: dict[str, Any] | None = None, **more: Any) -> tuple[InFlight, Listener]:
         asked = call(NAME, {"message": "go"} if arguments is None else arguments, timeout=more.pop("timeout", None))
@@ -104,12 +104,12 @@ def texts(listener: Listener) -> list[str]:
 @asynccontextmanager
 async def opened(kind: Kind = LATEST, *, can_stream: bool = True) -> AsyncIterator[Scene]:
     """A scene whose agent has been greeted."""
-    crew = BackgroundTasks("test")
+    background = BackgroundTasks("test")
     async with ScriptedAgent(kind, can_stream=can_stream) as agent:
-        scene = Scene(agent, crew)
+        scene = Scene(agent, background)
         try:
             await scene.greet()
             yield scene
         finally:
             await scene.link.aclose()
-            await crew.aclose()
+            await background.aclose()

@@ -783,7 +783,7 @@ async def test_who_waits_for_a_name_stops_with_the_link(scene: Scene) -> None:
 
 
 async def test_updates_on_a_stream_are_signs_of_life(scene: Scene) -> None:
-    scene.stage.lane.timeout = 0.3
+    scene.stage.server_queue.timeout = 0.3
 
     async def work(_: Send, out: Out) -> None:
         out.begin()
@@ -798,7 +798,7 @@ async def test_updates_on_a_stream_are_signs_of_life(scene: Scene) -> None:
 
 @pytest.mark.parametrize("is_stuck", [False, True])
 async def test_what_a_look_shows_is_a_sign_of_life_if_it_is_new(plain: Scene, *, is_stuck: bool) -> None:
-    plain.stage.lane.timeout = 0.3
+    plain.stage.server_queue.timeout = 0.3
     looks = 0
 
     async def look(_: Get, out: Out) -> None:

@@ -155,10 +155,10 @@ class Scene:
     """A hub, those who dial in at it, and a clock that a test can set."""
 
     def __init__(self, settings: DialInSettings | None = None, journal: Journal | None = None) -> None:
-        self.crew = BackgroundTasks("test")
+        self.background = BackgroundTasks("test")
         self.hub = Hub(Limits(), Notes())
         self.time = 1_000_000.0
-        self.book = DialIns(self.hub, self.crew, ME, settings or DialInSettings(), lambda: self.time, journal)
+        self.book = DialIns(self.hub, self.background, ME, settings or DialInSettings(), lambda: self.time, journal)
 
     def dial(self, server: Dialler, server_id: str | None = None, claim: Claim = CLAIM, *, muxed: bool = False) -> None:
         """Connect a server."""
@@ -174,17 +174,17 @@ class Scene:
         """Wait until nobody is arriving."""
         await until(lambda: not self.book.roster(claim.key).arriving())
 
-    def standing(self, server: str) -> ServerStatus:
+    def server_status(self, server: str) -> ServerStatus:
         """How a server stands."""
-        return self.hub.snapshot.standings[ServerName(server)]
+        return self.hub.snapshot.server_statuses[ServerName(server)]
 
     def servers(self) -> dict[str, str]:
         """Everybody, and how they stand."""
-        return {name: standing.state for name, standing in self.hub.snapshot.standings.items()}
+        return {name: server_status.state for name, server_status in self.hub.snapshot.server_statuses.items()}
 
     def tools(self, server: str) -> list[str]:
         """What a server lists."""
-        return [tool.name for tool in self.standing(server).tools]
+        return [tool.name for tool in self.server_status(server).tools]
 
     def start(
         self,
@@ -214,7 +214,7 @@ async def scene(settings: DialInSettings | None = None, journal: Journal | None 
         yield made
     finally:
         await made.book.aclose()
-        await made.crew.aclose()
+        await made.background.aclose()
 
 
 async def until(holds: Callable[[], bool]) -> None:

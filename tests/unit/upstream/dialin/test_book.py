@@ -41,7 +41,7 @@ async def test_a_server_is_greeted_once_listed_to_the_last_page_and_called() -> 
         await at.seat(server, "clock")
         assert at.servers() == {"kitchen_clock": "ready"}
         assert at.tools("kitchen_clock") == server.tools
-        assert at.standing("kitchen_clock").agent == "kitchen"
+        assert at.server_status("kitchen_clock").agent == "kitchen"
         assert text_of(await at.call("kitchen_clock.t119")) == "clock: t119"
         methods = [message["method"] for message in server.asked]
         assert methods == ["initialize", "notifications/initialized", *["tools/list"] * 3, "tools/call"]
@@ -73,7 +73,7 @@ async def test_a_modern_server_refuses_the_earlier_greeting_and_gets_its_own() -
         server = Dialler("clock")
         server.is_modern = True
         await at.seat(server)
-        assert at.standing("kitchen_clock").era == "2026-07-28"
+        assert at.server_status("kitchen_clock").era == "2026-07-28"
         assert [message["method"] for message in server.asked][:2] == ["initialize", "server/discover"]
         assert text_of(await at.call("kitchen_clock.now")) == "clock: now"
 
@@ -333,9 +333,9 @@ async def test_away_its_tools_are_kept_and_marked_and_calls_fail_at_once() -> No
         at.time += 5
         server.leave("it closed the WebSocket with code 1006")
         assert isinstance(running.fault, Lost)
-        standing = at.standing("kitchen_clock")
+        server_status = at.server_status("kitchen_clock")
         reason = "it is not connected: it closed the WebSocket with code 1006"
-        assert (standing.state, standing.reason, at.tools("kitchen_clock")) == ("away", reason, ["now"])
+        assert (server_status.state, server_status.reason, at.tools("kitchen_clock")) == ("away", reason, ["now"])
         late = await at.call("kitchen_clock.now")
         assert isinstance(late.fault, NotConnected)
         assert late.fault.executed == "no"
@@ -406,9 +406,9 @@ async def test_one_that_leaves_is_away_whatever_it_says_and_whatever_it_is_calle
         old.change("now", "then")
         at.book.change(DialInSettings(grace=30.0, agents={"kitchen": AgentRules(name="home")}))
         _, waiting = at.start("home_clock.now")
-        await until(lambda: len(at.crew) == 0)
+        await until(lambda: len(at.background) == 0)
         assert at.servers() == {"home_clock": "away"}
-        assert at.standing("home_clock").reason == "it is not connected: its client is ending"
+        assert at.server_status("home_clock").reason == "it is not connected: its client is ending"
         assert (len(old.asked), old.closed, waiting.ends) == (asked, [], [])
         await at.seat(Dialler())
         await until(lambda: bool(waiting.ends))
@@ -496,7 +496,7 @@ async def test_tools_beyond_the_agents_limit_are_left_out_with_a_note() -> None:
         second = await at.seat(Dialler("second", ["c", "d", "e"]))
         assert (at.tools("kitchen_first"), at.tools("kitchen_second")) == (["a", "b"], ["c"])
         note = "2 of its 3 tools left out: an agent may have 3 in all (max_tools)"
-        assert at.standing("kitchen_second").notes == (note,)
+        assert at.server_status("kitchen_second").notes == (note,)
         second.change("f", "g")
         await until(lambda: at.tools("kitchen_second") == ["f"])
 
@@ -509,7 +509,7 @@ async def test_tools_that_were_left_out_come_in_when_another_server_is_forgotten
         at.time += 61
         at.book._forget()
         await until(lambda: at.tools("kitchen_second") == ["c", "d", "e"])
-        assert at.standing("kitchen_second").notes == ()
+        assert at.server_status("kitchen_second").notes == ()
 
 
 async def test_servers_that_are_away_make_room_for_tools_the_longest_away_first() -> None:
@@ -557,12 +557,12 @@ async def test_another_limit_of_tools_holds_for_who_is_here_and_who_is_away() ->
         assert shown == [[], ["a", "b", "c"], ["d"]]
         at.book.change(DialInSettings(max_tools=1))
         assert [at.tools(f"kitchen_{name}") for name in ("first", "second")] == [["a"], []]
-        await until(lambda: len(at.standing("kitchen_first").notes) == 1)
+        await until(lambda: len(at.server_status("kitchen_first").notes) == 1)
         note = "2 of its 3 tools left out: an agent may have 1 in all (max_tools)"
-        assert at.standing("kitchen_first").notes == (note,)
+        assert at.server_status("kitchen_first").notes == (note,)
         at.book.change(DialInSettings(max_tools=9))
         await until(lambda: at.tools("kitchen_first") == ["a", "b", "c"] and at.tools("kitchen_second") == ["d", "e"])
-        assert at.standing("kitchen_first").notes == ()
+        assert at.server_status("kitchen_first").notes == ()
 
 
 async def test_who_is_away_can_be_forgotten_and_nobody_else() -> None:
@@ -595,7 +595,7 @@ async def test_a_server_that_comes_back_in_the_earlier_era_lists_the_same_to_eve
         asked = frozenset({"elicitation"})
         modern.tools = ["ask", "more"]
         await at.hub.view_for(ANYONE, EVERYTHING, asked)
-        await until(lambda: bool(at.standing("kitchen_clock").variants))
+        await until(lambda: bool(at.server_status("kitchen_clock").variants))
         modern.leave()
         await at.seat(Dialler("clock", ["now"]))
         seen = await at.hub.view_for(ANYONE, EVERYTHING, asked)
@@ -607,8 +607,8 @@ async def test_limits_that_change_hold_for_those_who_are_here() -> None:
         server = await at.seat(Dialler())
         at.hub.limits = Limits(call_seconds=7.0, max_calls=2, max_queued=3)
         at.book.change(DialInSettings())
-        lane = at.hub.lanes[ServerName("kitchen_clock")]
-        assert (lane.timeout, lane.max_calls, lane.max_queued) == (7.0, 2, 3)
+        server_queue = at.hub.server_queues[ServerName("kitchen_clock")]
+        assert (server_queue.timeout, server_queue.max_calls, server_queue.max_queued) == (7.0, 2, 3)
         assert not server.closed
 
 
@@ -713,7 +713,7 @@ async def test_servers_that_share_a_socket_are_one_connection_and_hear_their_nam
 async def test_a_name_that_a_configured_server_has_is_not_taken() -> None:
     async with scene() as at:
         for name in (ServerName("kitchen_clock"), BUILTIN):
-            at.hub.open_lane(ServerQueue(name, at.hub.limits), ready(tool("now", name), server=name))
+            at.hub.open_server_queue(ServerQueue(name, at.hub.limits), ready(tool("now", name), server=name))
         await at.seat(Dialler())
         (seat,) = at.book.roster("kitchen").seats()
         assert seat.server.startswith("kitchen_clock_")
@@ -751,7 +751,7 @@ async def test_whoever_comes_first_the_same_server_has_a_name_that_two_could_hav
         assert re.fullmatch("my_kitchen_knives_[0-9a-f]{6}", second.server)
         assert text_of(await at.call("my_kitchen_knives.now")) == "honest: now"
         assert text_of(await at.call(f"{second.server}.now")) == "other: now"
-        assert at.standing("my_kitchen_knives").agent == "my_kitchen"
+        assert at.server_status("my_kitchen_knives").agent == "my_kitchen"
         assert not coming[0][0].closed + coming[1][0].closed
 
 
@@ -828,7 +828,7 @@ async def test_the_grace_ends_when_it_would_have_though_a_server_was_renamed_mea
         at.book.make_room([ServerName("kitchen_clock")])
         (seat,) = at.book.roster("kitchen").seats()
         assert not waiting.ends
-        seat.keeper.lane.grace = 0.0
+        seat.reconnector.server_queue.grace = 0.0
         assert isinstance(waiting.fault, NotConnected)
 
 
@@ -840,8 +840,8 @@ async def test_an_agent_that_is_called_otherwise_has_its_servers_renamed_those_t
         rules = {"kitchen": AgentRules(name="home")}
         at.book.change(DialInSettings(agents=rules))
         assert at.servers() == {"home_gone": "away", "home_here": "ready"}
-        assert (at.tools("home_gone"), at.standing("home_gone").agent) == (["now"], "kitchen")
-        assert at.standing("home_gone").reason == "it is not connected: it left"
+        assert (at.tools("home_gone"), at.server_status("home_gone").agent) == (["now"], "kitchen")
+        assert at.server_status("home_gone").reason == "it is not connected: it left"
         await at.seat(Dialler("gone"))
         assert text_of(await at.call("home_gone.now")) == "gone: now"
         at.book.change(DialInSettings(agents=rules))
@@ -920,7 +920,7 @@ async def test_who_was_here_before_a_restart_is_known_and_waited_for() -> None:
         assert at.servers() == {"kitchen_clock": "away", "kitchen_lamp": "away", "kitchen_old": "ready"}
         assert (at.tools("kitchen_lamp"), at.tools("kitchen_old")) == (["on", "off"], ["new"])
         reason = "it is not connected: it has not dialled in since the hub was started"
-        assert at.standing("kitchen_clock").reason == reason
+        assert at.server_status("kitchen_clock").reason == reason
         (shown,) = [each for each in at.book.servers() if each.server_id == "clock"]
         assert (shown.title, shown.state) == ("clock 1", "away")
         _, waiting = at.start("kitchen_clock.now")
@@ -975,13 +975,13 @@ async def test_links_that_went_and_servers_that_are_forgotten_are_freed_without_
             await at.call("kitchen_clock.now")
             seat = at.book.roster("kitchen").seat("clock")
             assert seat is not None
-            keeper, link = weakref.ref(seat.keeper), weakref.ref(server.hearer)
+            reconnector, link = weakref.ref(seat.reconnector), weakref.ref(server.hearer)
             del seat
             server.leave()
             del server.hearer
             await until(lambda: link() is None)
             at.time += 61
             at.book._forget()
-            await until(lambda: keeper() is None)
+            await until(lambda: reconnector() is None)
     finally:
         gc.enable()

@@ -249,7 +249,7 @@ async def test_what_it_logs_beside_calls_is_the_operators() -> None:
     async with scene() as at:
         server = await holding(at)
         server.say(method="notifications/message", params={"level": "info", "data": "ticking"})
-        (line,) = at.hub.lanes[at.book.roster("kitchen").seats()[0].server].heard
+        (line,) = at.hub.server_queues[at.book.roster("kitchen").seats()[0].server].heard
         assert (line.level, line.text) == ("info", '"ticking"')
 
 
@@ -259,8 +259,8 @@ async def test_what_it_logs_beside_calls_is_the_operators() -> None:
 def kept(at: Scene) -> module.DialInLink:
     """The link of the one server that is there."""
     (seat,) = at.book.roster("kitchen").seats()
-    assert seat.keeper.link is not None
-    return seat.keeper.link
+    assert seat.reconnector.link is not None
+    return seat.reconnector.link
 
 
 def pings(server: Dialler) -> int:

@@ -16,7 +16,7 @@ async def test_nothing_runs_while_there_is_nothing_to_do() -> None:
     async with scene() as at:
         for number in range(20):
             await at.seat(Dialler(f"clock{number}"))
-        await until(lambda: len(at.crew) == 0)
+        await until(lambda: len(at.background) == 0)
 
 
 async def test_a_change_is_followed_at_once_and_then_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ async def test_a_change_is_followed_at_once_and_then_once_a_second(monkeypatch: 
             server.change(f"later{number}")
         await until(lambda: at.tools("kitchen_clock") == ["later9"])
         assert [message["method"] for message in server.asked].count("tools/list") == 3
-        await until(lambda: len(at.crew) == 0)
+        await until(lambda: len(at.background) == 0)
 
 
 async def test_a_change_while_it_is_greeted_is_not_missed() -> None:
@@ -74,7 +74,7 @@ async def test_a_server_that_gives_no_list_when_it_should_is_asked_whether_it_is
         server = await at.seat(Dialler())
         (seat,) = at.book.roster("kitchen").seats()
         server.is_mute = True
-        seat.keeper._note_doubt()
+        seat.reconnector._note_doubt()
         await until(lambda: at.servers() == {"kitchen_clock": "away"})
         ((code, reason),) = server.closed
         assert code == 1011

@@ -71,12 +71,12 @@ async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 @asynccontextmanager
 async def hub(journal: Journal) -> AsyncIterator[Remembered]:
     """One life of a hub, as far as it remembers: at its end everything is written."""
-    crew = BackgroundTasks()
-    made = Remembered(journal, crew, lambda: NOW)
+    background = BackgroundTasks()
+    made = Remembered(journal, background, lambda: NOW)
     yield made
     await made.aclose()
-    assert len(crew) == 0
-    await crew.aclose()
+    assert len(background) == 0
+    await background.aclose()
 
 
 async def remembered(journal: Journal) -> list[Record]:
@@ -252,12 +252,12 @@ async def test_a_damaged_document_costs_a_warning_and_can_be_written_anew(body: 
 @pytest.mark.parametrize("verdict", ["conflict", "unknown"])
 async def test_what_the_journal_is_unsure_of_is_written_once_more(verdict: Verdict) -> None:
     journal = Counting((verdict,))
-    crew = BackgroundTasks()
-    keeping = Remembered(journal, crew, lambda: NOW)
+    background = BackgroundTasks()
+    keeping = Remembered(journal, background, lambda: NOW)
     keeping.keep(record())
     await asyncio.wait_for(journal.has_kept.wait(), 5)
     await keeping.aclose()
-    await crew.aclose()
+    await background.aclose()
     assert journal.writes["phone"] == 2
     assert await remembered(journal) == [record()]
 
@@ -315,9 +315,9 @@ async def test_a_journal_that_never_answers_does_not_hold_up_the_end(monkeypatch
             """Nobody hears of it again."""
 
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
-    crew = BackgroundTasks()
-    keeping = Remembered(Silent(), crew, lambda: NOW)
+    background = BackgroundTasks()
+    keeping = Remembered(Silent(), background, lambda: NOW)
     keeping.keep(record())
     async with asyncio.timeout(5):
         await keeping.aclose()
-        await crew.aclose()
+        await background.aclose()

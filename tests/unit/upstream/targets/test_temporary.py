@@ -59,7 +59,7 @@ class Scene:
         self.kept = Kept()
         self.hub = Hub(Limits(), Counters())
         for server in (SHOP, VAULT, LOCAL, ODD):
-            self.hub.open_lane(
+            self.hub.open_server_queue(
                 ServerQueue(server.name, self.hub.limits), ServerStatus(server.name, "ready", is_settled=True)
             )
         self.names = Names(PUBLIC)
@@ -68,7 +68,7 @@ class Scene:
             self.hub,
             self.kept.hub,
             self.kept.supervisor,
-            self.kept.crew,
+            self.kept.background,
             Egress(resolver=self.names),
             SETTINGS,
             lambda: self.configured,
@@ -107,9 +107,9 @@ class Scene:
         return opened
 
     @property
-    def standing(self) -> list[str]:
+    def server_status(self) -> list[str]:
         """The servers of the annex."""
-        return [*self.kept.hub.snapshot.standings]
+        return [*self.kept.hub.snapshot.server_statuses]
 
     def change(self, **more: Any) -> None:
         """Have other settings."""
@@ -217,9 +217,9 @@ async def test_neither_a_wish_nor_an_aim_shows_its_headers(scene: Scene) -> None
 async def test_a_server_is_reached_in_the_annex_and_nowhere_else(scene: Scene) -> None:
     opened = await scene.open()
     assert opened.hub is scene.kept.hub
-    assert scene.standing == [opened.server]
+    assert scene.server_status == [opened.server]
     assert opened.server.startswith("a.example.com#")
-    assert opened.server not in scene.hub.snapshot.standings
+    assert opened.server not in scene.hub.snapshot.server_statuses
 
 
 async def test_the_link_is_used_again_by_the_same_caller_with_the_same_headers_only(scene: Scene) -> None:
@@ -242,7 +242,7 @@ async def test_a_name_that_leads_into_a_private_network_is_refused(scene: Scene)
     assert isinstance(fault, TargetRefused)
     assert "a.example.com may not be dialled: its address is private" in fault.message
     assert "list this host literally" in fault.message
-    assert (scene.standing, scene.kept.links) == ([], [])
+    assert (scene.server_status, scene.kept.links) == ([], [])
 
 
 async def test_what_is_listed_literally_is_not_looked_up(scene: Scene) -> None:
@@ -298,7 +298,7 @@ async def test_who_cannot_be_reached_is_let_go_at_once_and_tried_anew_the_next_t
     fault = await scene.fault()
     assert isinstance(fault, NotConnected)
     assert "it does not speak http; it does not speak sse; it does not speak rpc" in fault.message
-    await scene.kept.until(lambda: not scene.kept.supervisor.keepers and not scene.standing)
+    await scene.kept.until(lambda: not scene.kept.supervisor.reconnectors and not scene.server_status)
     scene.kept.prepare = speaks("http")
     await scene.open()
 
@@ -318,7 +318,7 @@ async def test_who_does_not_answer_in_time_is_let_go(scene: Scene) -> None:
     hold(scene)
     fault = await scene.fault()
     assert "it did not answer in time" in fault.message
-    assert scene.standing == []
+    assert scene.server_status == []
 
 
 async def test_what_is_taken_back_while_it_is_reached_is_not_called(scene: Scene) -> None:
@@ -334,7 +334,7 @@ async def test_who_was_lost_is_reached_anew(scene: Scene) -> None:
     first = await scene.open()
     scene.kept.refuse("no")
     scene.kept.links[-1].die("gone")
-    await scene.kept.until(lambda: scene.kept.hub.snapshot.standings[first.server].state == "retrying")
+    await scene.kept.until(lambda: scene.kept.hub.snapshot.server_statuses[first.server].state == "retrying")
     scene.kept.refuse(None)
     assert (await scene.open()).server != first.server
 
@@ -413,7 +413,9 @@ async def test_who_turns_back_hears_nothing_more(scene: Scene) -> None:
     assert scene.targets.running() == 1
     turn_back()
     held.set()
-    await scene.kept.until(lambda: scene.kept.hub.snapshot.standings[ServerName(scene.standing[0])].state == "ready")
+    await scene.kept.until(
+        lambda: scene.kept.hub.snapshot.server_statuses[ServerName(scene.server_status[0])].state == "ready"
+    )
     assert (heard, scene.targets.running()) == ([], 0)
 
 
@@ -442,19 +444,19 @@ async def test_who_is_not_used_is_let_go_after_a_while(scene: Scene) -> None:
     await scene.open()
     link = scene.kept.links[0]
     await scene.kept.until(lambda: link.is_closed)
-    assert scene.standing == []
+    assert scene.server_status == []
 
 
 async def test_who_is_used_is_kept(scene: Scene) -> None:
     scene.change(idle=0.01)
     opened = await scene.open()
-    lane = scene.kept.hub.lanes[opened.server]
-    lane.running = 1
+    server_queue = scene.kept.hub.server_queues[opened.server]
+    server_queue.running = 1
     until = asyncio.get_running_loop().time() + 0.05
     await scene.kept.until(lambda: asyncio.get_running_loop().time() > until)
-    assert scene.standing == [opened.server]
-    lane.running = 0
-    await scene.kept.until(lambda: not scene.standing)
+    assert scene.server_status == [opened.server]
+    server_queue.running = 0
+    await scene.kept.until(lambda: not scene.server_status)
 
 
 async def test_for_one_more_the_one_goes_that_was_used_longest_ago(scene: Scene) -> None:
@@ -462,20 +464,20 @@ async def test_for_one_more_the_one_goes_that_was_used_longest_ago(scene: Scene)
     first, second = await scene.open(A), await scene.open(B)
     assert (await scene.open(A)).server == first.server
     third = await scene.open(C)
-    assert scene.standing == [first.server, third.server]
-    assert second.server not in scene.standing
+    assert scene.server_status == [first.server, third.server]
+    assert second.server not in scene.server_status
 
 
 async def test_nobody_takes_all_the_room_and_what_is_in_use_stays(scene: Scene) -> None:
     scene.change(max=2)
     busy = await scene.open(A)
-    scene.kept.hub.lanes[busy.server].running = 1
+    scene.kept.hub.server_queues[busy.server].running = 1
     assert isinstance(await scene.fault(B), TooManyTargets)
     others = await scene.open(B, WRITER)
-    scene.kept.hub.lanes[others.server].running = 1
+    scene.kept.hub.server_queues[others.server].running = 1
     assert isinstance(await scene.fault(C, Caller("third", "t", Grants(()), may_name_targets=True)), TooManyTargets)
     for server in (busy.server, others.server):
-        scene.kept.hub.lanes[server].running = 0
+        scene.kept.hub.server_queues[server].running = 0
 
 
 @pytest.mark.parametrize(
@@ -494,4 +496,4 @@ async def test_what_is_not_allowed_any_more_is_let_go(
 ) -> None:
     await scene.open(headers={"Authorization": "x"})
     scene.targets.change(settings, callers)
-    assert bool(scene.standing) is stays
+    assert bool(scene.server_status) is stays
