@@ -97,7 +97,7 @@ async def everything(
             yield hub, direct
 
 
-@pytest.mark.parametrize("profile", ANSWERS)
+@pytest.mark.parametrize("client_caps", ANSWERS)
 @pytest.mark.parametrize("form", ["by-stdio", "by-sse", "by-http"])
 async def test_a_caller_is_listed_what_the_server_lists_to_such_a_client(
     everything: tuple[HubProcess, Mapping[str, str | StdioServerParameters]], form: str, client_caps: str

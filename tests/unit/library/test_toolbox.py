@@ -135,7 +135,7 @@ async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolServ
 
 
 @pytest.mark.parametrize(
-    ("approval", "is_needed", "standing"),
+    ("approval", "is_needed", "server_status"),
     [
         (False, False, False),
         (True, True, True),

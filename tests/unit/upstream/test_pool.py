@@ -1164,7 +1164,7 @@ async def test_a_server_that_forgot_a_session_is_asked_again_and_its_followers_l
 
 
 @pytest.mark.parametrize(
-    ("isolation", "profile", "links"), [("shared", NO_CAPABILITIES, 0), ("caller", NO_CAPABILITIES, 1)]
+    ("isolation", "client_caps", "links"), [("shared", NO_CAPABILITIES, 0), ("caller", NO_CAPABILITIES, 1)]
 )
 async def test_who_cannot_be_asked_has_a_link_of_its_own_where_every_caller_has(
     isolation: str, client_caps: ClientCapabilities, links: int

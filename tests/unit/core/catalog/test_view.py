@@ -250,7 +250,7 @@ def test_a_task_is_looked_for_where_there_is_one_server_that_has_tasks() -> None
 
 
 @pytest.mark.parametrize(
-    ("standings", "claimed"),
+    ("server_statuses", "claimed"),
     [
         ([ready(prompts=[prompt()], abilities=frozenset({"prompts"}))], {"prompts"}),
         ([ready(abilities=frozenset())], set()),
