@@ -1,70 +1,60 @@
-"""The clients whose files are understood, one value each.
+"""What may differ between two clients' files: a value for each client, and the choice between them.
 
-What each does differently is all here; where its files lie is in `places`. A client that does nothing of its
-own still has its line, so that its name can be given on the command line.
+A dialect tells how an entry of its file is put into our own words; it opens no file and knows no variable's
+value. `config.entries` applies it. The table of all clients is in `clients`.
 """
 
 from __future__ import annotations
 
-from isthmus.config.dialects import steps
-from isthmus.config.dialects.dialect import OWN, STANDARD, Dialect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
-_MCP_SERVERS = (("mcpServers",),)
+from isthmus.config.dialects.draft import Draft
+from isthmus.upstream.settings import Carrier
 
-CLAUDE_DESKTOP = Dialect("claude-desktop", "Claude Desktop", roots=_MCP_SERVERS)
-CLAUDE_CODE = Dialect(
-    "claude-code", "Claude Code", roots=_MCP_SERVERS, unit="milliseconds", ignored_below=1000, has_projects=True
+Unit = Literal["seconds", "milliseconds", "unsaid"]
+Syntax = Literal["dollar", "percent", "curly"]
+Step = Callable[[Draft], None]
+Root = tuple[str, ...]
+
+SHARED_ROOTS: tuple[Root, ...] = (
+    ("mcpServers",), ("servers",), ("mcp_servers",), ("tool_service", "mcp_servers"), ("context_servers",),
+    ("extensions",), ("mcp", "servers"), ("mcp",)
 )  # fmt: skip
-CURSOR = Dialect("cursor", "Cursor", roots=_MCP_SERVERS)
-VSCODE = Dialect("vscode", "VS Code", roots=(("servers",), ("mcp", "servers"), ("mcpServers",)), http="auto")
-WINDSURF = Dialect("windsurf", "Windsurf", roots=_MCP_SERVERS)
-# Both say in their sources that an address without a type stays what it was when there was only one kind.
-CLINE = Dialect("cline", "Cline", roots=_MCP_SERVERS, bare_url="sse", unit="seconds")
-ROO = Dialect("roo", "Roo Code", roots=_MCP_SERVERS, bare_url="sse", unit="seconds")
-GEMINI = Dialect(
-    "gemini",
-    "Gemini CLI",
-    roots=_MCP_SERVERS,
-    unit="milliseconds",
-    syntax=("dollar", "percent"),
-    switches=("mcp",),
-)
-CODEX = Dialect(
-    "codex", "Codex", roots=(("mcp_servers",),), unit="seconds", bare_url="http", steps=(steps.take_tool_timeout,)
-)  # fmt: skip
-GOOSE = Dialect(
-    "goose",
-    "Goose",
-    roots=(("extensions",),),
-    unit="seconds",
-    own_kinds=frozenset({"builtin", "platform", "frontend", "inline_python"}),
-    steps=(steps.open_config,),
-)
-# Seconds now, milliseconds in earlier versions: neither is said, so that the size of the number decides.
-ZED = Dialect("zed", "Zed", roots=(("context_servers",),))
-KIRO = Dialect("kiro", "Kiro", roots=_MCP_SERVERS, unit="milliseconds")
-COPILOT = Dialect("copilot", "Copilot CLI", roots=_MCP_SERVERS, steps=(steps.take_tools_for_a_filter,))
-OPENCODE = Dialect(
-    "opencode",
-    "opencode",
-    roots=(("mcp", "servers"), ("mcp",)),
-    unit="milliseconds",
-    syntax=("curly",),
-    steps=(steps.take_request_timeout,),
-)
-MCPPROXY = Dialect("mcpproxy", "mcpproxy", roots=_MCP_SERVERS, steps=(steps.take_quarantine_for_off,))
-FASTMCP = Dialect(
-    "fastmcp", "FastMCP", roots=_MCP_SERVERS, bare_url="path", unit="milliseconds", steps=(steps.take_token,)
-)  # fmt: skip
+"""Where servers are looked for when nobody says which client's file it is, the likeliest first."""
 
-CLIENTS: dict[str, Dialect] = {
-    dialect.name: dialect
-    for dialect in (
-        CLAUDE_DESKTOP, CLAUDE_CODE, CURSOR, VSCODE, WINDSURF, CLINE, ROO, GEMINI,
-        CODEX, GOOSE, ZED, KIRO, COPILOT, OPENCODE, MCPPROXY, FASTMCP,
-    )
-}  # fmt: skip
-"""By the name that is used on the command line and in `import`."""
 
-DIALECTS: dict[str, Dialect] = {OWN.name: OWN, STANDARD.name: STANDARD, **CLIENTS}
-"""Everything that `--dialect` takes."""
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One client's way to write servers down."""
+
+    name: str
+    title: str
+    roots: tuple[Root, ...] = SHARED_ROOTS
+    is_own: bool = False
+    """Whether the file is written for Isthmus alone: then an unknown key is a mistake and not somebody else's."""
+    has_hub: bool = False
+    """Whether `[hub]`, `[callers]` and their like in it are meant for us; elsewhere they are the client's."""
+    bare_url: Carrier | Literal["path"] = "auto"
+    """How an address without a word for its transport is spoken to; `path` goes by its ending."""
+    http: Carrier = "http"
+    """What the word `http` means: some clients fall back to the earlier transport."""
+    unit: Unit = "unsaid"
+    ignored_below: float = 0.0
+    """Timeouts below are what the client takes for none, in its own unit."""
+    syntax: tuple[Syntax, ...] = ()
+    """Ways to write a variable besides `${…}`, which is understood in every file."""
+    own_kinds: frozenset[str] = frozenset()
+    """Types of entries that only the client itself can run: no servers."""
+    has_projects: bool = False
+    """Whether the file keeps servers under `projects.<folder>` too."""
+    switches: Root = ()
+    """Where the file names servers that are `allowed` or `excluded`, if it does."""
+    steps: tuple[Step, ...] = ()
+    """What this client alone does, before what everybody's files have in common."""
+
+
+OWN = Dialect("isthmus", "Isthmus", roots=(("mcpServers",), ("servers",)), is_own=True, has_hub=True)
+STANDARD = Dialect("mcp.json", "mcp.json", has_hub=True)
+"""A file that says nothing of the client it was written for."""
