@@ -17,9 +17,9 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.frontends.mcp.conversation import Conversation
 from isthmus.frontends.mcp.dialogue import Answer, refuse
-from isthmus.frontends.mcp.faults import REFUSED, SENT_AND_LOST
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
+from isthmus.model.faults import REFUSED, SENT_AND_LOST
 from isthmus.model.names import ServerName
 from isthmus.model.relay import MUX_SUBPROTOCOL
 from isthmus.transport.write_batching import WriteBatch

@@ -9,60 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.model.faults import (
-    BadArguments,
-    BadReply,
-    BadState,
-    BreakerOpen,
-    Bug,
-    Cancelled,
-    Draining,
-    Executed,
-    Fault,
-    Lost,
-    NotConnected,
-    NotWritten,
-    Overloaded,
-    ServerError,
-    TargetRefused,
-    TaskEnded,
-    TimedOut,
-    TooManyCalls,
-    TooManySubscriptions,
-    TooManyTargets,
-    Unanswered,
-    UnknownPrompt,
-    UnknownResource,
-    UnknownTask,
-    UnknownTool,
-    leaves,
-)
-
-ADVICE: dict[type[Fault], str] = {
-    BadArguments: "`isthmus tools --json` shows what each tool takes.",
-    UnknownTool: "`isthmus tools` lists what there is.",
-    UnknownPrompt: "`isthmus prompts` lists what there is.",
-    UnknownResource: "`isthmus resources` lists what there is.",
-    UnknownTask: "It may have been kept for as long as it was to be; run the tool again if that does no harm.",
-    TaskEnded: "Ask for its result instead.",
-    Unanswered: "It needs a client that can answer questions: an MCP client with elicitation, sampling or roots.",
-    BadState: "Call it again from the beginning, if it did not run.",
-    TargetRefused: "Configure the server, or list its address under [targets].",
-    TooManySubscriptions: "Unsubscribe from some resources first.",
-    TooManyCalls: "Try again in a moment, or raise max_calls under [tenants].",
-    TooManyTargets: "Try again in a moment, or raise max under [targets].",
-    Cancelled: "Call it again if it is still wanted.",
-    NotConnected: "`isthmus doctor` says what is wrong with the server.",
-    Overloaded: "Try again in a moment, or raise max_calls for the server.",
-    BreakerOpen: "Wait a moment; `isthmus doctor` says how the server stands.",
-    ServerError: "The server itself said so: its own documentation or log may tell more.",
-    BadReply: "The server is at fault; its own log may tell more.",
-    Lost: "`isthmus doctor` says whether the server is back.",
-    TimedOut: "If it needs longer, raise `timeout` for the server in the configuration.",
-    Draining: "Try again when the hub is back.",
-    NotWritten: "Look at the disk that the hub's state is on.",
-    Bug: "This is a defect of Isthmus: please report it with the hub's log.",
-}
+from isthmus.model.faults import FAULTS, Executed, Fault
 
 EXECUTED: dict[Executed, str] = {
     "no": "executed: no (the tool did not run)",
@@ -103,9 +50,8 @@ def told_in(problem: bytes) -> Told | None:
 
 def failed(told: Told) -> CommandFailed:
     """Return what to tell the person whose call ended so."""
-    by_reason = {leaf.reason: ADVICE[leaf] for leaf in leaves()}
-    advice = by_reason.get(told.reason, ADVICE[ServerError])
-    return CommandFailed(Exit.CALL_FAILED, told.message, EXECUTED[told.executed], advice)
+    row = FAULTS.get(told.reason, FAULTS["server_error"])
+    return CommandFailed(Exit(row.exit), told.message, EXECUTED[told.executed], row.advice)
 
 
 def as_json(told: Told) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import NoneType
 from typing import Any
 
@@ -22,40 +23,23 @@ from isthmus.library.contracts import (
     UserContext,
     text_of,
 )
-from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError, ToolUnreachableError
-from isthmus.model.faults import BadArguments, CallerFault, Fault, ServerError, UnknownTool
+from isthmus.library.errors import (
+    ToolDeniedError,
+    ToolError,
+    ToolExecutionError,
+    ToolNotFoundError,
+    ToolUnreachableError,
+)
+from isthmus.model.calls import Kind
+from isthmus.model.faults import FAULTS, BadArguments, CallerFault, Fault, ServerError, UnknownTool
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.wire.mcp.results import as_tool_result
 
 INVALID_PARAMS = -32602
 """What a server answers to arguments that it does not want."""
 
-STATUSES: dict[str, ToolStatus] = {
-    "bad_arguments": ToolStatus.INVALID_PARAMETERS,
-    "unknown_tool": ToolStatus.NOT_FOUND,
-    "unknown_prompt": ToolStatus.NOT_FOUND,
-    "unknown_resource": ToolStatus.NOT_FOUND,
-    "unknown_task": ToolStatus.NOT_FOUND,
-    "task_ended": ToolStatus.ERROR,
-    "too_many_subscriptions": ToolStatus.ERROR,
-    "target_refused": ToolStatus.UNAUTHORIZED,
-    "cancelled": ToolStatus.CANCELLED,
-    "unanswered": ToolStatus.ERROR,
-    "bad_state": ToolStatus.ERROR,
-    "not_connected": ToolStatus.UNAVAILABLE,
-    "overloaded": ToolStatus.UNAVAILABLE,
-    "too_many_calls": ToolStatus.UNAVAILABLE,
-    "too_many_targets": ToolStatus.UNAVAILABLE,
-    "breaker_open": ToolStatus.UNAVAILABLE,
-    "server_error": ToolStatus.ERROR,
-    "bad_reply": ToolStatus.ERROR,
-    "lost": ToolStatus.UNAVAILABLE,
-    "timed_out": ToolStatus.TIMEOUT,
-    "draining": ToolStatus.UNAVAILABLE,
-    "not_written": ToolStatus.UNAVAILABLE,
-    "internal": ToolStatus.ERROR,
-}
-"""By the hub's word for a fault."""
+STATUSES = {reason: ToolStatus(row.library) for reason, row in FAULTS.items()}
+"""The status of an execution, by the reason of its fault."""
 
 CODES: dict[ToolStatus, ErrorCode] = {
     ToolStatus.ERROR: ErrorCode.TOOL_EXECUTION,
@@ -372,3 +356,50 @@ def session_of(request: ToolRequest) -> str | None:
     """The conversation that a request belongs to, by whichever of its two fields."""
     context = request.session_context
     return request.session_id or (None if context is None else getattr(context, "session_id", None))
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def described(definition: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """A description, without what cannot be read: one server's must not cost the list of all."""
+    found: dict[str, Any] = {}
+    for name, raw in definition.items():
+        with suppress(msgspec.MsgspecError, RecursionError):
+            found[name] = msgspec.json.decode(raw)
+    return found
+
+
+def written_for(kind: Kind, name: object, arguments: object) -> msgspec.Raw:
+    """The arguments of a prompt or resource.
+
+    Raises:
+        TypeError: it is named by no text, or they are no dictionary.
+        ToolExecutionError: they are not JSON.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a {kind} is named by a text, not {type(name).__name__}")
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"the arguments of a {kind} must be a dictionary, not {type(arguments).__name__}")
+    try:
+        written = _encode(dict(arguments))
+        check_numbers(written, arguments)
+        return msgspec.Raw(written)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise ToolExecutionError(name, f"Invalid arguments for {name}: {error}") from error
+
+
+def contents_of(name: str, outcome: Outcome, *, is_attached: bool) -> dict[str, Any]:
+    """What was answered.
+
+    Raises:
+        ToolExecutionError: there is no answer, or it cannot be read.
+    """
+    if isinstance(outcome, Fault):
+        payload = payload_of(outcome, is_of_hub=is_attached)
+        result = result_from(ToolRequest(name), outcome, name, payload.server, 0.0, is_of_hub=is_attached)
+        raise ToolExecutionError(name, payload.message, result)
+    try:
+        return msgspec.json.decode(outcome.payload, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ToolExecutionError(name, f"{name} was answered with what cannot be read: {error}") from error

@@ -1,30 +1,180 @@
-"""Why a call did not end in a result, and whether the tool ran all the same.
+"""Every way a call can fail, and how each protocol reports it.
 
-The tree splits first by who is at fault. Every leaf says `executed`: "no" is a proof, "yes" a fact, "unknown"
-everything else. Faults are both returned (by stages) and raised (while connecting); each face maps the leaves
-to its protocol's codes in one table, and a test proves that table complete.
+The classes split first by who is at fault: the caller, the server or the hub. `FAULTS` has one row per kind with all
+its codes; frontends, the library and the command line read that table and have none of their own. A new kind is a
+class and a row here. Stages return faults; code that connects to servers raises them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from isthmus.model.names import ServerName
-from isthmus.model.places import without_places
+from isthmus.model.places import without_locations
 
 Executed: TypeAlias = Literal["no", "yes", "unknown"]
+"""Whether the tool ran: "no" is proven, "yes" is known, "unknown" is everything else."""
+
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+REFUSED = -32010
+"""MCP: the hub did not accept the call. Retrying later is safe."""
+NOT_CONNECTED = -32011
+"""MCP: there was no connection, so nothing was sent."""
+SENT_AND_LOST = -32012
+"""MCP: the call was sent and has no usable response."""
+RELAY_NO_TOOL = -32601
+RELAY_NOT_CONNECTED = -32001
+RELAY_NOT_FORWARDED = -32002
+
+
+class FaultRow(msgspec.Struct, frozen=True):
+    """How one kind of fault is reported everywhere."""
+
+    executed: Executed | None
+    """None if it depends on when the call failed; then each instance says it."""
+    mcp: int
+    """JSON-RPC code over MCP, and in the `mcp_error` of an A2A answer."""
+    http: int
+    """Status of a REST response."""
+    relay: int
+    """JSON-RPC code for relay devices."""
+    a2a_state: Literal["failed", "rejected", "canceled"]
+    """State of an A2A task that ended so. "rejected" means that nothing was tried, so a retry is safe."""
+    a2a_kind: Literal["request", "network", "mcp", "internal"]
+    """`kind` of the error in an A2A answer."""
+    agentvault: str
+    """`code` of the error that AgentVault's proxy reports."""
+    library: Literal["error", "timeout", "unauthorized", "not_found", "invalid_parameters", "unavailable", "cancelled"]
+    """`ToolStatus` of the library."""
+    title: str
+    """Short summary in a REST problem."""
+    advice: str
+    """What a person at the terminal can do next."""
+    exit: int = 1
+    """Exit code of the command line."""
+
+
+# fmt: off
+FAULTS: Mapping[str, FaultRow] = {
+    # reason: executed, MCP, HTTP, relay, A2A state and kind, AgentVault, library; title; advice
+    "bad_arguments": FaultRow(
+        "no", INVALID_PARAMS, 400, INVALID_PARAMS, "failed", "request", "INVALID_ARGUMENTS", "invalid_parameters",
+        "Invalid arguments",
+        "`isthmus tools --json` shows the arguments of each tool."),
+    "unknown_tool": FaultRow(
+        "no", INVALID_PARAMS, 404, RELAY_NO_TOOL, "failed", "request", "-32601", "not_found",
+        "Unknown tool",
+        "`isthmus tools` lists all tools."),
+    "unknown_prompt": FaultRow(
+        "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "not_found",
+        "Unknown prompt",
+        "`isthmus prompts` lists all prompts."),
+    "unknown_resource": FaultRow(
+        "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "not_found",
+        "Unknown resource",
+        "`isthmus resources` lists all resources."),
+    "unknown_task": FaultRow(
+        "no", INVALID_PARAMS, 404, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "not_found",
+        "Unknown task",
+        "The task may have expired. Run the tool again if that is safe."),
+    "task_ended": FaultRow(
+        "no", INVALID_PARAMS, 409, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "error",
+        "The task has already ended",
+        "Fetch its result instead."),
+    "too_many_subscriptions": FaultRow(
+        "no", REFUSED, 429, RELAY_NOT_FORWARDED, "failed", "request", "PROXY_INTERNAL_ERROR", "error",
+        "Too many subscriptions",
+        "Unsubscribe from some resources first."),
+    "too_many_calls": FaultRow(
+        "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "Too many calls at once",
+        "Try again in a moment, or raise max_calls under [tenants]."),
+    "target_refused": FaultRow(
+        "no", INVALID_PARAMS, 403, INVALID_PARAMS, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
+        "Address not allowed",
+        "Configure the server, or list its address under [targets]."),
+    "cancelled": FaultRow(
+        None, SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "canceled", "request", "CANCELED", "cancelled",
+        "The call was cancelled",
+        "Call the tool again if you still need the result."),
+    "unanswered": FaultRow(
+        "unknown", SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "failed", "request", "PROXY_INTERNAL_ERROR", "error",
+        "The server requested input and got none",
+        "Use an MCP client that supports elicitation, sampling or roots."),
+    "bad_state": FaultRow(
+        "unknown", INVALID_PARAMS, 400, INVALID_PARAMS, "failed", "request", "PROXY_INTERNAL_ERROR", "error",
+        "Invalid or expired requestState",
+        "Check whether the tool ran; if it did not, start the call again."),
+    "not_connected": FaultRow(
+        "no", NOT_CONNECTED, 503, RELAY_NOT_CONNECTED, "failed", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "The server is not connected",
+        "`isthmus doctor` checks the server."),
+    "overloaded": FaultRow(
+        "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "The server is busy",
+        "Try again in a moment, or raise max_calls for the server."),
+    "too_many_targets": FaultRow(
+        "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "Too many target addresses in use",
+        "Try again in a moment, or raise max under [targets]."),
+    "breaker_open": FaultRow(
+        "no", REFUSED, 503, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "The server failed too often",
+        "Try again in a moment; `isthmus doctor` checks the server."),
+    "server_error": FaultRow(
+        # The server's own code replaces both codes; these are for stored outcomes without one.
+        "yes", INTERNAL_ERROR, 502, INTERNAL_ERROR, "failed", "mcp", "PROXY_INTERNAL_ERROR", "error",
+        "The server returned an error",
+        "This message comes from the server: see its documentation or log."),
+    "bad_reply": FaultRow(
+        "unknown", SENT_AND_LOST, 502, RELAY_NOT_FORWARDED, "failed", "mcp", "MCP_INVALID_RESPONSE", "error",
+        "The server sent an invalid response",
+        "The server has a defect: see its log."),
+    "lost": FaultRow(
+        None, SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "failed", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "The connection to the server was lost",
+        "`isthmus doctor` says whether the server is back."),
+    "timed_out": FaultRow(
+        None, SENT_AND_LOST, 504, RELAY_NOT_FORWARDED, "failed", "network", "MCP_TIMEOUT", "timeout",
+        "The server did not respond in time",
+        "If the tool needs longer, raise `timeout` for the server in the configuration."),
+    "draining": FaultRow(
+        "no", REFUSED, 503, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "The hub is shutting down",
+        "Try again when the hub is back."),
+    "not_written": FaultRow(
+        "no", INTERNAL_ERROR, 503, INTERNAL_ERROR, "failed", "internal", "PROXY_INTERNAL_ERROR", "unavailable",
+        "The hub could not store the call",
+        "Check the disk or database that holds the hub's state."),
+    "internal": FaultRow(
+        "unknown", INTERNAL_ERROR, 500, INTERNAL_ERROR, "failed", "internal", "PROXY_INTERNAL_ERROR", "error",
+        "Internal error",
+        "This is a defect of Isthmus: please report it with the hub's log."),
+}
+# fmt: on
+
+
+def is_unsent(reason: str, executed: Executed) -> bool:
+    """Whether a lost or late call never left the hub: JSON-RPC callers then get the codes of `not_connected`."""
+    return executed == "no" and reason in ("lost", "timed_out")
 
 
 class Fault(Exception):
-    """Base of every way a call can fail. `reason` is a stable word for programs; the message is for people."""
+    """Base of every way a call can fail. `reason` is the stable code for programs; the message is for people."""
 
     reason = "fault"
     executed: Executed = "no"
     server: ServerName | None = None
     retry_after: float | None = None
+
+    def __init_subclass__(cls) -> None:
+        row = FAULTS.get(cls.reason)
+        if row is not None and row.executed is not None:
+            cls.executed = row.executed
 
     def __init__(self, message: str, *, server: ServerName | None = None, executed: Executed | None = None) -> None:
         super().__init__(message)
@@ -36,11 +186,11 @@ class Fault(Exception):
 
 
 class CallerFault(Fault):
-    """The request itself is at fault; nothing was sent to any server."""
+    """The request is at fault; unless the kind says otherwise, nothing was sent to any server."""
 
 
 class BadArguments(CallerFault):
-    """Arguments that the tool's own schema refuses."""
+    """The tool's schema rejects the arguments."""
 
     reason = "bad_arguments"
 
@@ -49,7 +199,7 @@ class BadArguments(CallerFault):
 
 
 class UnknownTool(CallerFault):
-    """No such tool, or none that this caller may see: the two are told apart nowhere."""
+    """The tool does not exist, or the caller may not see it: callers cannot tell which."""
 
     reason = "unknown_tool"
 
@@ -58,7 +208,7 @@ class UnknownTool(CallerFault):
 
 
 class UnknownPrompt(CallerFault):
-    """No such prompt, or none that this caller may see."""
+    """The prompt does not exist, or the caller may not see it."""
 
     reason = "unknown_prompt"
 
@@ -67,7 +217,7 @@ class UnknownPrompt(CallerFault):
 
 
 class UnknownResource(CallerFault):
-    """No server that this caller may see has such a resource, or several do and it is not said which."""
+    """No visible server has the resource, or several have it and the request does not say which."""
 
     reason = "unknown_resource"
 
@@ -78,7 +228,7 @@ class UnknownResource(CallerFault):
 
 
 class UnknownTask(CallerFault):
-    """No such task, or none that is this caller's, or not any more."""
+    """The task does not exist, has expired, or belongs to another caller."""
 
     reason = "unknown_task"
 
@@ -87,7 +237,7 @@ class UnknownTask(CallerFault):
 
 
 class TaskEnded(CallerFault):
-    """A task that has ended cannot be given up."""
+    """The caller wants to cancel a task that has already ended."""
 
     reason = "task_ended"
 
@@ -96,7 +246,7 @@ class TaskEnded(CallerFault):
 
 
 class TooManySubscriptions(CallerFault):
-    """The caller already follows as many resources as it may."""
+    """The caller has reached its limit of resource subscriptions."""
 
     reason = "too_many_subscriptions"
 
@@ -105,7 +255,7 @@ class TooManySubscriptions(CallerFault):
 
 
 class TooManyCalls(CallerFault):
-    """The caller's tenant has as many calls under way in the whole hub as it may have at once."""
+    """The caller's tenant has reached its limit of concurrent calls in the whole hub."""
 
     reason = "too_many_calls"
 
@@ -115,13 +265,13 @@ class TooManyCalls(CallerFault):
 
 
 class TargetRefused(CallerFault):
-    """The caller named an address that it may not have called; the sentence says what would allow it."""
+    """The caller named a server address that is not allowed; the message says what would allow it."""
 
     reason = "target_refused"
 
 
 class Cancelled(CallerFault):
-    """The caller withdrew the call, or left."""
+    """The caller cancelled the call, or disconnected."""
 
     reason = "cancelled"
 
@@ -130,23 +280,22 @@ class Cancelled(CallerFault):
 
 
 class Unanswered(CallerFault):
-    """The server asked something back and got no answer that it could go on with."""
+    """The server requested input (elicitation, sampling, roots) and got no usable response."""
 
     reason = "unanswered"
 
     def __init__(self, server: ServerName, why: str) -> None:
-        super().__init__(f"Server {server} asked something back: {why}", server=server, executed="unknown")
+        super().__init__(f"Server {server} requested input: {why}", server=server)
         self.why = why
 
 
 class BadState(CallerFault):
-    """Somebody came back with answers to what was never asked of them, or was answered already.
+    """A retry carries a `requestState` that the hub never issued, or that was used already.
 
-    Nothing was sent; but what they answer may have been asked in the middle of a call, of which nothing is known now.
+    The retry itself is not sent. The call that it continues may have run, so `executed` is unknown.
     """
 
     reason = "bad_state"
-    executed = "unknown"
 
     def __init__(self) -> None:
         super().__init__("Invalid or expired requestState")
@@ -157,21 +306,21 @@ class UpstreamFault(Fault):
 
 
 class NotConnected(UpstreamFault):
-    """There is no link to the server right now, or it turned the request away before running it."""
+    """There is no connection to the server, or it rejected the request before running it."""
 
     reason = "not_connected"
 
     def __init__(self, server: ServerName, why: str, *, status: int | None = None, login: str | None = None) -> None:
-        super().__init__(f"Server {server} is not connected: {without_places(why)}", server=server)
+        super().__init__(f"Server {server} is not connected: {without_locations(why)}", server=server)
         self.why = why
         self.status = status
-        """The HTTP status with which the server turned the request away, if it was that."""
+        """The HTTP status with which the server rejected the request, if it did."""
         self.login = login
-        """Where the server says how to prove who one is, if it asked for that."""
+        """The server's `WWW-Authenticate` metadata address, if it requires a login."""
 
 
 class Overloaded(UpstreamFault):
-    """The server already has all the calls it may have, running and queued."""
+    """The server's queue is full."""
 
     reason = "overloaded"
 
@@ -182,17 +331,17 @@ class Overloaded(UpstreamFault):
 
 
 class TooManyTargets(UpstreamFault):
-    """As many servers at addresses that callers named are in use as may be at once."""
+    """The limit of servers at addresses that callers named is reached."""
 
     reason = "too_many_targets"
 
     def __init__(self, used: int) -> None:
-        super().__init__(f"Too many servers that callers named are in use: {used}")
+        super().__init__(f"Too many target addresses are in use: {used}")
         self.retry_after = 1.0
 
 
 class BreakerOpen(UpstreamFault):
-    """The server failed too often; it is left alone for a moment."""
+    """The server failed too often; its circuit breaker is open."""
 
     reason = "breaker_open"
 
@@ -202,10 +351,9 @@ class BreakerOpen(UpstreamFault):
 
 
 class ServerError(UpstreamFault):
-    """The server answered with a JSON-RPC error, which reaches the caller as it is."""
+    """The server returned a JSON-RPC error. It reaches the caller unchanged."""
 
     reason = "server_error"
-    executed: Executed = "yes"
 
     def __init__(self, server: ServerName, code: int, message: str, data: msgspec.Raw | None = None) -> None:
         super().__init__(message, server=server)
@@ -214,31 +362,30 @@ class ServerError(UpstreamFault):
 
 
 class BadReply(UpstreamFault):
-    """The server answered with something that is not an answer."""
+    """The server's response is invalid."""
 
     reason = "bad_reply"
-    executed = "unknown"
 
     def __init__(self, server: ServerName, detail: str) -> None:
-        super().__init__(f"Server {server} gave an unusable answer: {detail}", server=server)
+        super().__init__(f"Server {server} sent an invalid response: {detail}", server=server)
         self.why = detail
 
 
 class Lost(UpstreamFault):
-    """The link broke while the call was on it."""
+    """The connection broke during the call."""
 
     reason = "lost"
 
     def __init__(self, server: ServerName, detail: str, *, executed: Executed, is_behind: bool = False) -> None:
-        told = without_places(detail)
-        super().__init__(f"Lost server {server} during the call: {told}", server=server, executed=executed)
+        message = f"Lost server {server} during the call: {without_locations(detail)}"
+        super().__init__(message, server=server, executed=executed)
         self.why = detail
         self.is_behind = is_behind
-        """It was lost by a hub behind the link, which is well."""
+        """A hub behind the link lost the server; the link itself works."""
 
 
 class TimedOut(UpstreamFault):
-    """No answer within the deadline; the server was told to stop."""
+    """The server did not respond before the deadline; the hub sent it a cancellation."""
 
     reason = "timed_out"
 
@@ -247,11 +394,11 @@ class TimedOut(UpstreamFault):
 
 
 class OwnFault(Fault):
-    """The hub itself is at fault, or is going away."""
+    """The hub is at fault, or is shutting down."""
 
 
 class Draining(OwnFault):
-    """The hub is shutting down and takes no new calls."""
+    """The hub is shutting down and accepts no new calls."""
 
     reason = "draining"
 
@@ -261,7 +408,7 @@ class Draining(OwnFault):
 
 
 class NotWritten(OwnFault):
-    """The journal did not take what must be kept first, or cannot say what it has."""
+    """The journal failed to store what must be stored first, or cannot say whether it did."""
 
     reason = "not_written"
 
@@ -271,10 +418,9 @@ class NotWritten(OwnFault):
 
 
 class Bug(OwnFault):
-    """A defect of the hub; the incident id is in its log beside the traceback."""
+    """A defect of the hub. Its log has the traceback under the incident id."""
 
     reason = "internal"
-    executed = "unknown"
 
     def __init__(self, incident: str) -> None:
         super().__init__(f"Internal error, incident {incident}")
@@ -282,7 +428,7 @@ class Bug(OwnFault):
 
 
 def leaves(root: type[Fault] = Fault) -> Iterator[type[Fault]]:
-    """Every fault class that can be an outcome: those without subclasses."""
+    """Every class that a call can end in: those without subclasses."""
     children = root.__subclasses__()
     if not children:
         yield root

@@ -16,7 +16,7 @@ from isthmus.core.ports.journal import Document
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call
 from isthmus.model.conversation import ABSENT, ENDED, Message, TaskState
-from isthmus.model.faults import Executed, Fault, Lost, ServerError, leaves
+from isthmus.model.faults import FAULTS, Executed, Fault, Lost, ServerError, leaves
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
 
@@ -106,19 +106,8 @@ def state_after(outcome: Outcome) -> TaskState:
     """What a task is once its call has ended so."""
     if isinstance(outcome, Result):
         return "failed" if outcome.is_error else "completed"
-    return _STATE_OF.get(outcome.reason, "failed")
-
-
-_STATE_OF: dict[str, TaskState] = {
-    "cancelled": "canceled",
-    "overloaded": "rejected",
-    "breaker_open": "rejected",
-    "draining": "rejected",
-    "target_refused": "rejected",
-    "too_many_calls": "rejected",
-    "too_many_targets": "rejected",
-}
-"""Reasons for which nothing was even tried, so that it may be tried again; and the caller's own wish."""
+    row = FAULTS.get(outcome.reason)
+    return "failed" if row is None else row.a2a_state
 
 
 class Asked(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,42 +10,15 @@ from msgspec import Raw
 from isthmus.core.tasks.record import Ending
 from isthmus.frontends.a2a.contents import parts_of
 from isthmus.frontends.a2a.instructions import Form
-from isthmus.model.conversation import ABSENT, Data, Part, Text
-from isthmus.wire.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, Payload, render
+from isthmus.model.conversation import ABSENT, DataPart, Part, TextPart
+from isthmus.model.faults import FAULTS, INVALID_PARAMS, NOT_CONNECTED, FaultRow, is_unsent
+from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp.results import plain
 
 ErrorKind: TypeAlias = Literal["request", "network", "mcp", "internal"]
 
-REQUEST_REASONS = frozenset(
-    {
-        "bad_instruction",
-        "bad_arguments",
-        "unknown_tool",
-        "unknown_prompt",
-        "unknown_resource",
-        "unknown_server",
-        "target_refused",
-        "cancelled",
-        "unanswered",
-        "bad_state",
-        "unknown_task",
-        "task_ended",
-        "too_many_subscriptions",
-    }
-)
-NETWORK_REASONS = frozenset(
-    {
-        "not_connected",
-        "overloaded",
-        "too_many_calls",
-        "too_many_targets",
-        "breaker_open",
-        "lost",
-        "timed_out",
-        "draining",
-    }
-)
-MCP_REASONS = frozenset({"server_error", "bad_reply"})
+AGENTVAULT_CODES = {"bad_instruction": "INVALID_INPUT", "unknown_server": "MCP_SERVER_NOT_FOUND"}
+"""AgentVault's codes for instructions that this frontend refuses before they are a call."""
 
 INSTRUCTION_REASONS = frozenset({"bad_instruction", "unknown_tool", "bad_arguments"})
 """What is wrong with the instruction itself, so that another one would help."""
@@ -68,18 +41,18 @@ def answer_parts(ending: Ending, brief: Brief) -> tuple[Part, ...]:
         case "tool":
             return _tool_parts(ending)
         case "execute":
-            return (Data(Raw(_execute_output(ending, brief)), JSON_TYPE),)
+            return (DataPart(Raw(_execute_output(ending, brief)), JSON_TYPE),)
         case "command":
-            return (Data(Raw(_command_output(ending, brief)), JSON_TYPE),)
+            return (DataPart(Raw(_command_output(ending, brief)), JSON_TYPE),)
 
 
 def _tool_parts(ending: Ending) -> tuple[Part, ...]:
     if ending.result:
         return parts_of(ending.result)
     if ending.reason not in INSTRUCTION_REASONS:
-        return (Text(ending.message),)
+        return (TextPart(ending.message),)
     error = {"kind": kind_of(ending), "message": ending.message, "reason": ending.reason, "executed": ending.executed}
-    return (Data(Raw(msgspec.json.encode({"error": error})), JSON_TYPE),)
+    return (DataPart(Raw(msgspec.json.encode({"error": error})), JSON_TYPE),)
 
 
 def summary(ending: Ending, brief: Brief) -> str | None:
@@ -113,23 +86,8 @@ def _blame(ending: Ending, brief: Brief) -> tuple[str, str, str]:
         return "MCP_TOOL", "TOOL_EXECUTION_FAILED", f"Execution failed for tool '{brief.tool}'"
     if ending.code is not None:
         return "MCP_PROTOCOL", str(ending.code), ending.message
-    return "A2A_PROXY", _PROXY_CODES.get(ending.reason, "PROXY_INTERNAL_ERROR"), ending.message
-
-
-_PROXY_CODES = {
-    "timed_out": "MCP_TIMEOUT",
-    "not_connected": "MCP_CONNECTION_ERROR",
-    "lost": "MCP_CONNECTION_ERROR",
-    "overloaded": "MCP_CONNECTION_ERROR",
-    "too_many_calls": "MCP_CONNECTION_ERROR",
-    "breaker_open": "MCP_CONNECTION_ERROR",
-    "bad_reply": "MCP_INVALID_RESPONSE",
-    "unknown_tool": "-32601",
-    "unknown_server": "MCP_SERVER_NOT_FOUND",
-    "bad_arguments": "INVALID_ARGUMENTS",
-    "bad_instruction": "INVALID_INPUT",
-    "cancelled": "CANCELED",
-}
+    code = AGENTVAULT_CODES.get(ending.reason) or _row(ending).agentvault
+    return "A2A_PROXY", code, ending.message
 
 
 def _details(ending: Ending) -> dict[str, Payload]:
@@ -170,31 +128,22 @@ def _command_error(ending: Ending) -> bytes:
 
 
 def _code(ending: Ending) -> int:
-    """The code that the same failure has for callers over MCP; what was lost before it was sent found no server."""
+    """The code that the same failure has over MCP."""
     if ending.code is not None:
         return ending.code
-    if ending.executed == "no" and ending.reason in ("lost", "timed_out"):
-        return NOT_CONNECTED
-    return _CODES.get(ending.reason) or (INVALID_PARAMS if kind_of(ending) == "request" else INTERNAL_ERROR)
-
-
-REFUSED, NOT_CONNECTED, SENT_AND_LOST = -32010, -32011, -32012
-
-_CODES = {
-    **dict.fromkeys(("overloaded", "too_many_calls", "too_many_targets", "too_many_subscriptions"), REFUSED),
-    **dict.fromkeys(("breaker_open", "draining"), REFUSED),
-    "not_connected": NOT_CONNECTED,
-    **dict.fromkeys(("lost", "timed_out", "cancelled", "unanswered", "bad_reply"), SENT_AND_LOST),
-}
+    if ending.reason in AGENTVAULT_CODES:
+        return INVALID_PARAMS
+    return NOT_CONNECTED if is_unsent(ending.reason, ending.executed) else _row(ending).mcp
 
 
 def kind_of(ending: Ending) -> ErrorKind:
     """Where a failure comes from."""
-    if ending.reason in REQUEST_REASONS:
-        return "request"
-    if ending.reason in NETWORK_REASONS:
-        return "network"
-    return "mcp" if ending.reason in MCP_REASONS else "internal"
+    return "request" if ending.reason in AGENTVAULT_CODES else _row(ending).a2a_kind
+
+
+def _row(ending: Ending) -> FaultRow:
+    # Another version of the hub may have stored a reason that this one does not know.
+    return FAULTS.get(ending.reason, FAULTS["internal"])
 
 
 def _member(payload: Raw, key: str) -> Raw:

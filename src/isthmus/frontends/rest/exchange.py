@@ -8,7 +8,7 @@ from collections.abc import Callable
 from isthmus.frontends.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive
 from isthmus.frontends.http.request_cycle import Peer
 from isthmus.frontends.rest.faults import Problem, problem_of
-from isthmus.model.events import Event, Log, LogLevel, is_at_least
+from isthmus.model.events import Event, LogMessage, LogLevel, is_at_least
 from isthmus.model.faults import Fault
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
@@ -18,7 +18,7 @@ from isthmus.wire.jsonrpc import render
 
 def answer_problem(peer: Peer, problem: Problem) -> None:
     """Answer with a problem and its status."""
-    peer.answer(problem.kind.status, problem.lines(), problem.body())
+    peer.answer(problem.status, problem.lines(), problem.body())
 
 
 class RestExchange:
@@ -42,11 +42,11 @@ class RestExchange:
 
     def emit(self, event: Event) -> None:
         """Pass an event on to who wants a stream and reads it."""
-        if self._level is None or (isinstance(event, Log) and not is_at_least(event.level, self._level)):
+        if self._level is None or (isinstance(event, LogMessage) and not is_at_least(event.level, self._level)):
             return
         self.open()
         if self._peer.buffered_bytes() <= CROWDED_BYTES:
-            name = "log" if isinstance(event, Log) else "progress"
+            name = "log" if isinstance(event, LogMessage) else "progress"
             self._peer.push(sse.frame(render(event.members), event=name))
 
     def ask(self, question: Question, reply: OnReply) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from isthmus import __version__
-from isthmus.frontends.rest.faults import FAULTS, REFUSALS
+from isthmus.frontends.rest.faults import REFUSALS
 from isthmus.frontends.rest.operations import OPERATIONS, Operation, Parameter
 from isthmus.frontends.rest.relay import STATES
+from isthmus.model.faults import FAULTS
 
 NULLABLE_TEXT: dict[str, Any] = {"type": ["string", "null"]}
 OPEN_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
@@ -235,7 +236,7 @@ def _result() -> dict[str, Any]:
 
 
 def _problem() -> dict[str, Any]:
-    reasons = [*(fault.reason for fault in FAULTS), *REFUSALS]
+    reasons = [*FAULTS, *REFUSALS]
     required: dict[str, Any] = {
         "type": {"type": "string", "format": "uri"},
         "title": {"type": "string"},

@@ -227,7 +227,7 @@ async def test_a_question_that_nobody_answers_ends_the_call_and_the_server_is_to
     async with asyncio.timeout(30):
         await listener.ended.wait()
     assert isinstance(listener.fault, Unanswered)
-    assert listener.fault.message == "Server files asked something back: nobody answered within 0.01 s"
+    assert listener.fault.message == "Server files requested input: nobody answered within 0.01 s"
     assert (listener.fault.executed, listener.fault.server) == ("unknown", SERVER)
     assert stage.link.withdrawn == [(inflight, "nobody answered within 0.01 s")]
     assert stage.server_queue.running == 0

@@ -10,16 +10,13 @@ from msgspec import Raw
 
 from isthmus.core.tasks.record import Ending, ending_of
 from isthmus.frontends.a2a.answers import (
-    MCP_REASONS,
-    NETWORK_REASONS,
-    REQUEST_REASONS,
     Brief,
     ErrorKind,
     answer_parts,
     kind_of,
     summary,
 )
-from isthmus.model.conversation import Data, Text
+from isthmus.model.conversation import DataPart, TextPart
 from isthmus.model.faults import (
     BadReply,
     BreakerOpen,
@@ -32,8 +29,8 @@ from isthmus.model.faults import (
     Overloaded,
     ServerError,
     TimedOut,
+    TooManyTargets,
     UnknownTool,
-    leaves,
 )
 from tests.unit.core.doubles import SERVER, raw
 
@@ -44,13 +41,13 @@ EXECUTE, COMMAND = Brief("execute", "read"), Brief("command", "read", Raw(b"17")
 
 def told(ending: Ending, brief: Brief) -> Any:
     (part,) = answer_parts(ending, brief)
-    assert isinstance(part, Data)
+    assert isinstance(part, DataPart)
     return json.loads(bytes(part.data))
 
 
 def test_our_own_form_is_answered_with_the_content_itself() -> None:
-    assert answer_parts(GOOD, Brief()) == (Text("hi"),)
-    assert answer_parts(Ending(message="no", reason="lost"), Brief()) == (Text("no"),)
+    assert answer_parts(GOOD, Brief()) == (TextPart("hi"),)
+    assert answer_parts(Ending(message="no", reason="lost"), Brief()) == (TextPart("no"),)
     assert summary(GOOD, Brief()) is None
     assert summary(BAD, Brief("tool", "read")) == "read reported an error"
 
@@ -73,7 +70,10 @@ def test_an_execution_is_answered_with_success_or_who_is_to_blame() -> None:
         (ending_of(TimedOut(SERVER, 1.0, executed="unknown")), "A2A_PROXY", "MCP_TIMEOUT"),
         (ending_of(NotConnected(SERVER, "down")), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
         (ending_of(UnknownTool("x")), "A2A_PROXY", "-32601"),
-        (Ending(reason="never heard of", message="?"), "A2A_PROXY", "PROXY_INTERNAL_ERROR"),
+        (ending_of(TooManyTargets(64)), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
+        (ending_of(Draining()), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
+        (Ending(reason="unknown_server", message="?"), "A2A_PROXY", "MCP_SERVER_NOT_FOUND"),
+        (Ending(reason="of another version", message="?"), "A2A_PROXY", "PROXY_INTERNAL_ERROR"),
     ],
 )
 def test_a_failed_execution_always_has_its_data(ending: Ending, source: str, code: str) -> None:
@@ -134,9 +134,3 @@ def test_what_is_wrong_with_an_instruction_of_our_own_form_is_data_too(reason: s
 )
 def test_failures_are_of_four_kinds(reason: str, kind: ErrorKind) -> None:
     assert kind_of(Ending(reason=reason)) == kind
-
-
-def test_every_way_a_call_can_fail_has_been_thought_of() -> None:
-    ours = {"internal", "not_written"}
-    reasons = {leaf.reason for leaf in leaves()}
-    assert reasons <= REQUEST_REASONS | NETWORK_REASONS | MCP_REASONS | ours
