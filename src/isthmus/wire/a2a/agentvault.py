@@ -17,30 +17,30 @@ from msgspec import Meta, Raw, Struct
 
 from isthmus.model.conversation import (
     Artifact,
-    ArtifactUpdate,
-    Data,
-    File,
+    TaskArtifactUpdate,
+    DataPart,
+    FilePart,
     Message,
     Part,
     Role,
-    Status,
-    StatusUpdate,
+    TaskStatus,
+    TaskStatusUpdate,
     Task,
     TaskState,
-    Text,
+    TextPart,
     Update,
 )
 from isthmus.wire.a2a.operations import (
-    Cancel,
+    CancelTask,
     DialectName,
-    Get,
-    List,
+    GetTask,
+    ListTasks,
     Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    Send,
-    Subscribe,
+    A2aProblem,
+    PushConfigPage,
+    PushConfig,
+    SendMessage,
+    SubscribeToTask,
     TaskPage,
 )
 from isthmus.wire.a2a.parts import (
@@ -165,21 +165,21 @@ _encode = msgspec.json.Encoder().encode
 # What is asked.
 
 
-def read(method: str, params: Members) -> Operation | Problem:
+def read(method: str, params: Members) -> Operation | A2aProblem:
     """What a request asks for. Messages have no ids; theirs are empty until somebody gives them one."""
     return read_by(_READERS, method, params)
 
 
-def _read_send(params: Members, *, is_stream: bool) -> Send | Subscribe:
+def _read_send(params: Members, *, is_stream: bool) -> SendMessage | SubscribeToTask:
     if is_stream and not said(params.get("message", NULL)):
-        return Subscribe(required(ID, params, "id"))
+        return SubscribeToTask(required(ID, params, "id"))
     webhook = optional(_URL, params, "webhookUrl")
-    return Send(
+    return SendMessage(
         _read_message(required(_MESSAGE, params, "message")),
         optional_id(params, "id"),
         waits=False,
         is_stream=is_stream,
-        push=None if webhook is None else PushTarget(webhook),
+        push=None if webhook is None else PushConfig(webhook),
     )
 
 
@@ -193,19 +193,19 @@ def _read_message(wire: _Message) -> Message:
 def _part_of(wire: _Part) -> Part:
     match wire:
         case _Text():
-            return Text(wire.content)
+            return TextPart(wire.content)
         case _Data():
-            return Data(wire.content, wire.mediaType)
+            return DataPart(wire.content, wire.mediaType)
         case _File():
-            return File(None, wire.url, wire.filename, wire.mediaType)
+            return FilePart(None, wire.url, wire.filename, wire.mediaType)
 
 
-def _read_get(params: Members) -> Get:
-    return Get(required(ID, params, "id"))
+def _read_get(params: Members) -> GetTask:
+    return GetTask(required(ID, params, "id"))
 
 
-def _read_cancel(params: Members) -> Cancel:
-    return Cancel(required(ID, params, "id"))
+def _read_cancel(params: Members) -> CancelTask:
+    return CancelTask(required(ID, params, "id"))
 
 
 _READERS: dict[str, Reader] = {
@@ -221,12 +221,12 @@ METHODS = frozenset(_READERS)
 
 
 def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """The result of a `Send`: where to ask for what comes of it."""
+    """The result of a `SendMessage`: where to ask for what comes of it."""
     return _encode({"id": sent.id})
 
 
 def write_task(task: Task, history_length: int | None) -> Payload:
-    """The result of `Get`, with all that was said."""
+    """The result of `GetTask`, with all that was said."""
     return _encode(_task(task))
 
 
@@ -256,22 +256,22 @@ def _is_answer(message: Message) -> bool:
     return message.role == "agent" and "-question-" not in message.id
 
 
-def spoken(status: Status) -> Message | None:
+def spoken(status: TaskStatus) -> Message | None:
     """What of a status is a message of its own here; the words of failures and reports stand in the status."""
     message = status.message
     if message is None or status.state in ("submitted", "working"):
         return None
     if status.state not in _UNDONE:
         return message
-    rest = tuple(part for part in message.parts if not isinstance(part, Text))
+    rest = tuple(part for part in message.parts if not isinstance(part, TextPart))
     return msgspec.structs.replace(message, parts=rest) if rest else None
 
 
-def words(status: Status) -> str | None:
+def words(status: TaskStatus) -> str | None:
     """The text that a status carries; one of success carries none."""
     if status.message is None or status.state == "completed":
         return None
-    texts = [part.text for part in status.message.parts if isinstance(part, Text)]
+    texts = [part.text for part in status.message.parts if isinstance(part, TextPart)]
     return "\n".join(texts) or None
 
 
@@ -281,11 +281,11 @@ def _message(message: Message) -> _Message:
 
 def _part(part: Part) -> _Part:
     match part:
-        case Text():
+        case TextPart():
             return _Text(part.text)
-        case Data():
+        case DataPart():
             return _Data(as_object(part.data), part.media_type or JSON_TYPE)
-        case File():
+        case FilePart():
             if part.url is not None and part.content is None and _is_web(part.url):
                 return _File(part.url, part.media_type, part.name)
             return _Data(Raw(_encode(_described(part))), JSON_TYPE)
@@ -295,7 +295,7 @@ def _is_web(url: str) -> bool:
     return len(url) <= _URL_LENGTH_MAX and _WEB.fullmatch(url) is not None
 
 
-def _described(file: File) -> dict[str, str]:
+def _described(file: FilePart) -> dict[str, str]:
     """A file for which its clients have no part: its bytes are here, or its address is none of the web's."""
     told = {"filename": file.name, "mediaType": file.media_type, "bytes": file.content, "url": file.url}
     return {key: value for key, value in told.items() if value is not None}
@@ -304,27 +304,27 @@ def _described(file: File) -> dict[str, str]:
 def _artifact(artifact: Artifact) -> _Artifact:
     metadata = artifact.metadata or NULL
     match artifact.parts:
-        case (Text(text=text, media_type=media_type),):
+        case (TextPart(text=text, media_type=media_type),):
             return _Artifact(artifact.id, "text", text, None, media_type or "text/plain", metadata)
-        case (Data(data=data, media_type=media_type),):
+        case (DataPart(data=data, media_type=media_type),):
             return _Artifact(artifact.id, "data", data, None, media_type or JSON_TYPE, metadata)
-        case (File(content=None, url=str(url)) as file,) if _is_web(url):
+        case (FilePart(content=None, url=str(url)) as file,) if _is_web(url):
             return _Artifact(artifact.id, "file", None, url, file.media_type, metadata)
-        case (File(content=str(content)) as file,):
+        case (FilePart(content=str(content)) as file,):
             return _Artifact(artifact.id, "file", content, None, file.media_type, metadata)
         case parts:
             return _Artifact(artifact.id, "parts", [_part(part) for part in parts], None, JSON_TYPE, metadata)
 
 
 def write_cancelled(task: Task) -> Payload:
-    """The result of `Cancel`."""
+    """The result of `CancelTask`."""
     return b'{"success":true,"message":null}'
 
 
 # Events.
 
 
-def write_status_event(task: str, status: Status) -> bytes:
+def write_status_event(task: str, status: TaskStatus) -> bytes:
     """The data of a `task_status`."""
     return _encode(_StatusEvent(task, STATES[status.state], exact_timestamp(status.at), words(status)))
 
@@ -346,13 +346,13 @@ def write_update(update: Update) -> Payload:
             return write_status_event(update.id, update.status)
         case Message():
             return write_message_event(update.id, update, 0.0)
-        case StatusUpdate():
+        case TaskStatusUpdate():
             return write_status_event(update.task, update.status)
-        case ArtifactUpdate():
+        case TaskArtifactUpdate():
             return write_artifact_event(update.task, update.artifact, update.at)
 
 
-def write_error_event(problem: Problem) -> bytes:
+def write_error_event(problem: A2aProblem) -> bytes:
     """The data of an `error`."""
     return _encode({"error": problem.kind, "message": problem.message})
 
@@ -360,17 +360,17 @@ def write_error_event(problem: Problem) -> bytes:
 # What its clients have no methods for.
 
 
-def write_tasks(page: TaskPage, asked: List) -> Payload:
+def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
     """A list of tasks."""
     return _encode([_task(task) for task in page.tasks])
 
 
-def write_push(task: str, target: PushTarget) -> Payload:
+def write_push(task: str, target: PushConfig) -> Payload:
     """One place where updates are sent, in the words in which it was given."""
     return _encode({"id": task, "webhookUrl": target.url})
 
 
-def write_pushes(page: PushPage) -> Payload:
+def write_pushes(page: PushConfigPage) -> Payload:
     """All of them."""
     return _encode([{"id": page.task, "webhookUrl": target.url} for target in page.targets])
 
@@ -380,6 +380,6 @@ def write_deleted() -> Payload:
     return b"null"
 
 
-def write_problem(problem: Problem) -> tuple[int, str, Payload | None]:
+def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
     """Code, message and data of an error."""
     return plain_error(AGENTVAULT[problem.kind], problem)

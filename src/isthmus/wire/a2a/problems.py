@@ -1,7 +1,6 @@
-"""Why something was not done, as each generation says it: codes, statuses, reasons.
+"""Errors of A2A: one table with the codes of each kind of problem in every generation.
 
-One table a binding, and each has a row for every kind of problem. The specification's own words for a kind are used
-where a program compares them; what a person reads is the problem's own message.
+The specification's own names are for programs to compare; people read the problem's message.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from isthmus.wire.a2a.operations import Problem, ProblemKind
+from isthmus.wire.a2a.operations import A2aProblem, ProblemKind
 from isthmus.wire.jsonrpc import Payload
 
 _encode = msgspec.json.Encoder().encode
@@ -20,129 +19,125 @@ ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 BAD_REQUEST = "type.googleapis.com/google.rpc.BadRequest"
 DOMAIN = "a2a-protocol.org"
 FIELD = "field"
-"""The detail that names the member which is wrong."""
+"""The key of `A2aProblem.details` that names the wrong member."""
 
 
-class Ruling(NamedTuple):
-    """What 1.0 says of a kind of problem, in each of its bindings."""
+class ProblemRow(NamedTuple):
+    """The codes of one kind of problem in every generation and binding."""
 
     code: int
+    """JSON-RPC, 1.0."""
     http: int
+    """HTTP status, 1.0."""
     status: str
+    """Name of the `google.rpc.Code`, 1.0 over HTTP+JSON and gRPC."""
     reason: str
+    """`ErrorInfo.reason`, 1.0."""
+    code_0_3: int
+    http_0_3: int
+    """The statuses of the official SDK, as the 0.3 specification has none."""
+    name_0_3: str
+    code_0_1: int
+    code_agentvault: int
 
 
-V1_0: Mapping[ProblemKind, Ruling] = {
-    "parse": Ruling(-32700, 400, "INVALID_ARGUMENT", "PARSE_ERROR"),
-    "invalid_request": Ruling(-32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST"),
-    "unknown_method": Ruling(-32601, 404, "NOT_FOUND", "METHOD_NOT_FOUND"),
-    # A word of HTTP's, not of A2A. It stands before `invalid_params`, which its code means when an agent says it.
-    "key_reused": Ruling(-32602, 409, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"),
-    "invalid_params": Ruling(-32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS"),
-    "internal": Ruling(-32603, 500, "INTERNAL", "INTERNAL_ERROR"),
-    "task_not_found": Ruling(-32001, 404, "NOT_FOUND", "TASK_NOT_FOUND"),
-    "task_not_cancelable": Ruling(-32002, 400, "FAILED_PRECONDITION", "TASK_NOT_CANCELABLE"),
-    "push_not_supported": Ruling(-32003, 400, "FAILED_PRECONDITION", "PUSH_NOTIFICATION_NOT_SUPPORTED"),
-    "unsupported_operation": Ruling(-32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION"),
-    # The body itself is of another type, for which HTTP has a word; the next is about what a message holds.
-    "not_json": Ruling(-32005, 415, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
-    "content_type_not_supported": Ruling(-32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
-    "invalid_agent_response": Ruling(-32006, 500, "INTERNAL", "INVALID_AGENT_RESPONSE"),
-    "card_not_configured": Ruling(-32007, 400, "FAILED_PRECONDITION", "EXTENDED_AGENT_CARD_NOT_CONFIGURED"),
-    "extension_required": Ruling(-32008, 400, "FAILED_PRECONDITION", "EXTENSION_SUPPORT_REQUIRED"),
-    "version_not_supported": Ruling(-32009, 400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED"),
+# fmt: off
+PROBLEMS: Mapping[ProblemKind, ProblemRow] = {
+    "parse": ProblemRow(
+        -32700, 400, "INVALID_ARGUMENT", "PARSE_ERROR",
+        -32700, 400, "JSONParseError", -32700, -32700),
+    "invalid_request": ProblemRow(
+        -32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST",
+        -32600, 400, "InvalidRequestError", -32600, -32600),
+    "unknown_method": ProblemRow(
+        -32601, 404, "NOT_FOUND", "METHOD_NOT_FOUND",
+        -32601, 404, "MethodNotFoundError", -32601, -32601),
+    # A status of HTTP, not of A2A. It stands before `invalid_params`, which its code means in an agent's error.
+    "key_reused": ProblemRow(
+        -32602, 409, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED",
+        -32602, 409, "InvalidParamsError", -32602, -32602),
+    "invalid_params": ProblemRow(
+        -32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS",
+        -32602, 422, "InvalidParamsError", -32602, -32602),
+    "internal": ProblemRow(
+        -32603, 500, "INTERNAL", "INTERNAL_ERROR",
+        -32603, 500, "InternalError", -32603, -32603),
+    "task_not_found": ProblemRow(
+        -32001, 404, "NOT_FOUND", "TASK_NOT_FOUND",
+        -32001, 404, "TaskNotFoundError", -32001, -32001),
+    # For AgentVault's clients, -32002 and -32003 mean failed authentication.
+    "task_not_cancelable": ProblemRow(
+        -32002, 400, "FAILED_PRECONDITION", "TASK_NOT_CANCELABLE",
+        -32002, 409, "TaskNotCancelableError", -32002, -32004),
+    "push_not_supported": ProblemRow(
+        -32003, 400, "FAILED_PRECONDITION", "PUSH_NOTIFICATION_NOT_SUPPORTED",
+        -32003, 501, "PushNotificationNotSupportedError", -32003, -32000),
+    "unsupported_operation": ProblemRow(
+        -32004, 400, "FAILED_PRECONDITION", "UNSUPPORTED_OPERATION",
+        -32004, 501, "UnsupportedOperationError", -32004, -32004),
+    # `not_json` is about the type of the body, the next about the parts of a message.
+    "not_json": ProblemRow(
+        -32005, 415, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED",
+        -32005, 415, "ContentTypeNotSupportedError", -32005, -32600),
+    "content_type_not_supported": ProblemRow(
+        -32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED",
+        -32005, 415, "ContentTypeNotSupportedError", -32005, -32602),
+    "invalid_agent_response": ProblemRow(
+        -32006, 500, "INTERNAL", "INVALID_AGENT_RESPONSE",
+        -32006, 502, "InvalidAgentResponseError", -32603, -32000),
+    "card_not_configured": ProblemRow(
+        -32007, 400, "FAILED_PRECONDITION", "EXTENDED_AGENT_CARD_NOT_CONFIGURED",
+        -32007, 404, "AuthenticatedExtendedCardNotConfiguredError", -32004, -32000),
+    # Clients before 1.0 know neither of these two.
+    "extension_required": ProblemRow(
+        -32008, 400, "FAILED_PRECONDITION", "EXTENSION_SUPPORT_REQUIRED",
+        -32600, 400, "InvalidRequestError", -32600, -32600),
+    "version_not_supported": ProblemRow(
+        -32009, 400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED",
+        -32600, 400, "InvalidRequestError", -32600, -32600),
 }
+# fmt: on
 
-V0_3: Mapping[ProblemKind, tuple[int, int, str]] = {
-    "parse": (-32700, 400, "JSONParseError"),
-    "invalid_request": (-32600, 400, "InvalidRequestError"),
-    "unknown_method": (-32601, 404, "MethodNotFoundError"),
-    "key_reused": (-32602, 409, "InvalidParamsError"),
-    "invalid_params": (-32602, 422, "InvalidParamsError"),
-    "internal": (-32603, 500, "InternalError"),
-    "task_not_found": (-32001, 404, "TaskNotFoundError"),
-    "task_not_cancelable": (-32002, 409, "TaskNotCancelableError"),
-    "push_not_supported": (-32003, 501, "PushNotificationNotSupportedError"),
-    "unsupported_operation": (-32004, 501, "UnsupportedOperationError"),
-    "not_json": (-32005, 415, "ContentTypeNotSupportedError"),
-    "content_type_not_supported": (-32005, 415, "ContentTypeNotSupportedError"),
-    "invalid_agent_response": (-32006, 502, "InvalidAgentResponseError"),
-    "card_not_configured": (-32007, 404, "AuthenticatedExtendedCardNotConfiguredError"),
-    # Its clients know neither; that the request was not right they understand.
-    "extension_required": (-32600, 400, "InvalidRequestError"),
-    "version_not_supported": (-32600, 400, "InvalidRequestError"),
-}
-"""Code, HTTP status and name; the statuses are those of the official SDK, as the specification had none."""
+KINDS_1_0: Mapping[int, ProblemKind] = {row.code: kind for kind, row in PROBLEMS.items()}
+"""The meaning of a code in an agent's error; all generations that agents use share these codes."""
 
-V0_1: Mapping[ProblemKind, int] = {
-    **{kind: row[0] for kind, row in V0_3.items()},
-    "invalid_agent_response": -32603,
-    "card_not_configured": -32004,
-}
-
-AGENTVAULT: Mapping[ProblemKind, int] = {
-    "parse": -32700,
-    "invalid_request": -32600,
-    "unknown_method": -32601,
-    "key_reused": -32602,
-    "invalid_params": -32602,
-    "internal": -32603,
-    "task_not_found": -32001,
-    # What is -32002 and -32003 elsewhere is for its clients a question of who they are.
-    "task_not_cancelable": -32004,
-    "push_not_supported": -32000,
-    "unsupported_operation": -32004,
-    "not_json": -32600,
-    "content_type_not_supported": -32602,
-    "invalid_agent_response": -32000,
-    "card_not_configured": -32000,
-    "extension_required": -32600,
-    "version_not_supported": -32600,
-}
-
-KINDS_1_0: Mapping[int, ProblemKind] = {row.code: kind for kind, row in V1_0.items()}
-"""What a code of an agent's answer means; all generations up to 1.0 that have agents use the same."""
-
-REASONS_1_0: Mapping[str, ProblemKind] = {row.reason: kind for kind, row in V1_0.items()}
-"""What a reason of an agent's answer means."""
+REASONS_1_0: Mapping[str, ProblemKind] = {row.reason: kind for kind, row in PROBLEMS.items()}
+"""The meaning of an `ErrorInfo.reason` in an agent's error."""
 
 
-def details_1_0(problem: Problem) -> list[dict[str, Any]]:
-    """What programs are told, as 1.0 wants it: objects that say their type."""
-    ruling = V1_0[problem.kind]
-    metadata = problem.details
-    told: list[dict[str, Any]] = [
-        {"@type": ERROR_INFO, "reason": ruling.reason, "domain": DOMAIN, "metadata": metadata}
-    ]
-    if FIELD in problem.details:
-        violation = {"field": problem.details[FIELD], "description": problem.message}
-        told.append({"@type": BAD_REQUEST, "fieldViolations": [violation]})
-    return told
+def details_1_0(problem: A2aProblem) -> list[dict[str, Any]]:
+    """The details for programs in 1.0: objects with a `@type`."""
+    info = {
+        "@type": ERROR_INFO,
+        "reason": PROBLEMS[problem.kind].reason,
+        "domain": DOMAIN,
+        "metadata": problem.details,
+    }
+    if FIELD not in problem.details:
+        return [info]
+    violation = {"field": problem.details[FIELD], "description": problem.message}
+    return [info, {"@type": BAD_REQUEST, "fieldViolations": [violation]}]
 
 
-def error_1_0(problem: Problem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of a JSON-RPC error of 1.0."""
-    return V1_0[problem.kind].code, problem.message, _encode(details_1_0(problem))
+def error_1_0(problem: A2aProblem) -> tuple[int, str, Payload | None]:
+    """Code, message and data of a JSON-RPC error in 1.0."""
+    return PROBLEMS[problem.kind].code, problem.message, _encode(details_1_0(problem))
 
 
-def plain_error(code: int, problem: Problem) -> tuple[int, str, Payload | None]:
-    """The same as earlier generations have it, whose data is any object."""
+def plain_error(code: int, problem: A2aProblem) -> tuple[int, str, Payload | None]:
+    """Code, message and data of a JSON-RPC error before 1.0, when the data could be any object."""
     return code, problem.message, _encode(problem.details) if problem.details else None
 
 
-def status_1_0(problem: Problem) -> tuple[int, bytes]:
-    """HTTP status and body of a problem over HTTP+JSON in 1.0.1: a `google.rpc.Status`."""
-    ruling = V1_0[problem.kind]
-    error = {
-        "code": ruling.http,
-        "status": ruling.status,
-        "message": problem.message,
-        "details": details_1_0(problem),
-    }
-    return ruling.http, _encode({"error": error})
+def status_1_0(problem: A2aProblem) -> tuple[int, bytes]:
+    """HTTP status and body of a problem over HTTP+JSON in 1.0: a `google.rpc.Status`."""
+    row = PROBLEMS[problem.kind]
+    error = {"code": row.http, "status": row.status, "message": problem.message, "details": details_1_0(problem)}
+    return row.http, _encode({"error": error})
 
 
-def status_0_3(problem: Problem) -> tuple[int, bytes]:
+def status_0_3(problem: A2aProblem) -> tuple[int, bytes]:
     """HTTP status and body of a problem over HTTP+JSON in 0.3."""
-    code, http, name = V0_3[problem.kind]
-    return http, _encode({"error": name, "code": code, "message": problem.message, "data": problem.details})
+    row = PROBLEMS[problem.kind]
+    body = {"error": row.name_0_3, "code": row.code_0_3, "message": problem.message, "data": problem.details}
+    return row.http_0_3, _encode(body)

@@ -17,32 +17,32 @@ from isthmus.model.conversation import (
     ENDED,
     WAITING,
     Artifact,
-    ArtifactUpdate,
-    Data,
-    File,
+    TaskArtifactUpdate,
+    DataPart,
+    FilePart,
     Message,
     Part,
     Role,
-    Status,
-    StatusUpdate,
+    TaskStatus,
+    TaskStatusUpdate,
     Task,
     TaskState,
-    Text,
+    TextPart,
     Update,
 )
 from isthmus.wire.a2a.operations import (
-    Cancel,
+    CancelTask,
     DialectName,
-    Get,
-    GetPush,
-    List,
+    GetTask,
+    GetPushConfig,
+    ListTasks,
     Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    Send,
-    SetPush,
-    Subscribe,
+    A2aProblem,
+    PushConfigPage,
+    PushConfig,
+    SendMessage,
+    CreatePushConfig,
+    SubscribeToTask,
     TaskPage,
 )
 from isthmus.wire.a2a.parts import (
@@ -198,15 +198,15 @@ _encode = msgspec.json.Encoder().encode
 # What is asked.
 
 
-def read(method: str, params: Members) -> Operation | Problem:
+def read(method: str, params: Members) -> Operation | A2aProblem:
     """What a request asks for. Messages have no ids; theirs are empty until somebody gives them one."""
     return read_by(_READERS, method, params)
 
 
-def _read_send(params: Members, *, is_stream: bool) -> Send:
+def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
     push = optional(_PUSH, params, "pushNotification")
     modes: list[str] | None = optional(_MODES, params, "acceptedOutputModes")
-    return Send(
+    return SendMessage(
         _read_message(required(_MESSAGE, params, "message")),
         required(ID, params, "id"),
         optional_id(params, "sessionId"),
@@ -231,39 +231,39 @@ def _part_of(wire: _Part) -> Part:
     metadata = said(wire.metadata)
     match wire:
         case _Text():
-            return Text(wire.text, metadata=metadata)
+            return TextPart(wire.text, metadata=metadata)
         case _Data():
             data, metadata = unmarked(wire.data, metadata)
-            return Data(data, metadata=metadata)
+            return DataPart(data, metadata=metadata)
         case _File():
             file = wire.file
-            return File(file.bytes, file.uri, file.name, file.mimeType, metadata)
+            return FilePart(file.bytes, file.uri, file.name, file.mimeType, metadata)
 
 
-def _target_of(push: _Push) -> PushTarget:
+def _target_of(push: _Push) -> PushConfig:
     proof = push.authentication or _Authentication()
     scheme = proof.schemes[0] if proof.schemes else None
-    return PushTarget(push.url, "", push.token or None, scheme, proof.credentials or None)
+    return PushConfig(push.url, "", push.token or None, scheme, proof.credentials or None)
 
 
-def _read_get(params: Members) -> Get:
-    return Get(required(ID, params, "id"), optional(COUNT, params, "historyLength") or 0)
+def _read_get(params: Members) -> GetTask:
+    return GetTask(required(ID, params, "id"), optional(COUNT, params, "historyLength") or 0)
 
 
-def _read_cancel(params: Members) -> Cancel:
-    return Cancel(required(ID, params, "id"), optional_object(params, "metadata"))
+def _read_cancel(params: Members) -> CancelTask:
+    return CancelTask(required(ID, params, "id"), optional_object(params, "metadata"))
 
 
-def _read_subscribe(params: Members) -> Subscribe:
-    return Subscribe(required(ID, params, "id"))
+def _read_subscribe(params: Members) -> SubscribeToTask:
+    return SubscribeToTask(required(ID, params, "id"))
 
 
-def _read_set_push(params: Members) -> SetPush:
-    return SetPush(required(ID, params, "id"), _target_of(required(_PUSH, params, "pushNotificationConfig")))
+def _read_set_push(params: Members) -> CreatePushConfig:
+    return CreatePushConfig(required(ID, params, "id"), _target_of(required(_PUSH, params, "pushNotificationConfig")))
 
 
-def _read_get_push(params: Members) -> GetPush:
-    return GetPush(required(ID, params, "id"))
+def _read_get_push(params: Members) -> GetPushConfig:
+    return GetPushConfig(required(ID, params, "id"))
 
 
 _READERS: dict[str, Reader] = {
@@ -282,14 +282,14 @@ METHODS = frozenset(_READERS)
 
 
 def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """The result of a `Send`, which is always a task here: a message alone is one that has ended."""
+    """The result of a `SendMessage`, which is always a task here: a message alone is one that has ended."""
     if isinstance(sent, Message):
-        sent = Task(sent.id, sent.context or "", Status("completed", 0.0, sent), 0.0)
+        sent = Task(sent.id, sent.context or "", TaskStatus("completed", 0.0, sent), 0.0)
     return write_task(sent, history_length)
 
 
 def write_task(task: Task, history_length: int | None) -> Payload:
-    """The result of `Get`, and what is pushed."""
+    """The result of `GetTask`, and what is pushed."""
     return _encode(_task(task, history_length))
 
 
@@ -304,7 +304,7 @@ def _task(task: Task, history_length: int | None) -> _Task:
     )
 
 
-def _status(status: Status) -> _Status:
+def _status(status: TaskStatus) -> _Status:
     message = None if status.message is None else _message(status.message)
     return _Status(STATES[status.state], message, timestamp(status.at))
 
@@ -319,11 +319,11 @@ def _parts(parts: Iterable[Part]) -> list[_Part]:
 
 def _part(part: Part) -> _Part:
     match part:
-        case Text():
+        case TextPart():
             return _Text(part.text, part.metadata)
-        case Data():
+        case DataPart():
             return _Data(as_object(part.data), marked(part.data, part.metadata))
-        case File():
+        case FilePart():
             url = part.url if part.content is None else None
             content = None if url is not None else part.content or ""
             return _File(_FileContent(part.name, part.media_type, content, url), part.metadata)
@@ -334,7 +334,7 @@ def _artifact(artifact: Artifact, index: int) -> _Artifact:
 
 
 def write_cancelled(task: Task) -> Payload:
-    """The result of `Cancel`."""
+    """The result of `CancelTask`."""
     return write_task(task, None)
 
 
@@ -343,10 +343,10 @@ def unfold(update: Update) -> tuple[Update, ...]:
     if not isinstance(update, Task):
         return (update,)
     artifacts = [
-        ArtifactUpdate(update.id, update.context, artifact, index=index)
+        TaskArtifactUpdate(update.id, update.context, artifact, index=index)
         for index, artifact in enumerate(update.artifacts)
     ]
-    return (*artifacts, StatusUpdate(update.id, update.context, update.status, _is_last(update)))
+    return (*artifacts, TaskStatusUpdate(update.id, update.context, update.status, _is_last(update)))
 
 
 def _is_last(task: Task) -> bool:
@@ -360,31 +360,31 @@ def write_update(update: Update) -> Payload:
         case Task():
             return _encode(_StatusUpdate(update.id, _status(update.status), _is_last(update)))
         case Message():
-            return _encode(_StatusUpdate(update.id, _status(Status("completed", 0.0, update)), True))
-        case StatusUpdate():
+            return _encode(_StatusUpdate(update.id, _status(TaskStatus("completed", 0.0, update)), True))
+        case TaskStatusUpdate():
             return _encode(_StatusUpdate(update.task, _status(update.status), update.is_last, update.metadata))
-        case ArtifactUpdate():
+        case TaskArtifactUpdate():
             artifact = _artifact(update.artifact, update.index)
             artifact.append, artifact.lastChunk = update.is_more, update.is_complete
             return _encode(_ArtifactUpdate(update.task, artifact, update.metadata))
 
 
-def write_tasks(page: TaskPage, asked: List) -> Payload:
+def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
     """A list of tasks, for which this generation has no method."""
     return _encode([_task(task, asked.history_length) for task in page.tasks])
 
 
-def _push(task: str, target: PushTarget) -> _TaskPush:
+def _push(task: str, target: PushConfig) -> _TaskPush:
     proof = None if target.scheme is None else _Authentication([target.scheme], target.credentials)
     return _TaskPush(task, _Push(target.url, target.token, proof))
 
 
-def write_push(task: str, target: PushTarget) -> Payload:
+def write_push(task: str, target: PushConfig) -> Payload:
     """One place where updates are sent."""
     return _encode(_push(task, target))
 
 
-def write_pushes(page: PushPage) -> Payload:
+def write_pushes(page: PushConfigPage) -> Payload:
     """All of them, for which this generation has no method."""
     return _encode([_push(page.task, target) for target in page.targets])
 
@@ -394,6 +394,6 @@ def write_deleted() -> Payload:
     return b"null"
 
 
-def write_problem(problem: Problem) -> tuple[int, str, Payload | None]:
+def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
     """Code, message and data of an error."""
     return plain_error(V0_1[problem.kind], problem)

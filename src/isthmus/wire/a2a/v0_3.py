@@ -13,21 +13,21 @@ from msgspec import Meta, Struct
 
 from isthmus.model.conversation import Message, Task, Update
 from isthmus.wire.a2a.operations import (
-    Cancel,
-    DeletePush,
+    CancelTask,
+    DeletePushConfig,
     DialectName,
-    Get,
-    GetPush,
-    List,
-    ListPush,
+    GetTask,
+    GetPushConfig,
+    ListTasks,
+    ListPushConfigs,
     Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    ReadCard,
-    Send,
-    SetPush,
-    Subscribe,
+    A2aProblem,
+    PushConfigPage,
+    PushConfig,
+    GetExtendedCard,
+    SendMessage,
+    CreatePushConfig,
+    SubscribeToTask,
     TaskPage,
 )
 from isthmus.wire.a2a.parts import (
@@ -98,16 +98,16 @@ _encode = msgspec.json.Encoder().encode
 # What is asked.
 
 
-def read(method: str, params: Members) -> Operation | Problem:
+def read(method: str, params: Members) -> Operation | A2aProblem:
     """What a request asks for."""
     return read_by(_READERS, method, params)
 
 
-def _read_send(params: Members, *, is_stream: bool) -> Send:
+def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
     wire = required(_MESSAGE, params, "message")
     configuration = optional(_CONFIGURATION, params, "configuration") or _Configuration()
     push = configuration.pushNotificationConfig
-    return Send(
+    return SendMessage(
         _read_message(wire),
         bounded_id(wire.taskId, "message.taskId"),
         bounded_id(wire.contextId, "message.contextId"),
@@ -132,44 +132,44 @@ def _read_message(wire: WireMessage) -> Message:
     raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLES)}"))
 
 
-def target_of(push: Push) -> PushTarget:
+def target_of(push: Push) -> PushConfig:
     """A place as it is meant; of several schemes the first is used."""
     id = bounded_id(push.id, "id of a push notification config") or ""
     proof = push.authentication or Authentication([])
     scheme = proof.schemes[0] if proof.schemes else None
-    return PushTarget(push.url, id, push.token or None, scheme, proof.credentials or None)
+    return PushConfig(push.url, id, push.token or None, scheme, proof.credentials or None)
 
 
-def _read_get(params: Members) -> Get:
-    return Get(required(ID, params, "id"), optional(COUNT, params, "historyLength"))
+def _read_get(params: Members) -> GetTask:
+    return GetTask(required(ID, params, "id"), optional(COUNT, params, "historyLength"))
 
 
-def _read_cancel(params: Members) -> Cancel:
-    return Cancel(required(ID, params, "id"), optional_object(params, "metadata"))
+def _read_cancel(params: Members) -> CancelTask:
+    return CancelTask(required(ID, params, "id"), optional_object(params, "metadata"))
 
 
-def _read_subscribe(params: Members) -> Subscribe:
-    return Subscribe(required(ID, params, "id"))
+def _read_subscribe(params: Members) -> SubscribeToTask:
+    return SubscribeToTask(required(ID, params, "id"))
 
 
-def _read_set_push(params: Members) -> SetPush:
-    return SetPush(required(ID, params, "taskId"), target_of(required(_PUSH, params, "pushNotificationConfig")))
+def _read_set_push(params: Members) -> CreatePushConfig:
+    return CreatePushConfig(required(ID, params, "taskId"), target_of(required(_PUSH, params, "pushNotificationConfig")))
 
 
-def _read_get_push(params: Members) -> GetPush:
-    return GetPush(required(ID, params, "id"), optional_id(params, "pushNotificationConfigId"))
+def _read_get_push(params: Members) -> GetPushConfig:
+    return GetPushConfig(required(ID, params, "id"), optional_id(params, "pushNotificationConfigId"))
 
 
-def _read_list_push(params: Members) -> ListPush:
-    return ListPush(required(ID, params, "id"))
+def _read_list_push(params: Members) -> ListPushConfigs:
+    return ListPushConfigs(required(ID, params, "id"))
 
 
-def _read_delete_push(params: Members) -> DeletePush:
-    return DeletePush(required(ID, params, "id"), required(ID, params, "pushNotificationConfigId"))
+def _read_delete_push(params: Members) -> DeletePushConfig:
+    return DeletePushConfig(required(ID, params, "id"), required(ID, params, "pushNotificationConfigId"))
 
 
-def _read_card(params: Members) -> ReadCard:
-    return ReadCard()
+def _read_card(params: Members) -> GetExtendedCard:
+    return GetExtendedCard()
 
 
 _READERS: dict[str, Reader] = {
@@ -191,19 +191,19 @@ METHODS = frozenset(_READERS)
 
 
 def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """The result of a `Send` that is answered whole."""
+    """The result of a `SendMessage` that is answered whole."""
     if isinstance(sent, Message):
         return _encode(wire_message(sent, sent.context, None))
     return _encode(wire_task(sent, history_length))
 
 
 def write_task(task: Task, history_length: int | None) -> Payload:
-    """The result of `Get`, and what is pushed."""
+    """The result of `GetTask`, and what is pushed."""
     return _encode(wire_task(task, history_length))
 
 
 def write_cancelled(task: Task) -> Payload:
-    """The result of `Cancel`."""
+    """The result of `CancelTask`."""
     return _encode(wire_task(task, None))
 
 
@@ -212,23 +212,23 @@ def write_update(update: Update) -> Payload:
     return _encode(wire_update(update))
 
 
-def write_tasks(page: TaskPage, asked: List) -> Payload:
+def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
     """A list of tasks, for which this generation has no method."""
     return _encode([wire_task(task, asked.history_length) for task in page.tasks])
 
 
-def push_of(target: PushTarget) -> Push:
+def push_of(target: PushConfig) -> Push:
     """A place as it is written."""
     proof = None if target.scheme is None else Authentication([target.scheme], target.credentials)
     return Push(target.url, target.id or None, target.token, proof)
 
 
-def write_push(task: str, target: PushTarget) -> Payload:
+def write_push(task: str, target: PushConfig) -> Payload:
     """One place where updates are sent."""
     return _encode(TaskPush(task, push_of(target)))
 
 
-def write_pushes(page: PushPage) -> Payload:
+def write_pushes(page: PushConfigPage) -> Payload:
     """All of them."""
     return _encode([TaskPush(page.task, push_of(target)) for target in page.targets])
 
@@ -238,6 +238,6 @@ def write_deleted() -> Payload:
     return b"null"
 
 
-def write_problem(problem: Problem) -> tuple[int, str, Payload | None]:
+def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
     """Code, message and data of an error."""
     return plain_error(V0_3[problem.kind][0], problem)

@@ -17,8 +17,8 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from msgspec import Raw
 
-from isthmus.wire.a2a.operations import Problem
-from isthmus.wire.a2a.problems import V1_0, details_1_0
+from isthmus.wire.a2a.operations import A2aProblem
+from isthmus.wire.a2a.problems import PROBLEMS, details_1_0
 from isthmus.wire.a2a.proto_schema import CLASSES, METHODS
 from isthmus.wire.jsonrpc import Payload
 
@@ -45,14 +45,14 @@ class Unwritable(ValueError):
     """JSON that protobuf has no form for: it is nested too deeply, or holds a number beyond a double."""
 
 
-def read(method: str, request: bytes) -> Members | Problem:
+def read(method: str, request: bytes) -> Members | A2aProblem:
     """The parameters that a request of JSON-RPC would have had."""
     kind, _ = METHODS[method]
     try:
         told = json_format.MessageToDict(CLASSES[kind].FromString(request))
         return {name: Raw(msgspec.json.encode(_whole(value))) for name, value in told.items()}
     except (DecodeError, json_format.Error, ValueError, RecursionError) as error:
-        return Problem("invalid_params", f"the request is no {kind}: {str(error)[:200]}")
+        return A2aProblem("invalid_params", f"the request is no {kind}: {str(error)[:200]}")
 
 
 def _whole(value: Any) -> Any:
@@ -107,9 +107,9 @@ def size_max(data: Payload) -> int:
     return len(text) + VALUE_BYTES * (1 + text.count(b",") + text.count(b"[") + text.count(b"{"))
 
 
-def write_problem(problem: Problem) -> tuple[int, bytes]:
+def write_problem(problem: A2aProblem) -> tuple[int, bytes]:
     """The number of a problem's status, and the `google.rpc.Status` that goes with it."""
-    code = STATUSES[V1_0[problem.kind].status]
+    code = STATUSES[PROBLEMS[problem.kind].status]
     details = [_packed(each) for each in details_1_0(problem)]
     status = CLASSES["Status"](code=code, message=problem.message, details=details)
     return code, status.SerializeToString()

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.model.conversation import Artifact, ArtifactUpdate, Data, File, Message, Status, StatusUpdate, Task, Text
+from isthmus.model.conversation import Artifact, TaskArtifactUpdate, DataPart, FilePart, Message, TaskStatus, TaskStatusUpdate, Task, TextPart
 from isthmus.wire.a2a import v1_0
-from isthmus.wire.a2a.operations import Problem, Send
-from isthmus.wire.a2a.problems import V1_0
+from isthmus.wire.a2a.operations import A2aProblem, SendMessage
+from isthmus.wire.a2a.problems import PROBLEMS
 from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, full_name
 from isthmus.wire.a2a.v1_0_proto import STATUSES, Unwritable, read, size_max, write, write_problem
 
@@ -45,17 +45,17 @@ def said(data: Any, **more: Any) -> dict[str, Any]:
 @given(JSON)
 def test_data_comes_to_the_dialect_as_it_was_sent(data: Any) -> None:
     members = read("SendMessage", packed("SendMessageRequest", said(data)))
-    assert not isinstance(members, Problem)
+    assert not isinstance(members, A2aProblem)
     operation = v1_0.read("SendMessage", members)
-    assert isinstance(operation, Send)
+    assert isinstance(operation, SendMessage)
     (part,) = operation.message.parts
-    assert isinstance(part, Data)
+    assert isinstance(part, DataPart)
     assert json.loads(bytes(part.data)) == data
 
 
 def test_a_whole_number_stays_one() -> None:
     members = read("SendMessage", packed("SendMessageRequest", said({"n": 9007199254740991, "m": -1, "f": 0.5})))
-    assert not isinstance(members, Problem)
+    assert not isinstance(members, A2aProblem)
     data = json.loads(bytes(members["message"]))["parts"][0]["data"]
     assert {key: repr(value) for key, value in data.items()} == {"n": "9007199254740991", "m": "-1", "f": "0.5"}
 
@@ -64,14 +64,14 @@ def test_a_whole_number_stays_one() -> None:
 @pytest.mark.parametrize("request_", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\xff\xfe"])
 def test_bytes_that_are_no_message_are_a_problem(method: str, request_: bytes) -> None:
     told = read(method, request_)
-    assert isinstance(told, Problem)
+    assert isinstance(told, A2aProblem)
     assert told.kind == "invalid_params"
 
 
 def test_a_number_that_json_does_not_have_is_a_problem() -> None:
     kind = CLASSES["SendMessageRequest"]()
     kind.message.parts.add().data.number_value = float("nan")
-    assert isinstance(read("SendMessage", kind.SerializeToString()), Problem)
+    assert isinstance(read("SendMessage", kind.SerializeToString()), A2aProblem)
 
 
 @given(st.binary(max_size=60))
@@ -80,13 +80,13 @@ def test_no_bytes_make_it_raise(request_: bytes) -> None:
         read(method, request_)
 
 
-AGENT = Message("a1", "agent", (Text("hi"), File("aGk=", name="a", media_type="b/c"), File(url="x:y")))
+AGENT = Message("a1", "agent", (TextPart("hi"), FilePart("aGk=", name="a", media_type="b/c"), FilePart(url="x:y")))
 TASK = Task(
     "t1",
     "c1",
-    Status("input_required", 1_700_000_000.25, AGENT),
+    TaskStatus("input_required", 1_700_000_000.25, AGENT),
     1.0,
-    (Artifact("result", (Data(Raw(b'{"a":[1,null]}')),), "name", metadata=Raw(b'{"b":true}')),),
+    (Artifact("result", (DataPart(Raw(b'{"a":[1,null]}')),), "name", metadata=Raw(b'{"b":true}')),),
     (AGENT,),
 )
 
@@ -99,8 +99,8 @@ TASK = Task(
         ("GetTask", v1_0.write_task(TASK, None)),
         ("CancelTask", v1_0.write_cancelled(TASK)),
         ("SubscribeToTask", v1_0.write_update(TASK)),
-        ("SubscribeToTask", v1_0.write_update(StatusUpdate("t1", "c1", Status("failed", 5.5)))),
-        ("SendStreamingMessage", v1_0.write_update(ArtifactUpdate("t1", "c1", TASK.artifacts[0], is_more=True))),
+        ("SubscribeToTask", v1_0.write_update(TaskStatusUpdate("t1", "c1", TaskStatus("failed", 5.5)))),
+        ("SendStreamingMessage", v1_0.write_update(TaskArtifactUpdate("t1", "c1", TASK.artifacts[0], is_more=True))),
         ("DeleteTaskPushNotificationConfig", v1_0.write_deleted()),
     ],
 )
@@ -112,14 +112,14 @@ def test_what_the_dialect_writes_comes_out_the_same(method: str, result: bytes) 
     "data", [b"1" + b"0" * 400, b"1" * 400 + b".5", b"1e400", b'{"a":[-1.5E+0400]}', b"[" * 200 + b"]" * 200]
 )
 def test_what_protobuf_cannot_hold_is_said_so(data: bytes) -> None:
-    sent = v1_0.write_sent(Message("a1", "agent", (Data(Raw(data)),)), None)
+    sent = v1_0.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
     with pytest.raises(Unwritable, match="cannot be written in protobuf"):
         write("SendMessage", sent)
 
 
 def test_what_only_looks_like_a_number_beyond_a_double_is_written() -> None:
     data = b'{"text":"1e400","small":1e-400,"large":1e300}'
-    sent = v1_0.write_sent(Message("a1", "agent", (Data(Raw(data)),)), None)
+    sent = v1_0.write_sent(Message("a1", "agent", (DataPart(Raw(data)),)), None)
     (part,) = unpacked("SendMessageResponse", write("SendMessage", sent))["message"]["parts"]
     assert part["data"] == {"text": "1e400", "small": 0, "large": 1e300}
 
@@ -154,15 +154,15 @@ def test_the_extended_card_has_a_form_and_what_is_of_earlier_generations_has_non
     }
 
 
-@pytest.mark.parametrize("kind", V1_0)
+@pytest.mark.parametrize("kind", PROBLEMS)
 def test_every_problem_has_a_status_and_says_why(kind: Any) -> None:
-    code, details = write_problem(Problem(kind, "No", {"field": "a.b", "other": "c"}))
+    code, details = write_problem(A2aProblem(kind, "No", {"field": "a.b", "other": "c"}))
     assert code in STATUSES.values()
-    status = CLASSES["Status"].FromString(details)
+    status = CLASSES["TaskStatus"].FromString(details)
     assert (status.code, status.message) == (code, "No")
     info = CLASSES["ErrorInfo"].FromString(status.details[0].value)
     assert status.details[0].type_url == "type.googleapis.com/google.rpc.ErrorInfo"
-    assert (info.reason, info.domain) == (V1_0[kind].reason, "a2a-protocol.org")
+    assert (info.reason, info.domain) == (PROBLEMS[kind].reason, "a2a-protocol.org")
     assert dict(info.metadata) == {"field": "a.b", "other": "c"}
     request = CLASSES["BadRequest"].FromString(status.details[1].value)
     assert [(each.field, each.description) for each in request.field_violations] == [("a.b", "No")]
