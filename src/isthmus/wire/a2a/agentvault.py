@@ -43,24 +43,24 @@ from isthmus.wire.a2a.operations import (
     SubscribeToTask,
     TaskPage,
 )
-from isthmus.wire.a2a.parts import (
+from isthmus.wire.a2a.fields import (
     ID,
     Members,
     Reader,
     Unreadable,
-    as_object,
+    data_as_object,
     check_object,
     check_parts,
-    exact_timestamp,
+    format_timestamp_micros,
     invalid,
     is_object,
     optional,
     optional_id,
-    read_by,
+    read_with,
     required,
-    said,
+    null_as_absent,
 )
-from isthmus.wire.a2a.problems import AGENTVAULT, plain_error
+from isthmus.wire.a2a.problems import PROBLEMS, plain_error
 from isthmus.wire.jsonrpc import Payload
 
 name: DialectName = "agentvault"
@@ -167,11 +167,11 @@ _encode = msgspec.json.Encoder().encode
 
 def read(method: str, params: Members) -> Operation | A2aProblem:
     """What a request asks for. Messages have no ids; theirs are empty until somebody gives them one."""
-    return read_by(_READERS, method, params)
+    return read_with(_READERS, method, params)
 
 
 def _read_send(params: Members, *, is_stream: bool) -> SendMessage | SubscribeToTask:
-    if is_stream and not said(params.get("message", NULL)):
+    if is_stream and not null_as_absent(params.get("message", NULL)):
         return SubscribeToTask(required(ID, params, "id"))
     webhook = optional(_URL, params, "webhookUrl")
     return SendMessage(
@@ -187,7 +187,7 @@ def _read_message(wire: _Message) -> Message:
     check_parts(wire.parts, "message.parts")
     if wire.role not in ROLE_OF:
         raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLE_OF)}"))
-    return Message("", ROLE_OF[wire.role], tuple(_part_of(part) for part in wire.parts), said(wire.metadata))
+    return Message("", ROLE_OF[wire.role], tuple(_part_of(part) for part in wire.parts), null_as_absent(wire.metadata))
 
 
 def _part_of(wire: _Part) -> Part:
@@ -234,8 +234,8 @@ def _task(task: Task) -> _Task:
     return _Task(
         task.id,
         STATES[task.status.state],
-        exact_timestamp(task.created),
-        exact_timestamp(task.status.at),
+        format_timestamp_micros(task.created),
+        format_timestamp_micros(task.status.at),
         [_message(message) for message in conversation(task)],
         [_artifact(artifact) for artifact in task.artifacts],
         task.metadata or NULL,
@@ -284,7 +284,7 @@ def _part(part: Part) -> _Part:
         case TextPart():
             return _Text(part.text)
         case DataPart():
-            return _Data(as_object(part.data), part.media_type or JSON_TYPE)
+            return _Data(data_as_object(part.data), part.media_type or JSON_TYPE)
         case FilePart():
             if part.url is not None and part.content is None and _is_web(part.url):
                 return _File(part.url, part.media_type, part.name)
@@ -326,17 +326,17 @@ def write_cancelled(task: Task) -> Payload:
 
 def write_status_event(task: str, status: TaskStatus) -> bytes:
     """The data of a `task_status`."""
-    return _encode(_StatusEvent(task, STATES[status.state], exact_timestamp(status.at), words(status)))
+    return _encode(_StatusEvent(task, STATES[status.state], format_timestamp_micros(status.at), words(status)))
 
 
 def write_message_event(task: str, message: Message, at: float) -> bytes:
     """The data of a `task_message`."""
-    return _encode(_MessageEvent(task, _message(message), exact_timestamp(at)))
+    return _encode(_MessageEvent(task, _message(message), format_timestamp_micros(at)))
 
 
 def write_artifact_event(task: str, artifact: Artifact, at: float) -> bytes:
     """The data of a `task_artifact`."""
-    return _encode(_ArtifactEvent(task, _artifact(artifact), exact_timestamp(at)))
+    return _encode(_ArtifactEvent(task, _artifact(artifact), format_timestamp_micros(at)))
 
 
 def write_update(update: Update) -> Payload:
@@ -382,4 +382,4 @@ def write_deleted() -> Payload:
 
 def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
     """Code, message and data of an error."""
-    return plain_error(AGENTVAULT[problem.kind], problem)
+    return plain_error(PROBLEMS[problem.kind].code_agentvault, problem)

@@ -45,29 +45,29 @@ from isthmus.wire.a2a.operations import (
     SubscribeToTask,
     TaskPage,
 )
-from isthmus.wire.a2a.parts import (
+from isthmus.wire.a2a.fields import (
     COUNT,
     ID,
     Members,
     Reader,
     Unreadable,
-    as_object,
+    data_as_object,
     check_object,
     check_parts,
     invalid,
     is_object,
-    latest,
-    marked,
+    last_messages,
+    data_metadata,
     optional,
     optional_id,
     optional_object,
-    read_by,
+    read_with,
     required,
-    said,
-    timestamp,
-    unmarked,
+    null_as_absent,
+    format_timestamp,
+    restore_data,
 )
-from isthmus.wire.a2a.problems import V0_1, plain_error
+from isthmus.wire.a2a.problems import PROBLEMS, plain_error
 from isthmus.wire.jsonrpc import Payload
 
 name: DialectName = "0.1"
@@ -138,7 +138,7 @@ class _Message(Struct, omit_defaults=True):
 class _Status(Struct, omit_defaults=True):
     state: str
     message: _Message | None = None
-    timestamp: str | None = None
+    format_timestamp: str | None = None
 
 
 class _Artifact(Struct, omit_defaults=True):
@@ -200,7 +200,7 @@ _encode = msgspec.json.Encoder().encode
 
 def read(method: str, params: Members) -> Operation | A2aProblem:
     """What a request asks for. Messages have no ids; theirs are empty until somebody gives them one."""
-    return read_by(_READERS, method, params)
+    return read_with(_READERS, method, params)
 
 
 def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
@@ -223,17 +223,17 @@ def _read_message(wire: _Message) -> Message:
     check_parts(wire.parts, "message.parts")
     for role in ROLES:
         if role == wire.role:
-            return Message("", role, tuple(_part_of(part) for part in wire.parts), said(wire.metadata))
+            return Message("", role, tuple(_part_of(part) for part in wire.parts), null_as_absent(wire.metadata))
     raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLES)}"))
 
 
 def _part_of(wire: _Part) -> Part:
-    metadata = said(wire.metadata)
+    metadata = null_as_absent(wire.metadata)
     match wire:
         case _Text():
             return TextPart(wire.text, metadata=metadata)
         case _Data():
-            data, metadata = unmarked(wire.data, metadata)
+            data, metadata = restore_data(wire.data, metadata)
             return DataPart(data, metadata=metadata)
         case _File():
             file = wire.file
@@ -298,7 +298,7 @@ def _task(task: Task, history_length: int | None) -> _Task:
         task.id,
         task.context,
         _status(task.status),
-        [_message(message) for message in latest(task.history, history_length or 0)],
+        [_message(message) for message in last_messages(task.history, history_length or 0)],
         [_artifact(artifact, index) for index, artifact in enumerate(task.artifacts)] or None,
         task.metadata,
     )
@@ -306,7 +306,7 @@ def _task(task: Task, history_length: int | None) -> _Task:
 
 def _status(status: TaskStatus) -> _Status:
     message = None if status.message is None else _message(status.message)
-    return _Status(STATES[status.state], message, timestamp(status.at))
+    return _Status(STATES[status.state], message, format_timestamp(status.at))
 
 
 def _message(message: Message) -> _Message:
@@ -322,7 +322,7 @@ def _part(part: Part) -> _Part:
         case TextPart():
             return _Text(part.text, part.metadata)
         case DataPart():
-            return _Data(as_object(part.data), marked(part.data, part.metadata))
+            return _Data(data_as_object(part.data), data_metadata(part.data, part.metadata))
         case FilePart():
             url = part.url if part.content is None else None
             content = None if url is not None else part.content or ""
@@ -396,4 +396,4 @@ def write_deleted() -> Payload:
 
 def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
     """Code, message and data of an error."""
-    return plain_error(V0_1[problem.kind], problem)
+    return plain_error(PROBLEMS[problem.kind].code_0_1, problem)

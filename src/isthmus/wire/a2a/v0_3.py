@@ -30,7 +30,7 @@ from isthmus.wire.a2a.operations import (
     SubscribeToTask,
     TaskPage,
 )
-from isthmus.wire.a2a.parts import (
+from isthmus.wire.a2a.fields import (
     COUNT,
     ID,
     Members,
@@ -42,10 +42,10 @@ from isthmus.wire.a2a.parts import (
     optional,
     optional_id,
     optional_object,
-    read_by,
+    read_with,
     required,
 )
-from isthmus.wire.a2a.problems import V0_3, plain_error
+from isthmus.wire.a2a.problems import PROBLEMS, plain_error
 from isthmus.wire.a2a.shapes_v0_3 import (
     ROLES,
     WireMessage,
@@ -100,7 +100,7 @@ _encode = msgspec.json.Encoder().encode
 
 def read(method: str, params: Members) -> Operation | A2aProblem:
     """What a request asks for."""
-    return read_by(_READERS, method, params)
+    return read_with(_READERS, method, params)
 
 
 def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
@@ -240,4 +240,4 @@ def write_deleted() -> Payload:
 
 def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
     """Code, message and data of an error."""
-    return plain_error(V0_3[problem.kind][0], problem)
+    return plain_error(PROBLEMS[problem.kind].code_0_3, problem)
