@@ -1,329 +1,329 @@
-"""`isthmus token relay|revoke|read`: makes the relay's addresses, revokes tokens, and says what one claims.
+"""`isthmus token create|list|rotate|revoke`: the keys of callers, in the state folder of the hub that they are for.
 
-The keys of callers are in `cli.keys`.
-
-It works on the key and the state folder as the hub does, and needs none that runs. What it prints for the person who
-asked is a secret; nothing else that it says quotes a token.
+No hub has to run; one that does takes every change within a second. A key is printed once, to whom asked for it;
+nothing else that is said here has one in it.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from isthmus.app.relay_keys import KnownAgents, Revocations, key_file, note_issued, relay_key, revoke
-from isthmus.cli.addresses import (
-    EVERY_ADDRESS,
-    configured_origin,
-    device_address,
-    health_address,
-    relay_base,
-    server_address,
-)
+from isthmus.app.key_file import KeyFile, mend_of, reason_of
 from isthmus.cli.durations import seconds_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import aligned, say, write, write_json
-from isthmus.cli.sources import configuration_for_keys, configuration_of
+from isthmus.cli.sources import configuration_for_keys
+from isthmus.config.callers import DEFAULT_TENANT
 from isthmus.config.settings import Configuration
-from isthmus.identity import relay as identity
-from isthmus.identity.relay import RelayTokens, is_clean
-from isthmus.model.relay import Claim, Role
+from isthmus.core.access.policy import check_pattern
+from isthmus.identity.relay import ID_RULE
+from isthmus.identity.store import (
+    KEYS_MAX,
+    Keys,
+    MintedKey,
+    State,
+    StoreDamaged,
+    check_name,
+    current,
+    meant,
+    mint,
+    renewed,
+    revoked,
+    rotated_out,
+    without_old,
+)
+from isthmus.model.callers import Grants
 
-SERVER_ID_LENGTH_MAX = 64
-STDIN_BYTES = 64 * 1024
-"""Far more than any token, or the address with it."""
+OVERLAP = "24h"
+"""How long the key that was rotated out is good still, so that nobody has to change all its places at once."""
 
-KEY_SHOWN = "KEY"
-"""Stands in an address for the relay's key, where that was not asked for."""
-
-WHY = {
-    identity.NONE_SHOWN: "there is none",
-    identity.NOT_DECRYPTED: "it was not made with this hub's key, or is damaged",
-    identity.NOT_READ: "it was made with this hub's key, and what it says cannot be used",
-    identity.NO_AGENT: "it names no agent",
-    identity.NOT_COMPATIBLE: "it is of the original's kind, which [relay] compatible = false refuses",
-    identity.UNKNOWN_AGENT: "it is of the original's kind, for an agent that is neither configured nor has such a token"
-    " from this hub (see [relay] compatible_agents)",
-    identity.SPLICEABLE: "its parts are all in tokens of other agents, so that anyone with those can make it",
-    identity.FORGED: "it was not made with this hub's key, or was changed",
-    identity.EXPIRED: "it has expired",
-    identity.REVOKED: "it was revoked",
-}
-"""Why a token is refused, for the person at the terminal; sockets are closed in the original's words."""
+FOR_EVER = "Leave it out for a key that does not end by itself."
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What kind of token is to be made, for which address."""
+    """Whose key is to be made, and what for."""
 
-    agent: str
-    server_id: str | None = None
-    role: Role | None = None
+    name: str
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
     tenant: str | None = None
+    targets: bool = False
+    operator: bool = False
     expires: str | None = None
-    is_compatible: bool = False
-    url: str | None = None
-    has_health: bool = False
     is_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Minted:
-    """A token, what it claims, and the addresses with it."""
+class Known:
+    """Who can come in, as it is listed; `id` is that of a key that was made here."""
 
-    token: str
-    claim: Claim
-    server: str | None
-    device: str | None
-    xiaozhi: str | None
-    """What a xiaozhi server's configuration takes for its devices: it wants `/mcp/`, and calls at `/call/` itself."""
-    health: str | None
-    """Where its manager asks how the relay is, with the key."""
+    name: str
+    id: str | None
+    tenant: str
+    state: State
+    made: str | None
+    expires: str | None
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+    targets: bool
+    operator: bool
+    source: str
+    """`state` for keys that were made here, `file` for those of the configuration."""
 
 
-# -- making ----------------------------------------------------------------------------------------------------------
+# -- the commands ----------------------------------------------------------------------------------------------------
 
 
-def mint_token(file: Path | None, wanted: Wanted) -> Exit:
-    """Print the addresses of an agent, each ready to paste.
+def create_key(file: Path | None, wanted: Wanted) -> Exit:
+    """Make a caller with a key, and print the key.
 
     Raises:
-        CommandFailed: there can be no such token, or no key.
+        CommandFailed: there can be no such caller, or there is one, or it cannot be kept.
     """
-    _check(wanted)
-    configuration = configuration_of(file)
-    base = relay_base(wanted.url or configuration.hub.public_url or configured_origin(configuration.hub))
-    minted = _minted(wanted, configuration, base)
-    if wanted.is_json:
-        write_json(_as_json(minted))
-    else:
-        without_key = health_address(base, KEY_SHOWN) if wanted.role is None else None
-        write("\n".join(aligned(list(_rows(minted, without_key)))))
-    for note in _notes(wanted, minted, configuration):
-        say(note)
+    configuration, _ = configuration_for_keys(file)
+    _check(wanted, configuration)
+    now = time.time()
+    ends = None if wanted.expires is None else now + seconds_of("--expires", wanted.expires, FOR_EVER)
+    tenant = DEFAULT_TENANT if wanted.tenant is None else wanted.tenant
+    grants = Grants(wanted.allow, wanted.deny)
+    try:
+        may = {"targets": wanted.targets, "operator": wanted.operator}
+        key, made = mint(wanted.name, grants, tenant, **may, now=now, expires_at=ends)
+    except ValueError as error:
+        raise CommandFailed(Exit.USAGE, f"the {error}", "Choose another name.") from None
+
+    def decide(keys: Keys) -> Keys:
+        if current(keys, wanted.name, now) is not None:
+            raise _taken(f"{wanted.name} has a key already", f"isthmus token rotate {wanted.name}, or choose another")
+        return _with(keys, made, now)
+
+    _change(configuration, decide, may_begin=True)
+    _tell_key(key, made, is_json=wanted.is_json)
     return Exit.WELL
 
 
-def _check(wanted: Wanted) -> None:
-    """Raises: CommandFailed if the options contradict each other, or one is out of its range."""
-    if wanted.is_compatible and (wanted.role or wanted.tenant or wanted.expires):
-        said = "--compatible excludes --role, --tenant and --expires: the original's tokens have none of these"
-        raise CommandFailed(Exit.USAGE, said, "Leave --compatible out to have a token that says them.")
-    if wanted.server_id is not None:
-        if wanted.role == "device":
-            said = "--server-id is a server's, and --role device makes no address for one"
-            raise CommandFailed(Exit.USAGE, said, "Leave one of them out.")
-        if not (0 < len(wanted.server_id) <= SERVER_ID_LENGTH_MAX and wanted.server_id.isprintable()):
-            said = f"--server-id must be 1 to {SERVER_ID_LENGTH_MAX} printable characters, not {wanted.server_id!r}"
-            raise CommandFailed(Exit.USAGE, said, "Choose another.")
-
-
-def _minted(wanted: Wanted, configuration: Configuration, base: str) -> Minted:
-    tokens = tokens_of(configuration)
-    token = _compatible(wanted, tokens, configuration) if wanted.is_compatible else _own(wanted, tokens)
-    claim = tokens_of(configuration).prove(token)  # which knows the agent by now
-    assert isinstance(claim, Claim), "what was just made can be read"
-    server = None if wanted.role == "device" else server_address(base, token, wanted.server_id)
-    health = health_address(base, _key_of(configuration)) if wanted.has_health else None
-    if wanted.role == "server":
-        return Minted(token, claim, server, None, None, health)
-    return Minted(token, claim, server, device_address(base, token), server_address(base, token), health)
-
-
-def _own(wanted: Wanted, tokens: RelayTokens) -> str:
-    asked = Claim(wanted.agent, role=wanted.role, expires_at=_end(wanted.expires))
-    try:
-        return tokens.mint(msgspec.structs.replace(asked, tenant=wanted.tenant) if wanted.tenant else asked)
-    except ValueError as error:
-        raise _unnameable(error) from None
-
-
-def _compatible(wanted: Wanted, tokens: RelayTokens, configuration: Configuration) -> str:
-    if not configuration.relay.tokens.compatible:
-        said = "this hub does not accept the original's tokens: [relay] compatible is false"
-        raise CommandFailed(Exit.CONFIGURATION, said, "Leave --compatible out.")
-    try:
-        token = tokens.mint_compatible(wanted.agent)
-    except ValueError as error:
-        raise _unnameable(error) from None
-    if wanted.agent not in configuration.relay.face.agents:
-        try:
-            note_issued(wanted.agent, _state(configuration))
-        except OSError as error:
-            raise _unusable(_state(configuration), error) from error
-    return token
-
-
-def _unnameable(error: ValueError) -> CommandFailed:
-    return CommandFailed(Exit.USAGE, f"the {error}", "Choose another name.")
-
-
-def _end(expires: str | None) -> float | None:
-    """When a token made now ends."""
-    if expires is None:
-        return None
-    advice = "Leave it out for a token that does not end by itself."
-    return round(time.time()) + seconds_of("--expires", expires, advice)
-
-
-def _rows(minted: Minted, without_key: str | None) -> Iterator[tuple[str, str]]:
-    if minted.server is not None:
-        yield "server", minted.server
-    if minted.device is not None:
-        yield "device", minted.device
-    if minted.xiaozhi is not None:
-        yield "xiaozhi", minted.xiaozhi
-    if (health := minted.health or without_key) is not None:
-        yield "health", health
-    if minted.claim.id:
-        yield "id", minted.claim.id
-        yield "expires", _shown(minted.claim.expires_at)
-
-
-def _as_json(minted: Minted) -> bytes:
-    addresses = {name: getattr(minted, name) for name in ("server", "device", "xiaozhi", "health")}
-    return msgspec.json.encode({**_claimed(minted.claim), "token": minted.token, **addresses})
-
-
-def _notes(wanted: Wanted, minted: Minted, configuration: Configuration) -> Iterator[str]:
-    """What else the person should know, without the token."""
-    if not configuration.relay.face.enabled:
-        yield "The relay is switched off: [relay] enabled is false."
-    if wanted.is_compatible:
-        yield "It opens both ends for ever, and cannot be revoked but by another key."
-        yield "Hubs with another state folder accept it only if they have [relay.agents] for this agent."
-        if refused := tokens_of(configuration).spliceable():
-            told = ", ".join(refused)
-            yield f"Refused from now on, because this and other tokens have all parts of theirs: tokens of {told}."
-    if wanted.url is None and configuration.hub.public_url is None and configuration.hub.host in EVERY_ADDRESS:
-        yield "The addresses are for this machine: say with --url how others reach the hub."
-    if minted.xiaozhi is not None and not is_clean(minted.xiaozhi):
-        yield "A xiaozhi server refuses its address, because the host or path has `key` or `call` in it."
-    if wanted.has_health:
-        yield "The health address holds the relay's key, which makes tokens of every agent: keep it secret."
-        if configuration.relay.tokens.compatible_agents == "known":
-            yield 'The tokens that a manager makes with it need [relay] compatible_agents = "md5".'
-    elif wanted.role is None and not wanted.is_json:
-        own = configuration.relay.tokens.key is not None
-        where = "what [relay] key says" if own else f"in {key_file(_state(configuration)).absolute()}"
-        yield f"{KEY_SHOWN} in the health address, which a manager is given, is {where}; --health prints it."
-
-
-# -- the others ------------------------------------------------------------------------------------------------------
-
-
-def revoke_token(file: Path | None, id: str) -> Exit:
-    """Note that a token of the relay is good no more.
+def rotate_key(file: Path | None, name: str, overlap: str, expires: str | None, *, is_json: bool) -> Exit:
+    """Make another key for a caller; the one before is good for a while still.
 
     Raises:
-        CommandFailed: it cannot be noted.
+        CommandFailed: nobody has such a key, or it cannot be kept.
     """
-    state = _state(configuration_for_keys(file)[0])
-    try:
-        revoke(id, state)
-    except OSError as error:
-        raise _unusable(state, error) from error
-    write(f"revoked {id}")
+    configuration, _ = configuration_for_keys(file)
+    _check_is_ours(name, configuration)
+    now = time.time()
+    still = seconds_of("--overlap", overlap, "Write 0s to have the old key end at once.", least=0)
+    asked = None if expires is None else now + seconds_of("--expires", expires, FOR_EVER)
+    made: list[tuple[str, MintedKey]] = []
+
+    def decide(keys: Keys) -> Keys:
+        before = current(keys, name, now)
+        if before is None:
+            said = f"{name} has no key that is good"
+            raise CommandFailed(Exit.USAGE, said, f"Make one: isthmus token create {name} --allow '*'")
+        made[:] = [renewed(before, now, asked or _same_lifetime(before, now))]
+        others = tuple(rotated_out(key, now, still) if key.id == before.id else key for key in keys)
+        return _with(others, made[0][1], now)
+
+    _change(configuration, decide)
+    _tell_key(*made[0], is_json=is_json)
+    say(f"The key before it is good for another {overlap}." if still else "The key before it is good no more.")
     return Exit.WELL
 
 
-def read_token(file: Path | None, *, is_json: bool) -> Exit:
-    """Print what the token on standard input claims, and whether it is good.
+def _same_lifetime(key: MintedKey, now: float) -> float | None:
+    return None if key.expires_at is None else now + max(key.expires_at - key.made_at, 1.0)
+
+
+def revoke_key(file: Path | None, word: str) -> Exit:
+    """Have a key, or all keys of a caller, be good no more.
 
     Raises:
-        CommandFailed: this hub did not make it.
+        CommandFailed: nobody has such a key, or it cannot be noted.
     """
-    token = _token_in(_given())
-    tokens = tokens_of(configuration_of(file))
-    claim, read = tokens.prove(token), tokens.read(token)
-    if isinstance(claim, str):
-        raise CommandFailed(
-            Exit.NOT_ALLOWED, f"no token that this hub takes: {WHY[claim]}", "Make one: isthmus token relay AGENT"
-        )
-    state = read if isinstance(read, str) else None
+    configuration, _ = configuration_for_keys(file)
+    now = time.time()
+    ended: list[str] = []
+
+    def decide(keys: Keys) -> Keys:
+        ids = {key.id for key in meant(keys, word)}
+        if not ids:
+            _check_is_ours(word, configuration)
+            # Not quoted: it may be the key itself, or a token.
+            advice = "See them: isthmus token list. See the id of a relay's token: isthmus token read."
+            said = f"nobody has a key of that name or id; the id of a relay's token is {ID_RULE}"
+            raise CommandFailed(Exit.USAGE, said, advice)
+        ended[:] = [key.id for key in keys if key.id in ids and key.is_good(now)]
+        return without_old((revoked(key, now) if key.id in ids else key for key in keys), now)
+
+    _change(configuration, decide)
+    write("\n".join(f"revoked {id}" for id in ended) if ended else f"{word} had no key that was good")
+    return Exit.WELL
+
+
+def list_keys(file: Path | None, *, is_json: bool) -> Exit:
+    """Print who can come in by a key, and how it is with each.
+
+    Raises:
+        CommandFailed: the list cannot be read.
+    """
+    configuration, trouble = configuration_for_keys(file)
+    known = sorted(_known(configuration), key=lambda each: (each.name, each.source, each.made or ""))
     if is_json:
-        write_json(msgspec.json.encode({**_claimed(claim), "good": state is None, "reason": _why(state)}))
+        write_json(msgspec.json.encode({"keys": known}))
+    elif known:
+        head = ("NAME", "ID", "TENANT", "STATE", "EXPIRES", "MAY CALL")
+        write("\n".join(aligned([head, *map(_row, known)])))
     else:
-        told = {**_claimed(claim), "state": _why(state) or "good", "expires": _shown(claim.expires_at)}
-        write("\n".join(aligned([(word, str(value)) for word, value in told.items() if value is not None])))
-    return Exit.WELL if state is None else Exit.NOT_ALLOWED
+        say("There are no keys. Make one: isthmus token create NAME --allow '*'")
+    if trouble:
+        say(f"Callers of {configuration.file} are not listed, because it cannot be used here:\n  {trouble}")
+    return Exit.WELL
 
 
-def _why(state: str | None) -> str | None:
-    return None if state is None else WHY[state]
+# -- what may be done ------------------------------------------------------------------------------------------------
 
 
-def _given() -> str:
-    """What is on standard input; a person is asked, and what they type is not shown."""
-    if sys.stdin.isatty():
-        import click
+def _check(wanted: Wanted, configuration: Configuration) -> None:
+    """Raises: CommandFailed if nobody should have such a key."""
+    _check_is_ours(wanted.name, configuration)
+    if "/" in wanted.name:
+        said = f"the name must be one that no caller of an issuer can have, without a slash, not {wanted.name!r}"
+        raise CommandFailed(Exit.USAGE, said, "Choose another name.")
+    if not (wanted.allow or wanted.targets or wanted.operator):
+        advice = "Write --allow '*' for everything, or --allow files.read, --allow 'files.*' for a part."
+        raise CommandFailed(Exit.USAGE, "--allow must say what it may call, not be left out", advice)
+    for option, patterns in (("--allow", wanted.allow), ("--deny", wanted.deny)):
+        for pattern in patterns:
+            try:
+                check_pattern(pattern)
+            except ValueError as error:
+                said = f"{option} must {str(error).partition(' must ')[2]}"
+                raise CommandFailed(Exit.USAGE, said, "Write it as in [callers] of the configuration.") from None
+    _check_tenant(wanted.tenant, configuration)
 
-        asked: str = click.prompt("Token", hide_input=True, err=True)
-        return asked
-    return sys.stdin.buffer.read(STDIN_BYTES).decode(errors="replace")
 
-
-def _token_in(text: str) -> str:
-    """The token, also of an address that has it."""
-    text = text.strip()
+def _check_tenant(tenant: str | None, configuration: Configuration) -> None:
+    known = configuration.tenants.known
+    if tenant is None:
+        return
     try:
-        found = parse_qs(urlsplit(text).query).get("token") if "://" in text else None
-    except ValueError:
-        found = None
-    return found[0] if found else text
-
-
-def _claimed(claim: Claim) -> dict[str, object]:
-    return {
-        "agent": claim.agent,
-        "tenant": claim.tenant,
-        "role": claim.role or "both",
-        "id": claim.id or None,
-        "expires": None if claim.expires_at is None else _shown(claim.expires_at),
-    }
-
-
-def _shown(expires_at: float | None) -> str:
-    return "never" if expires_at is None else datetime.fromtimestamp(expires_at, UTC).isoformat(timespec="seconds")
-
-
-def tokens_of(configuration: Configuration) -> RelayTokens:
-    """The tokens of the hub that has this configuration.
-
-    Raises:
-        CommandFailed: its key can neither be read nor made.
-    """
-    settings = configuration.relay.tokens
-    revocations = Revocations(_state(configuration), settings.revoked)
-    known = KnownAgents(_state(configuration), configuration.relay.face.agents)
-    return RelayTokens(_key_of(configuration), settings, time.time, revocations.has, known)
-
-
-def _key_of(configuration: Configuration) -> str:
-    state = _state(configuration)
-    try:
-        return relay_key(configuration.relay.tokens.key, state)
-    except OSError as error:
-        raise _unusable(state, error) from error
+        check_name("tenant", tenant)
     except ValueError as error:
-        raise CommandFailed(
-            Exit.CONFIGURATION, str(error), "Tokens that were made before are good no more then."
-        ) from None
+        raise CommandFailed(Exit.USAGE, f"--{error}", "Choose another.") from None
+    if known and tenant not in known:
+        said = f"--tenant must be one of {', '.join(known)}, not {tenant!r}"
+        raise CommandFailed(Exit.USAGE, said, "Tenants are under [tenants] of the configuration.")
 
 
-def _state(configuration: Configuration) -> Path:
-    return Path(configuration.hub.state)
+def _check_is_ours(name: str, configuration: Configuration) -> None:
+    if name in configuration.named:
+        advice = 'Change its keys there: key = ["env:OLD", "env:NEW"] has two at once.'
+        raise _taken(f"{name} is a caller of {configuration.file}", advice)
 
 
-def _unusable(state: Path, error: OSError) -> CommandFailed:
-    said = f"the state folder {state} cannot be used: {error.strerror}"
-    return CommandFailed(
-        Exit.CONFIGURATION, said, "Run this as the user that the hub runs as, or name another under [hub]."
+def _taken(said: str, advice: str) -> CommandFailed:
+    return CommandFailed(Exit.USAGE, said, advice)
+
+
+def _with(keys: Keys, made: MintedKey, now: float) -> Keys:
+    kept = without_old(keys, now)
+    if len(kept) >= KEYS_MAX:
+        said = f"there are {KEYS_MAX} keys already, those that have ended within a month included"
+        raise CommandFailed(Exit.CONFIGURATION, said, "More callers than that belong to an issuer: see [issuers].")
+    return (*kept, made)
+
+
+def _change(configuration: Configuration, decide: Callable[[Keys], Keys], *, may_begin: bool = False) -> None:
+    """Change the list; where there is none, one is begun only for a key to be in it: it closes a hub that was open."""
+    file = KeyFile(Path(configuration.hub.state))
+    try:
+        if may_begin or file.exists():
+            file.change(decide)
+        else:
+            decide(())
+    except (OSError, StoreDamaged) as error:
+        raise _unusable(file, error) from error
+
+
+def _unusable(file: KeyFile, error: OSError | StoreDamaged) -> CommandFailed:
+    said, mend = f"the list of keys {file.path} cannot be used: {reason_of(error)}", mend_of(file, error)
+    return CommandFailed(Exit.CONFIGURATION, said, f"{mend[0].upper()}{mend[1:]}.")
+
+
+# -- showing ---------------------------------------------------------------------------------------------------------
+
+
+def _tell_key(key: str, made: MintedKey, *, is_json: bool) -> None:
+    known = _of_state(made, made.made_at)
+    if is_json:
+        write_json(msgspec.json.encode({**msgspec.to_builtins(known), "key": key}))
+    else:
+        rows = [("key", key), ("name", made.name), ("id", made.id), ("tenant", made.tenant)]
+        rows += [("may call", _may(known)), ("expires", known.expires or "never")]
+        write("\n".join(aligned(rows)))
+    say("Keep the key: it is not shown again, and nothing here can tell it.")
+
+
+def _known(configuration: Configuration) -> Iterator[Known]:
+    now = time.time()
+    for digest, caller in configuration.callers:
+        ends_at = configuration.expiries.get(digest)
+        state: State = "expired" if ends_at is not None and now >= ends_at else "good"
+        grants = caller.grants
+        yield Known(
+            caller.name,
+            None,
+            caller.tenant,
+            state,
+            None,
+            _shown(ends_at),
+            grants.allow,
+            grants.deny,
+            caller.may_name_targets,
+            caller.is_operator,
+            "file",
+        )
+    file = KeyFile(Path(configuration.hub.state))
+    try:
+        keys = file.read() if file.exists() else ()
+    except (OSError, StoreDamaged) as error:
+        raise _unusable(file, error) from error
+    yield from (_of_state(key, now) for key in keys)
+
+
+def _of_state(key: MintedKey, now: float) -> Known:
+    return Known(
+        key.name,
+        key.id,
+        key.tenant,
+        key.state(now),
+        _shown(key.made_at),
+        _shown(key.expires_at),
+        key.allow,
+        key.deny,
+        key.targets,
+        key.operator,
+        "state",
     )
+
+
+def _row(known: Known) -> tuple[str, ...]:
+    return (known.name, known.id or "-", known.tenant, known.state, known.expires or "never", _may(known))
+
+
+def _may(known: Known) -> str:
+    denied = f" but not {' '.join(known.deny)}" if known.deny else ""
+    targets = " (and name targets)" if known.targets else ""
+    operator = " (an operator)" if known.operator else ""
+    return (" ".join(known.allow) or "nothing") + denied + targets + operator
+
+
+def _shown(moment: float | None) -> str | None:
+    return None if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")

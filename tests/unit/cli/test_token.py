@@ -1,314 +1,255 @@
-"""Tokens at the command line: made, read and revoked without a hub that runs."""
+"""Keys of callers at the command line: printed once, kept as digests, rotated and revoked without a hub that runs."""
 
 from __future__ import annotations
 
-import io
 import json
-import time
+import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from isthmus.app.relay_keys import Revocations, relay_key
+from isthmus.app.key_file import KeyFile
+from isthmus.cli import keys as module
 from isthmus.cli.exits import Exit
 from isthmus.cli.main import main
-from isthmus.cli.token import WHY
-from isthmus.identity import relay as identity
-from isthmus.identity.relay import RelayTokens, TokenSettings
-from isthmus.model.relay import DEFAULT_TENANT, Claim
-from tests.relay.tokens import KEY, python_token
+from isthmus.identity.keys import digest_of
+
+KEY = re.compile(r"isk_[A-Za-z0-9_-]{43}")
+NOW = 1_900_000_000.0
 
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("RELAY_KEY", KEY)
     monkeypatch.chdir(tmp_path)
-    configure(tmp_path)
+    monkeypatch.setattr("isthmus.cli.keys.time.time", lambda: NOW)
+    (tmp_path / "isthmus.toml").write_text('[hub]\nstate = "state"\n')
     return tmp_path
-
-
-def configure(folder: Path, relay: str = 'key = "env:RELAY_KEY"', hub: str = "") -> None:
-    (folder / "isthmus.toml").write_text(f'[hub]\nstate = "state"\n{hub}\n[relay]\n{relay}\n')
-
-
-def tokens(key: str = KEY) -> RelayTokens:
-    return RelayTokens(key, TokenSettings(compatible_agents="any"), time.time, lambda _: False)
-
-
-def claim_in(address: str) -> Claim:
-    claim = tokens().read(parse_qs(urlsplit(address).query)["token"][0])
-    assert isinstance(claim, Claim), claim
-    return claim
 
 
 class Said:
     """What a command printed."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
-        self.code = main(list(words))
+        self.code = main(["token", *words])
         captured = capsys.readouterr()
         self.out, self.err = captured.out, captured.err
-
-    @property
-    def rows(self) -> dict[str, str]:
-        return dict(line.split(maxsplit=1) for line in self.out.splitlines())
 
     @property
     def json(self) -> Any:
         return json.loads(self.out)
 
 
-def give(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    keys: list[dict[str, Any]] = Said(capsys, "list", "--json").json["keys"]
+    return keys
 
 
-# -- making --------------------------------------------------------------------------------------------------------
+def create(capsys: pytest.CaptureFixture[str], name: str = "planner", *more: str) -> dict[str, Any]:
+    said = Said(capsys, "create", name, "--allow", "*", "--json", *more)
+    assert said.code == Exit.WELL, said.err
+    made: dict[str, Any] = said.json
+    return made
 
 
-def test_both_addresses_are_ready_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
-    said = Said(capsys, "token", "relay", "kitchen")
+def test_a_key_is_printed_once_and_only_its_digest_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = Said(capsys, "create", "planner", "--allow", "files.*", "--deny", "files.delete", "--tenant", "acme")
     assert said.code == Exit.WELL
-    assert said.rows["server"].startswith("ws://127.0.0.1:8765/mcp_endpoint/mcp/?token=isr1.")
-    assert said.rows["device"].startswith("ws://127.0.0.1:8765/mcp_endpoint/call/?token=isr1.")
-    claim = claim_in(said.rows["server"])
-    assert (claim.agent, claim.tenant, claim.role, claim.id) == ("kitchen", "default", None, said.rows["id"])
-    assert claim_in(said.rows["device"]) == claim
-    assert said.rows["expires"] == "never"
-    assert is_taken_by_xiaozhi(said.rows["xiaozhi"])
-    assert said.rows["xiaozhi"].replace("/mcp/", "/call/") == said.rows["device"]  # as its devices do
-    assert said.rows["health"] == "http://127.0.0.1:8765/mcp_endpoint/health?key=KEY"
-    assert "is what [relay] key says; --health prints it" in said.err
-    assert KEY not in said.out + said.err
+    rows = dict(line.split("  ", 1) for line in said.out.splitlines())
+    key = rows["key"].strip()
+    assert KEY.fullmatch(key)
+    assert rows["may call"].strip() == "files.* but not files.delete"
+    assert "not shown again" in said.err
+    (kept,) = KeyFile(folder / "state").read()
+    assert bytes.fromhex(kept.digest) == digest_of(key)
+    assert (kept.name, kept.tenant, kept.allow, kept.deny) == ("planner", "acme", ("files.*",), ("files.delete",))
+    everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert key.encode() not in everything
+    shown = Said(capsys, "list")
+    assert key not in shown.out + shown.err + said.err
 
 
-def is_taken_by_xiaozhi(address: str) -> bool:
-    """The check of its server's configuration."""
-    return (
-        address.startswith("ws") and "/mcp/" in address and not any(word in address.lower() for word in ("key", "call"))
-    )
+def test_programs_get_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    made = create(capsys, "planner", "--expires", "90d", "--targets", "--operator")
+    assert KEY.fullmatch(made.pop("key"))
+    assert made == {
+        "name": "planner", "id": made["id"], "tenant": "default", "state": "good", "made": "2030-03-17T17:46:40+00:00",
+        "expires": "2030-06-15T17:46:40+00:00", "allow": ["*"], "deny": [], "targets": True,
+        "operator": True, "source": "state",
+    }  # fmt: skip
+    assert listed(capsys) == [made]
 
 
-def test_the_health_address_has_the_key_only_if_it_is_asked_for(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("token", "relay", "kitchen", "--url", "wss://hub.example/x")
-    said = Said(capsys, *words, "--health")
-    assert said.rows["health"] == f"https://hub.example/x/mcp_endpoint/health?key={KEY}"
-    assert "keep it secret" in said.err
-    assert Said(capsys, *words, "--health", "--json").json["health"] == said.rows["health"]
-    assert Said(capsys, *words, "--json").json["health"] is None
-    configure(folder, relay="")
-    said = Said(capsys, *words)
-    assert f"is in {folder / 'state' / 'relay' / 'key'};" in said.err
-    assert relay_key(None, folder / "state") not in said.out + said.err
+def test_people_see_who_has_which_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = Said(capsys, "list")
+    assert (said.code, said.out) == (Exit.WELL, "")
+    assert "There are no keys" in said.err
+    with (folder / "isthmus.toml").open("a") as file:
+        file.write('[callers.reader]\nkey = "a-key-of-the-reader"\nexpires = 2020-01-01\nallow = ["files.read"]\n')
+    made = create(capsys)
+    head, planner, reader = Said(capsys, "list").out.splitlines()
+    assert head.split() == ["NAME", "ID", "TENANT", "STATE", "EXPIRES", "MAY", "CALL"]
+    assert planner.split() == ["planner", made["id"], "default", "good", "never", "*"]
+    assert reader.split() == ["reader", "-", "default", "expired", "2020-01-01T00:00:00+00:00", "files.read"]
 
 
-def test_everything_that_a_token_can_say(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (
-        "--tenant",
-        "acme",
-        "--role",
-        "server",
-        "--expires",
-        "2h",
-        "--server-id",
-        "the oven",
-        "--url",
-        "https://h/x",
-    )
-    said = Said(capsys, "token", "relay", "kitchen", *words, "--json")
-    told = said.json
-    assert told["device"] is None
-    assert told["server"].startswith("wss://h/x/mcp_endpoint/mcp/?token=")
-    assert told["server"].endswith("&server_id=the%20oven")
-    claim = claim_in(told["server"])
-    assert (claim.agent, claim.tenant, claim.role) == ("kitchen", "acme", "server")
-    assert claim.expires_at is not None
-    assert 7100 < claim.expires_at - time.time() <= 7201
-    assert (told["agent"], told["tenant"], told["role"], told["id"]) == ("kitchen", "acme", "server", claim.id)
+def test_a_rotated_key_has_a_successor_and_is_good_for_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    old = create(capsys, "planner", "--expires", "90d")
+    said = Said(capsys, "rotate", "planner", "--json")
+    new = said.json
+    assert said.code == Exit.WELL
+    assert "another 24h" in said.err
+    assert new["key"] != old["key"]
+    assert new["expires"] == old["expires"], "it lasts as long as the one before"
+    before, after = sorted(listed(capsys), key=lambda key: key["state"] == "good")
+    assert (before["id"], before["state"], before["expires"]) == (old["id"], "rotated", "2030-03-18T17:46:40+00:00")
+    assert (after["id"], after["state"]) == (new["id"], "good")
 
 
-def test_a_device_of_its_own_has_an_address_that_xiaozhi_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    said = Said(capsys, "token", "relay", "kitchen", "--role", "device")
-    assert said.rows.keys() == {"device", "xiaozhi", "id", "expires"}
-    assert is_taken_by_xiaozhi(said.rows["xiaozhi"])
-    assert claim_in(said.rows["device"]).role == "device"
+def test_the_old_key_can_end_at_once_and_the_new_one_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    create(capsys)
+    said = Said(capsys, "rotate", "planner", "--overlap", "0s", "--expires", "1d", "--json")
+    assert said.json["expires"] == "2030-03-18T17:46:40+00:00"
+    assert "is good no more" in said.err
+    assert sorted(key["state"] for key in listed(capsys)) == ["expired", "good"]
 
 
-def test_one_as_the_original_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    said = Said(capsys, "token", "relay", "single_module", "--compatible", "--json")
-    assert said.json["token"] == python_token("single_module")
-    assert claim_in(said.json["server"]) == claim_in(said.json["device"])
-    assert "for ever" in said.err
-    again = Said(capsys, "token", "relay", "single_module", "--compatible", "--json")
-    assert again.json["token"] == said.json["token"]
-
-
-def test_one_that_others_could_make_is_refused_and_older_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for agent in ("homestead", "home"):
-        assert "Refused from now on" not in Said(capsys, "token", "relay", agent, "--compatible").err
-    assert "have all parts of theirs: tokens of home." in Said(capsys, "token", "relay", "barn", "--compatible").err
-    assert "cannot be made of other agents'" in Said(capsys, "token", "relay", "home", "--compatible").err
-
-
-def test_the_address_is_the_published_one_if_there_is_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    configure(folder, hub='public_url = "https://hub.example/isthmus"\nhost = "0.0.0.0"')
-    said = Said(capsys, "token", "relay", "kitchen")
-    assert said.rows["device"].startswith("wss://hub.example/isthmus/mcp_endpoint/call/?token=")
-    assert "--url" not in said.err
-    configure(folder, hub='host = "0.0.0.0"')
-    said = Said(capsys, "token", "relay", "kitchen")
-    assert said.rows["device"].startswith("ws://127.0.0.1:8765/")
-    assert "say with --url how others reach the hub" in said.err
-
-
-def test_without_a_configured_key_one_is_made_and_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    configure(folder, relay="")
-    token = Said(capsys, "token", "relay", "kitchen", "--json").json["token"]
-    key = relay_key(None, folder / "state")
-    assert isinstance(tokens(key).read(token), Claim)
-
-
-def test_what_devices_would_refuse_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused = "A xiaozhi server refuses its address"
-    assert refused in Said(capsys, "token", "relay", "a", "--url", "ws://callhub").err
-    assert refused not in Said(capsys, "token", "relay", "a", "--server-id", "monKEY").err  # that is for servers alone
-    assert refused not in Said(capsys, "token", "relay", "a", "--url", "ws://callhub", "--role", "server").err
-    configure(folder, relay="enabled = false")
-    assert 'need [relay] compatible_agents = "md5"' in Said(capsys, "token", "relay", "a", "--health").err
-    assert "switched off" in Said(capsys, "token", "relay", "a").err
+def test_a_caller_is_revoked_with_all_its_keys_or_one_key_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    create(capsys)
+    old = create(capsys, "reader")
+    new = Said(capsys, "rotate", "reader", "--json").json
+    assert Said(capsys, "revoke", old["id"]).out == f"revoked {old['id']}\n"
+    states = {key["id"]: key["state"] for key in listed(capsys)}
+    assert (states[old["id"]], states[new["id"]]) == ("revoked", "good")
+    assert Said(capsys, "revoke", "reader").out == f"revoked {new['id']}\n"
+    assert Said(capsys, "revoke", "reader").out == "reader had no key that was good\n"
+    assert [key["state"] for key in listed(capsys) if key["name"] == "planner"] == ["good"]
+    create(capsys, "reader")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "said"),
     [
-        (["a/b"], "the agent must be 1 to 128 printable characters"),
-        (["a/b", "--compatible"], "the agent must be 1 to 128 printable characters"),
-        (["a", "--tenant", "x/y"], "the tenant must be"),
-        (["a", "--expires", "3x"], "--expires must be a time like 12h, 30d or 52w, not '3x'"),
-        (["a", "--expires", "0d"], "--expires must be a time"),
-        (["a", "--expires", "999999w"], "--expires must be a time"),
-        (["a", "--url", "hub"], "--url must be the hub's address"),
-        (["a", "--compatible", "--expires", "1d"], "--compatible excludes"),
-        (["a", "--server-id", "x" * 65], "--server-id must be 1 to 64 printable characters"),
-        (["a", "--server-id", "x", "--role", "device"], "--server-id is a server's"),
-        (["a", "--role", "robot"], "Invalid value for '--role'"),
+        (("create", "planner"), "--allow must say what it may call"),
+        (("create", "planner", "--allow", "f*"), "--allow must be *, server.*, server.tool"),
+        (("create", "planner", "--allow", "*", "--deny", ""), "--deny must be *, server.*"),
+        (("create", "", "--allow", "*"), "the name must be 1 to 128 printable characters"),
+        (("create", "0a1b0a1b0a1b0a1b", "--allow", "*"), "must not look like the id"),
+        (("create", "planner", "--allow", "*", "--tenant", "a\nb"), "--tenant must be 1 to 128 printable"),
+        (("create", "planner", "--allow", "*", "--expires", "soon"), "--expires must be a time like 12h"),
+        (("create", "planner", "--allow", "*", "--expires", "0d"), "--expires must be a time like 12h"),
+        (("rotate", "planner"), "planner has no key that is good"),
+        (("rotate", "planner", "--overlap", "-1h"), "--overlap must be a time like 12h"),
+        (("revoke", "planner"), "nobody has a key of that name or id"),
     ],
 )
-def test_what_cannot_be_made_is_told_with_what_to_do(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_done_is_said_and_begins_no_list(
+    words: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = Said(capsys, "token", "relay", *words)
+    told = Said(capsys, *words)
+    assert (told.code, told.out) == (Exit.USAGE, "")
+    assert said in told.err
+    assert not (folder / "state").exists(), "a list closes a hub that was open"
+
+
+def test_nobody_gets_a_second_key_by_making_one(capsys: pytest.CaptureFixture[str]) -> None:
+    create(capsys)
+    said = Said(capsys, "create", "planner", "--allow", "*")
     assert (said.code, said.out) == (Exit.USAGE, "")
-    assert told in said.err
+    assert "isthmus token rotate planner" in said.err
+    assert len(listed(capsys)) == 1
 
 
-def test_a_configuration_that_stands_in_the_way(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    configure(folder, relay="compatible = false")
-    assert Said(capsys, "token", "relay", "a", "--compatible").code == Exit.CONFIGURATION
-    configure(folder, relay="")
-    (folder / "state" / "relay").mkdir(parents=True, exist_ok=True)
-    (folder / "state" / "relay" / "key").write_text("cut")
-    damaged = Said(capsys, "token", "relay", "a")
-    assert (damaged.code, "delete it to have one made" in damaged.err) == (Exit.CONFIGURATION, True)
-    configure(folder, relay="", hub="port = 0")
-    assert "leaves the port open" in Said(capsys, "token", "relay", "a").err
-    (folder / "isthmus.toml").write_text('[hub]\nstate = "isthmus.toml"')
-    unusable = Said(capsys, "token", "relay", "a")
-    assert (unusable.code, "cannot be used" in unusable.err) == (Exit.CONFIGURATION, True)
-    assert Said(capsys, "token", "revoke", "0a1b" * 4).code == Exit.CONFIGURATION
-
-
-# -- revoking and reading ------------------------------------------------------------------------------------------
-
-
-def test_a_revoked_token_is_good_no_more(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [("create", "reader", "--allow", "*"), ("rotate", "reader"), ("revoke", "reader")])
+def test_callers_of_the_file_are_changed_there(
+    words: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = Said(capsys, "token", "relay", "kitchen", "--json").json
-    give(monkeypatch, made["token"] + "\n")
-    assert Said(capsys, "token", "read").rows["state"] == "good"
-    said = Said(capsys, "token", "revoke", made["id"])
-    assert (said.code, said.out) == (Exit.WELL, f"revoked {made['id']}\n")
-    assert Revocations(folder / "state", ()).has(made["id"])
-    give(monkeypatch, made["token"])
-    read = Said(capsys, "token", "read", "--json")
-    assert read.code == Exit.NOT_ALLOWED
-    assert read.json == {
-        "agent": "kitchen", "tenant": "default", "role": "both", "id": made["id"], "expires": None, "good": False,
-        "reason": "it was revoked",
-    }  # fmt: skip
-
-
-def test_a_token_itself_is_no_id_and_is_not_quoted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    token = tokens().mint(Claim("kitchen"))
-    said = Said(capsys, "token", "revoke", token)
+    with (folder / "isthmus.toml").open("a") as file:
+        file.write('[callers.reader]\nkey = "a-key-of-the-reader"\nallow = ["*"]\n')
+    said = Said(capsys, *words)
     assert said.code == Exit.USAGE
-    assert token not in said.err + said.out
-    assert not (folder / "state").exists()
+    assert "reader is a caller of" in said.err
+    assert "key = [" in said.err
 
 
-@pytest.mark.parametrize("id", ["kitchen", "0a1b", "nothex", "0a1b" * 5, "0A1B" * 4, "g" * 16])
-def test_what_is_no_id_revokes_nothing_and_says_so(id: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = Said(capsys, "token", "revoke", id)
+def test_a_tenant_is_one_that_is_configured_where_any_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "isthmus.toml").open("a") as file:
+        file.write('[tenants.acme]\nallow = ["files"]\n')
+    said = Said(capsys, "create", "planner", "--allow", "*", "--tenant", "acne")
+    assert said.code == Exit.USAGE
+    assert "--tenant must be one of acme, not 'acne'" in said.err
+    create(capsys, "planner", "--tenant", "acme")
+
+
+@pytest.mark.parametrize("words", [("create", "x", "--allow", "*"), ("rotate", "x"), ("revoke", "x"), ("list",)])
+def test_a_list_that_cannot_be_used_is_told_of_and_left_alone(
+    words: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create(capsys)
+    file = KeyFile(folder / "state").path
+    file.write_text("{")
+    said = Said(capsys, *words)
+    assert (said.code, said.out) == (Exit.CONFIGURATION, "")
+    assert "keys.json cannot be used: it is not a list of keys, or was cut short" in said.err
+    assert file.read_text() == "{"
+
+
+def test_a_folder_that_cannot_be_written_is_told_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "state").write_text("a file")
+    said = Said(capsys, "create", "planner", "--allow", "*")
+    assert (said.code, said.out) == (Exit.CONFIGURATION, "")
+    assert "[hub] state" in said.err
+
+
+def test_there_is_an_end_to_the_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "KEYS_MAX", 1)
+    create(capsys)
+    said = Said(capsys, "create", "reader", "--allow", "*")
+    assert said.code == Exit.CONFIGURATION
+    assert "issuer" in said.err
+
+
+HUBS_OWN = """
+[callers.reader]
+key = "env:NOBODY_SET_THIS"
+allow = ["*"]
+[storage]
+url = "env:NOBODY_SET_THIS_EITHER"
+"""
+
+
+def test_keys_are_made_and_revoked_without_what_the_hub_borrows(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever is at hand has to be able to revoke a key, in a shell that has none of the hub's variables."""
+    with (folder / "isthmus.toml").open("a") as file:
+        file.write(HUBS_OWN)
+    made = create(capsys)
+    said = Said(capsys, "list")
+    assert said.code == Exit.WELL
+    assert made["id"] in said.out
+    assert "are not listed" in said.err
+    assert "NOBODY_SET_THIS_EITHER" in said.err
+    said = Said(capsys, "create", "reader", "--allow", "*")
+    assert said.code == Exit.USAGE
+    assert "reader is a caller of" in said.err
+    said = Said(capsys, "revoke", "planner")
+    assert (said.code, said.out) == (Exit.WELL, f"revoked {made['id']}\n")
+    assert KeyFile(folder / "state").read()[0].revoked_at == NOW
+    assert Said(capsys, "revoke", "0123456789abcdef").out == "revoked 0123456789abcdef\n", "a token of the relay, too"
+
+
+def test_a_key_whose_name_the_file_took_can_be_revoked_by_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = create(capsys, "reader")
+    with (folder / "isthmus.toml").open("a") as file:
+        file.write('[callers.reader]\nkey = "a-key-0123456789abcdef"\nallow = ["*"]\n')
+    assert Said(capsys, "revoke", "reader").out == f"revoked {made['id']}\n"
+
+
+def test_no_key_is_called_like_a_caller_of_an_issuer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = Said(capsys, "create", "corp/alice", "--allow", "*")
     assert (said.code, said.out) == (Exit.USAGE, "")
-    assert "16 to 18 digits and letters from a to f" in said.err
+    assert "without a slash, not 'corp/alice'" in said.err
     assert not (folder / "state").exists()
-
-
-@pytest.mark.parametrize("given", ["token", "device"])
-def test_what_a_token_claims_is_shown_also_of_one_in_an_address(
-    given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Said(capsys, "token", "relay", "厨房", "--role", "device", "--expires", "1d", "--json").json
-    give(monkeypatch, made[given])
-    rows = Said(capsys, "token", "read").rows
-    assert (rows["agent"], rows["role"], rows["id"], rows["state"]) == ("厨房", "device", made["id"], "good")
-    assert rows["expires"] == made["expires"]
-
-
-def test_an_ended_one_is_shown_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    give(monkeypatch, tokens().mint(Claim("kitchen", expires_at=1.0)))
-    said = Said(capsys, "token", "read")
-    assert (said.code, said.rows["state"]) == (Exit.NOT_ALLOWED, "it has expired")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "nonsense", "isr1.x.y", "http://[", python_token("a", "another key of any length")]
-)
-def test_what_this_hub_did_not_make_is_refused_without_being_quoted(
-    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    give(monkeypatch, text)
-    said = Said(capsys, "token", "read")
-    assert (said.code, said.out) == (Exit.NOT_ALLOWED, "")
-    assert not text or text not in said.err
-
-
-def test_a_person_is_asked_and_what_they_type_is_not_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[tuple[str, bool]] = []
-
-    def prompt(text: str, *, hide_input: bool, err: bool) -> str:
-        asked.append((text, hide_input and err))
-        return tokens().mint(Claim("kitchen"))
-
-    monkeypatch.setattr("sys.stdin", Keyboard())
-    monkeypatch.setattr("click.prompt", prompt)
-    assert Said(capsys, "token", "read").rows["agent"] == "kitchen"
-    assert asked == [("Token", True)]
-
-
-class Keyboard(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_every_reason_has_words_for_a_person() -> None:
-    reasons = {value for name, value in vars(identity).items() if name.isupper() and isinstance(value, str)}
-    assert set(WHY) == reasons - {identity.PREFIX, identity.ID_RULE, DEFAULT_TENANT}
